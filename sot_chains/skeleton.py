@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _DIGITS = "([0-9０-９]{1,3})"
-# "1." "1、" "1．" (no digit may follow: 1.5 is a number) and "1)" "1）" "(1)" "（1）", all possibly bold or a heading.
+# "1." "1、" "1．" (no digit may follow: 1.5 is a number), "1)" "1）" "(1)" "（1）", or any in bold.
 _MARKER = re.compile(
     rf"(?:\#{{1,6}}[ \t]{{0,4}})?(?P<bold>\*\*)?[ \t]?"
     rf"(?:[(（]{_DIGITS}[)）]|{_DIGITS}(?:\*\*)?(?:[.．、](?![0-9０-９])|[)）]))"
 )
 # What opens an item below a point: a bullet, "a.", "iv)", and where it is indented "1.2".
 _NESTED_ITEM = re.compile(
-    r"(?:[-+*•‣◦·–—][ \t]|[A-Za-z][.)][ \t]|[ivx]{2,4}[.)][ \t]|(?P<dotted>[0-9]{1,3}(?:\.[0-9]{1,3}){1,3}[.)]?[ \t]))"
+    r"(?:[-+*•‣◦·–—][ \t]|[A-Za-z][.)][ \t]|[ivx]{2,4}[.)][ \t]|"
+    r"(?P<dotted>[0-9]{1,3}(?:\.[0-9]{1,3}){1,3}[.)]?[ \t]))"
 )
 # A marker in the middle of a line, for lists a model wrote on one line.
 _INLINE_MARKER = re.compile(rf"(?<=[\s;；,，。])[(（]?{_DIGITS}(?:[.)）](?=\s)|[、．](?![0-9０-９]))")
@@ -110,7 +111,7 @@ class _Item:
 
     def continues_nested_list(self, number: int) -> bool:
         """Whether an indented ``number`` belongs to a list below this point."""
-        if number != 1 and number != self.next_nested_number:
+        if number not in (1, self.next_nested_number):
             return False
         self.next_nested_number = number + 1
         return True

@@ -1,0 +1,54 @@
+"""What completions are sent to: LangChain models, or a vendor's SDK named by a string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+from sot_chains.providers.base import Delta, Provider, ProviderError
+
+__all__ = ["Delta", "Provider", "ProviderError", "provider_of"]
+
+
+def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> Provider:
+    """The provider for ``model``.
+
+    Args:
+        model: ``"openai:MODEL"``, a LangChain chat model or other Runnable that answers messages with a
+            message, or a provider, which is returned as it is.
+        **options: For a named model only: ``base_url``, ``api_key`` and the other arguments of
+            :class:`~sot_chains.providers.openai.OpenAIProvider`.
+
+    Raises:
+        ValueError: A name without a vendor, or with one that is not supported.
+        TypeError: ``model`` is none of these, or options were given for a model that brings its own.
+    """
+    if isinstance(model, str):
+        return _named(model, options)
+    if options:
+        raise TypeError(
+            f"the options {sorted(options)} go with a model named by a string; "
+            f"configure {type(model).__name__} itself instead"
+        )
+    if isinstance(model, Runnable):
+        from sot_chains.providers.langchain import LangChainProvider
+
+        return LangChainProvider(model)
+    if isinstance(model, Provider):
+        return model
+    raise TypeError(
+        f'a model is "openai:MODEL", a LangChain chat model or another Runnable, got {type(model).__name__}'
+    )
+
+
+def _named(name: str, options: dict[str, Any]) -> Provider:
+    vendor, _, model = name.partition(":")
+    if vendor == "openai":
+        from sot_chains.providers.openai import OpenAIProvider
+
+        return OpenAIProvider(model, **options)
+    raise ValueError(
+        f'the model {name!r} is not supported by name; supported is "openai:MODEL", with base_url=... for '
+        "compatible servers. Any other model can be given as a LangChain chat model"
+    )

@@ -1,0 +1,79 @@
+"""Completions from LangChain: any chat model, and any Runnable that answers messages with a message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from sot_chains.providers.base import Delta
+
+
+class LangChainProvider:
+    """Streams completions from a Runnable.
+
+    Args:
+        runnable: A chat model, alone or wrapped (``bind``, ``with_retry``, ``with_config``), a sequence
+            that starts with one, or a ``RunnableLambda`` from messages to a message.
+    """
+
+    def __init__(self, runnable: Runnable[Any, Any]) -> None:
+        self.runnable = runnable
+
+    @property
+    def supports_prefill(self) -> bool:
+        """Whether every model inside says so itself, by an attribute ``supports_assistant_prefill``."""
+        models = list(_models(self.runnable))
+        return all(getattr(model, "supports_assistant_prefill", False) is True for model in models)
+
+    @property
+    def model_name(self) -> str:
+        """The name the wrapped model goes by, or that of its class."""
+        model = next(_models(self.runnable))
+        names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
+        return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
+
+    async def stream(
+        self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
+    ) -> AsyncGenerator[Delta, None]:
+        """Yields the Runnable's answer to ``messages`` as it is written.
+
+        Raises:
+            TypeError: The Runnable answered with something that is neither a message nor text.
+        """
+        answer = self.runnable.astream(list(messages), config, **kwargs)
+        async with aclosing(cast("AsyncGenerator[Any, None]", answer)) as chunks:
+            async for chunk in chunks:
+                yield self._delta(chunk)
+
+    def _delta(self, chunk: object) -> Delta:
+        if isinstance(chunk, AIMessage):  # AIMessageChunk is one
+            metadata = chunk.response_metadata
+            return Delta(
+                # Plain text is the common case, and looking for text among content blocks costs.
+                text=chunk.content if isinstance(chunk.content, str) else str(chunk.text),
+                usage=chunk.usage_metadata,
+                finish_reason=metadata.get("finish_reason") or metadata.get("stop_reason"),
+                response_metadata=metadata or None,
+            )
+        if isinstance(chunk, str):
+            return Delta(text=chunk)
+        raise TypeError(
+            f"the model given to SkeletonOfThought must answer with an AIMessage or text, but "
+            f"{self.runnable.get_name()} answered with {type(chunk).__name__}: {chunk!r:.80}; "
+            "leave away parsers and tools that come after the model, they belong after SkeletonOfThought"
+        )
+
+
+def _models(runnable: object) -> Iterator[object]:
+    """The models behind LangChain's wrappers: several where there are alternatives."""
+    # In this order: bind, with_config and with_retry; with_fallbacks; model | more; configurable_fields.
+    for attribute in ("bound", "runnable", "first", "default"):
+        if isinstance(inner := getattr(runnable, attribute, None), Runnable):
+            for alternative in (inner, *getattr(runnable, "fallbacks", ())):
+                yield from _models(alternative)
+            return
+    yield runnable
