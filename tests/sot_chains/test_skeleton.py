@@ -38,7 +38,6 @@ def texts(text: str) -> list[str]:
         "1. Sleep\n2. Food\n3. Sport\n\n- This is only an outline.",
         "```\n1. Sleep\n2. Food\n3. Sport\n```",
         "1. Sleep\n2. Food\n3. Sport\n---\nThat is all.",
-        "1. Sleep\n2. Food\n2. Food\n3. Sport".replace("2. Food\n2.", "2."),
         "1. Sleep\n2. sleep\n3. Food\n4. FOOD\n5. Sport",
         "1. Sleep\n2. Food\n3. Sport\n\n1. Sleep well\n2. Eat well\n3. Move",
         "1. Sure, here it is:\n1. Sleep\n2. Food\n3. Sport",
@@ -135,9 +134,9 @@ def test_a_list_of_clean_labels_is_read_back(labels: list[str], marker: str) -> 
 
 @pytest.mark.parametrize(
     "unit",
-    ["1", "１", " ", "\t", "*", "**", "\n", ".", "#", "1.", "1. ", "1.\n", "\n1. a\n2. b", " 2. ", "1. a\n- b\n", "(", "- ",
-     "**1. ", "1\n", "1.1", " \n", "a 2. b 3. ", ";2、", "\u3000", "i"],
-)  # fmt: skip
+    ["1", "１", " ", "\t", "*", "**", "\n", ".", "#", "1.", "1. ", "1.\n", "\n1. a\n2. b", " 2. ", "1. a\n- b\n"]
+    + ["(", "- ", "**1. ", "1\n", "1.1", " \n", "a 2. b 3. ", ";2、", "\u3000", "i"],
+)
 def test_a_megabyte_of_anything_takes_no_longer_than_linear(unit: str) -> None:
     """A check against hanging: the bound is generous, a pattern that backtracks misses it by hours."""
     for text in (unit * (1_000_000 // len(unit)), "1. " + unit * (1_000_000 // len(unit))):

@@ -1,0 +1,47 @@
+"""For every test: nothing beyond this machine can be reached, and no key or tracer of the user is used."""
+
+import ipaddress
+import os
+import socket
+from typing import Any
+
+import pytest
+
+
+def _is_local(host: object) -> bool:
+    if host is None or host in ("", "localhost", b"localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(host.decode() if isinstance(host, bytes) else str(host)).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guarded(original: Any) -> Any:
+        def connect(self: socket.socket, address: Any, *args: Any) -> Any:
+            if self.family != socket.AF_UNIX and not _is_local(address[0]):
+                raise OSError(f"tests must not reach the network: connection to {address!r}")
+            return original(self, address, *args)
+
+        return connect
+
+    original_getaddrinfo = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_local(host):
+            raise OSError(f"tests must not reach the network: look-up of {host!r}")
+        return original_getaddrinfo(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded(socket.socket.connect))
+    monkeypatch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex))
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("OPENAI_", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
