@@ -92,6 +92,11 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         )
 
     @property
+    def provider(self) -> Provider:
+        """What the model calls are sent to."""
+        return self.method.provider
+
+    @property
     def InputType(self) -> Any:  # noqa: N802 - LangChain's name
         """What schemas say of the input: what a chat model takes."""
         return str | StringPromptValue | ChatPromptValueConcrete | list[AnyMessage]

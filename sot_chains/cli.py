@@ -1,0 +1,100 @@
+"""The console command ``sot``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
+_PIPED_WIDTH = 100
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: Without the program's name; those of the process by default.
+
+    Returns:
+        0 if the question was answered, 1 if the model could not be asked (one line on standard error says
+        why), 130 if interrupted.
+
+    Raises:
+        SystemExit: With code 2, the arguments make no sense; with code 0, help was asked for.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    return _ask(options, options.parser)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sot", description="Skeleton-of-Thought: answers written point by point, in parallel."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    ask = commands.add_parser(
+        "ask",
+        help="answer a question plainly and by Skeleton-of-Thought, side by side",
+        description="Answers a question plainly and by Skeleton-of-Thought, side by side.",
+    )
+    ask.add_argument("question", metavar="QUESTION")
+    ask.add_argument("--model", required=True, metavar="VENDOR:NAME", help="such as openai:gpt-4.1-mini")
+    ask.add_argument(
+        "--base-url", metavar="URL", help="a compatible server, such as http://127.0.0.1:8000/v1"
+    )
+    ask.add_argument(
+        "--api-key-env", metavar="NAME", help="the environment variable with the key (OPENAI_API_KEY)"
+    )
+    ask.add_argument(
+        "--plain",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run plain decoding first, to compare with",
+    )
+    ask.set_defaults(parser=ask)
+    return parser
+
+
+def _ask(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    # Here rather than above: "sot --help" should not wait for them.
+    from rich.console import Console
+
+    from sot_chains.chain import SkeletonOfThought
+    from sot_chains.display import compare
+    from sot_chains.providers import ProviderError
+
+    if not options.question.strip():
+        parser.error("the question is empty")
+    try:
+        sot = SkeletonOfThought(options.model, **_provider_options(options, parser))
+    except ValueError as error:
+        parser.error(str(error))
+    piped = {} if sys.stdout.isatty() else {"force_terminal": False, "width": _PIPED_WIDTH}
+    console = Console(**piped, highlight=False)  # type: ignore[arg-type]
+    try:
+        asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
+    except ProviderError as error:
+        print(f"sot: {error}", file=sys.stderr)
+        return _EXIT_FAILED
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    return 0
+
+
+def _provider_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    if options.base_url:
+        given["base_url"] = options.base_url
+    if options.api_key_env:
+        if not (key := os.environ.get(options.api_key_env)):
+            parser.error(f"the environment variable {options.api_key_env} named by --api-key-env is not set")
+        given["api_key"] = key
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Plain decoding and Skeleton-of-Thought side by side in a terminal, on the same question.
+
+The two are run one after the other, since together they would slow each other down. On a terminal both
+grow before one's eyes; anywhere else (a file, a pipe) the finished answers are printed, without control
+characters.
+"""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.messages import HumanMessage
+from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.runnables import Runnable
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from sot_chains.chain import SkeletonOfThought
+from sot_chains.providers import Delta, Provider
+from sot_chains.skeleton import Point
+
+_PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
+_FRAMES_PER_SECOND = 12
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one way of answering took.
+
+    Attributes:
+        text: The answer.
+        seconds: From the request to the last character.
+        first_text_seconds: From the request to the first character of the answer, if there was one.
+        critical_path_seconds: The skeleton and then the longest point; plainly, all of it.
+        num_tokens: Tokens written over all calls; ``None`` if the model does not count them.
+        num_forwards: Passes of the model; ``None`` if nobody counts them.
+        route: ``"plain"``, or what Skeleton-of-Thought decided on.
+        route_reason: Why Skeleton-of-Thought decided so.
+    """
+
+    text: str
+    seconds: float
+    first_text_seconds: float | None
+    critical_path_seconds: float
+    num_tokens: int | None
+    num_forwards: int | None
+    route: str
+    route_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both ways of answering one question. ``plain`` is ``None`` if it was left away."""
+
+    question: str
+    plain: Measured | None
+    sot: Measured
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster Skeleton-of-Thought was."""
+        return self.plain.seconds / self.sot.seconds if self.plain and self.sot.seconds else None
+
+
+async def compare(
+    model: SkeletonOfThought | Runnable[Any, Any] | Provider | str,
+    question: str,
+    *,
+    console: Console,
+    forwards: Callable[[], int] | None = None,
+    warning: str | None = None,
+    plain: bool = True,
+) -> Comparison:
+    """Answers ``question`` plainly and by Skeleton-of-Thought and shows both, then a table.
+
+    Args:
+        model: A Skeleton-of-Thought, or a model to make one of.
+        question: What to ask.
+        console: Where to show it.
+        forwards: The number of forward passes the model has made so far, if anyone counts them.
+        warning: Shown first, for instance that the model knows nothing of this topic.
+        plain: Whether to run plain decoding at all.
+
+    Raises:
+        ValueError: The question is empty.
+        ProviderError: The model could not be asked.
+    """
+    sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
+    count = forwards or (lambda: 0)
+    if warning:
+        console.print(Text(f"Warning: {warning}", style="yellow"))
+    console.print(Text(f"Question: {printable(question)}", style="bold"))
+    board = _Board(with_plain=plain)
+    live = Live(board, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
+    with live if console.is_terminal else nullcontext():
+        measured_plain = await _run_plainly(sot.provider, question, board, count) if plain else None
+        measured_sot = await _run_sot(sot, question, board, count)
+    if console.is_terminal:
+        console.print(board)
+    else:
+        board.print_plainly(console)
+    comparison = Comparison(question, measured_plain, measured_sot)
+    console.print(_table(comparison, counted=forwards is not None))
+    if measured_sot.route == "plain":
+        console.print(Text(f"Skeleton-of-Thought answered plainly: {measured_sot.route_reason}."))
+    return comparison
+
+
+async def _run_plainly(
+    provider: Provider, question: str, board: _Board, forwards: Callable[[], int]
+) -> Measured:
+    begin, forwards_before = time.perf_counter(), forwards()
+    first_text_seconds: float | None = None
+    usage: UsageMetadata | None = None
+    stream = provider.stream([HumanMessage(content=question)], config={"run_name": "plain"})
+    async with aclosing(cast("AsyncGenerator[Delta, None]", stream)) as deltas:
+        async for delta in deltas:
+            if delta.text and first_text_seconds is None:
+                first_text_seconds = time.perf_counter() - begin
+            if delta.usage is not None:
+                usage = add_usage(usage, delta.usage)
+            board.plain_text += delta.text
+    seconds = time.perf_counter() - begin
+    return Measured(
+        text=board.plain_text,
+        seconds=seconds,
+        first_text_seconds=first_text_seconds,
+        critical_path_seconds=seconds,
+        num_tokens=usage["output_tokens"] if usage else None,
+        num_forwards=forwards() - forwards_before,
+        route="plain",
+    )
+
+
+async def _run_sot(
+    sot: SkeletonOfThought, question: str, board: _Board, forwards: Callable[[], int]
+) -> Measured:
+    forwards_before = forwards()
+    stream = sot.astream_points(question)
+    try:
+        async for point, text in stream:
+            board.sot_texts[point] = board.sot_texts.get(point, "") + text
+    finally:
+        await stream.aclose()
+    message = stream.message
+    trace = message.response_metadata["sot"]
+    board.sot_answer = message.text
+    return Measured(
+        text=message.text,
+        seconds=trace["seconds"],
+        first_text_seconds=trace["first_text_seconds"],
+        critical_path_seconds=trace["critical_path_seconds"],
+        num_tokens=message.usage_metadata["output_tokens"] if message.usage_metadata else None,
+        num_forwards=forwards() - forwards_before,
+        route=trace["route"],
+        route_reason=trace["route_reason"],
+    )
+
+
+class _Board:
+    """What is on the screen: two panels side by side. Rendered anew for each frame."""
+
+    def __init__(self, *, with_plain: bool) -> None:
+        self._with_plain = with_plain
+        self.plain_text = ""
+        self.sot_texts: dict[Point | None, str] = {}
+        self.sot_answer: str | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        panels = [Panel(self._sot(), title=_SOT, border_style="green")]
+        if self._with_plain:
+            panels.insert(0, Panel(Text(printable(self.plain_text)), title=_PLAIN, border_style="blue"))
+        grid = Table.grid(expand=True, padding=(0, 1))
+        for _ in panels:
+            grid.add_column(ratio=1)
+        grid.add_row(*panels)
+        yield grid
+
+    def _sot(self) -> Group:
+        points = []
+        for point, text in list(self.sot_texts.items()):  # a copy: frames are drawn on a thread of rich's
+            heading = f"{point.number}. {point.text}" + (": " if text else "") if point else ""
+            points.append(Text(printable(heading), style="bold").append(printable(text), style="not bold"))
+        return Group(*points)
+
+    def print_plainly(self, console: Console) -> None:
+        """Prints the finished answers one after the other."""
+        for title, text in ((_PLAIN, self.plain_text), (_SOT, self.sot_answer)):
+            if text is not None and (title != _PLAIN or self._with_plain):
+                console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(text)}"))
+        console.print()
+
+
+def _table(comparison: Comparison, *, counted: bool) -> Table:
+    table = Table(title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for title, measured in ((_PLAIN, comparison.plain), (_SOT, comparison.sot)):
+        if measured is None:
+            continue
+        speedup = comparison.speedup if title == _SOT else 1.0
+        table.add_row(
+            title,
+            f"{measured.seconds:.2f}",
+            "-" if measured.num_tokens is None else str(measured.num_tokens),
+            str(measured.num_forwards) if counted else "-",
+            "-" if measured.first_text_seconds is None else f"{measured.first_text_seconds:.2f} s",
+            f"{measured.critical_path_seconds:.2f} s",
+            "-" if speedup is None else f"{speedup:.2f}x",
+        )
+    return table
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: a model's answer must not steer the terminal."""
+    return "".join(
+        character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc"
+    )
