@@ -37,7 +37,7 @@ def is_skeleton_request(text: str) -> bool:
 def point_asked_for(text: str) -> str | None:
     """The heading at the end of an expansion request, ``None`` for other requests."""
     for templates in (ENGLISH, CHINESE):
-        head, found, rest = text.rpartition(templates.expansion.split("{skeleton}")[1].split("{number}")[0])
+        _, found, rest = text.rpartition(templates.expansion.split("{skeleton}")[1].split("{number}")[0])
         if found:
             return rest.removesuffix(templates.expansion_opening).partition(". ")[2]
     return None
@@ -114,7 +114,9 @@ class PacedChatModel(BaseChatModel):
                 if self.fail(messages):
                     raise RuntimeError("the model broke")
             usage = UsageMetadata(
-                input_tokens=len(messages), output_tokens=len(pieces), total_tokens=len(messages) + len(pieces)
+                input_tokens=len(messages),
+                output_tokens=len(pieces),
+                total_tokens=len(messages) + len(pieces),
             )
             last = AIMessageChunk(
                 content="",
@@ -141,7 +143,9 @@ class ScriptedProvider:
     supports_prefill = False
     model_name = "scripted"
 
-    def __init__(self, answer: Callable[[Sequence[BaseMessage]], str] = answer_to, pause: float = 0.0) -> None:
+    def __init__(
+        self, answer: Callable[[Sequence[BaseMessage]], str] = answer_to, pause: float = 0.0
+    ) -> None:
         self._answer = answer
         self._pause = pause
 
@@ -158,3 +162,13 @@ def other_tasks() -> set[asyncio.Task[Any]]:
     return asyncio.all_tasks() - {task for task in [asyncio.current_task()] if task}
 
 
+async def nothing_runs(model: PacedChatModel | None = None, turns: int = 200) -> bool:
+    """Whether no call and no task is left after a few turns of the loop, without any time going by.
+
+    Closing an abandoned stream takes turns, and LangChain tells handlers of errors in tasks of its own.
+    """
+    for _ in range(turns):
+        if not other_tasks() and (model is None or model.num_running == 0):
+            return True
+        await asyncio.sleep(0)
+    return False
