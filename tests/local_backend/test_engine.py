@@ -22,7 +22,7 @@ from .conftest import greedy, ragged_prompts, random_llama
 
 
 class RandomTrees:
-    """Drafts random trees that now and then hold the right tokens: every path of accept and rollback is taken."""
+    """Drafts random trees that often hold the right tokens: every way to accept and roll back is taken."""
 
     def __init__(self, right: dict[tuple[int, ...], list[int]]) -> None:
         self.rng = random.Random(5)
@@ -101,7 +101,8 @@ def test_a_common_beginning_is_read_once(engine: Engine, model: LlamaForCausalLM
     for prompt, completion in zip(prompts, completions, strict=True):
         assert completion.token_ids == greedy(model, prompt, 20)
     read = engine.stats.num_prefilled_tokens
-    assert read <= len(beginning) + 6 * 3
+    assert read < len(beginning) + 6 * (3 + 16)  # 16: so much is not worth waiting for
+    assert read < sum(map(len, prompts)) / 3
     engine.generate(prompts, SamplingParams(max_tokens=20))
     assert engine.stats.num_prefilled_tokens == read  # kept from the finished rows
     engine.forget_prefixes()
@@ -159,7 +160,8 @@ def test_text_ends_before_a_stop_string_and_streams_add_up(engine: Engine) -> No
 
 
 @pytest.mark.parametrize(
-    ("prompt", "words"), [([], "empty"), (list(range(10, 100)) * 3, "270 tokens, but the model has positions for 256")]
+    ("prompt", "words"),
+    [([], "empty"), (list(range(10, 100)) * 3, "270 tokens, but the model has positions for 256")],
 )
 def test_a_bad_prompt_is_named_before_anything_runs(engine: Engine, prompt: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -171,7 +173,7 @@ def test_a_bad_prompt_is_named_before_anything_runs(engine: Engine, prompt: list
 def test_unknown_drafters_and_uneven_lists_are_named(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, engine: Engine
 ) -> None:
-    with pytest.raises(ValueError, match="no drafter is named 'guess'; there are .*autoregressive"):
+    with pytest.raises(ValueError, match=r"no drafter is named 'guess'; there are .*autoregressive"):
         Engine(model, tokenizer, "guess")
     with pytest.raises(TypeError, match="propose"):
         Engine(model, tokenizer, 3)  # type: ignore[arg-type]  # the mistake under test
@@ -227,7 +229,9 @@ def test_closing_ends_what_runs(model: LlamaForCausalLM, tokenizer: PreTrainedTo
             errors.append(update.error)
             told.set()
 
-    engine.submit([engine.make_row([5, 6], listener, params=SamplingParams(ignore_end=True)) for _ in range(1)])
+    engine.submit(
+        [engine.make_row([5, 6], listener, params=SamplingParams(ignore_end=True)) for _ in range(1)]
+    )
     engine.close()
     assert told.wait(10)
     assert isinstance(errors[0], RuntimeError) or errors[0] is None

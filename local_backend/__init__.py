@@ -1,0 +1,48 @@
+"""A decoding engine over ``transformers`` models: draft -> verify -> accept -> commit, losslessly.
+
+Needs the ``local`` extra (torch). The names below are loaded when first used, so that importing the package
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from local_backend.chat_model import ChatLocal
+    from local_backend.draft import Draft, Outcome
+    from local_backend.drafters import Drafter
+    from local_backend.engine import Engine
+    from local_backend.sampling import SamplingParams
+    from local_backend.sequence import Completion
+
+__all__ = ["ChatLocal", "Completion", "Draft", "Drafter", "Engine", "Outcome", "SamplingParams"]
+
+_HOMES = {
+    "ChatLocal": "chat_model",
+    "Completion": "sequence",
+    "Draft": "draft",
+    "Drafter": "drafters",
+    "Engine": "engine",
+    "Outcome": "draft",
+    "SamplingParams": "sampling",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            "local_backend needs torch: pip install 'langchain-parallel-decoding[local]'"
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,336 @@
+"""``ChatLocal``: the LangChain face of the engine, and the only module here that imports LangChain.
+
+However it is called, the call becomes a row of one engine, so calls made at the same time by
+anybody share their forwards. Knows messages and chat templates. Does not know decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.utils import convert_to_openai_messages
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig, ensure_config
+from pydantic import ConfigDict, Field
+
+from local_backend.drafters import Drafter
+from local_backend.engine import Engine
+from local_backend.sampling import SamplingParams
+from local_backend.sequence import Completion, Row, Update
+
+if TYPE_CHECKING:
+    import torch
+
+_EMBEDDED = Path(__file__).parent / "embedded" / "weights"
+
+
+class ChatLocal(BaseChatModel):
+    """A chat model that runs here, on a :class:`~local_backend.engine.Engine`.
+
+    Make one with :meth:`embedded` or :meth:`from_pretrained`, or around an engine of your own. A final
+    ``AIMessage`` in the input is continued rather than answered (assistant prefill).
+
+    Attributes:
+        engine: Decodes; shared by whoever holds this model. :meth:`close` ends it.
+        model_name: What the model is called in metadata.
+        max_tokens: Tokens of an answer, at most; ``None`` is as many as the model has positions for.
+        temperature: 0 is greedy.
+        top_p: Sample among the most likely tokens that together hold this probability.
+        top_k: Sample among so many most likely tokens; 0 is all.
+        seed: The same seed gives the same answer.
+        stop: Strings before which an answer ends.
+
+    Every one of these but ``engine`` and ``model_name`` may also be given per call.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    supports_assistant_prefill: ClassVar[bool] = True
+
+    engine: Engine = Field(exclude=True, repr=False)
+    model_name: str = "local"
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: list[str] | None = None
+
+    # Making one ----------------------------------------------------------------------------------
+
+    @classmethod
+    def embedded(cls, *, drafter: str | Drafter = "autoregressive", **options: Any) -> ChatLocal:
+        """The small model that ships with the package; see its card for what it can and cannot do.
+
+        Args:
+            drafter: How it decodes.
+            options: As for :meth:`from_pretrained`.
+        """
+        return cls.from_pretrained(_EMBEDDED, drafter=drafter, **{"model_name": "embedded", **options})
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        drafter: str | Drafter = "autoregressive",
+        dtype: torch.dtype | str | None = None,
+        device: str | torch.device | None = None,
+        max_rows: int = 64,
+        model_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> ChatLocal:
+        """Load a ``transformers`` model and its tokenizer.
+
+        Args:
+            path_or_name: Folder, or name on the model hub.
+            drafter: How it decodes.
+            dtype: Of the computation; float32 on CPU unless given, otherwise as stored.
+            device: Where to; CPU unless given.
+            max_rows: Rows in a forward, at most.
+            model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
+            options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
+
+        Raises:
+            ImportError: The ``local`` extra is not installed.
+            OSError: There is no such model.
+            ValueError: Its tokenizer has no chat template.
+        """
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError(
+                "local models need torch: pip install 'langchain-parallel-decoding[local]'"
+            ) from error
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        on_cpu = torch.device(device or "cpu").type == "cpu"
+        if dtype is None:
+            dtype = torch.float32 if on_cpu else "auto"
+        tokenizer = AutoTokenizer.from_pretrained(path_or_name)
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of {str(path_or_name)!r} has no chat template: set "
+                "tokenizer.chat_template and pass ChatLocal(engine=Engine(model, tokenizer))"
+            )
+        model = AutoModelForCausalLM.from_pretrained(path_or_name, dtype=dtype, **(model_options or {}))
+        if device is not None:
+            model = cast("Any", model).to(device)
+        engine = Engine(model, tokenizer, drafter, max_rows=max_rows)
+        return cls(engine=engine, **{"model_name": Path(path_or_name).name, **options})
+
+    def close(self) -> None:
+        """End the engine; every call that still runs raises."""
+        self.engine.close()
+
+    def __enter__(self) -> ChatLocal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What LangChain asks -------------------------------------------------------------------------
+
+    @property
+    def _llm_type(self) -> str:
+        return "chat-local"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        names = ("model_name", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+        return {name: getattr(self, name) for name in names}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = LangSmithParams(
+            ls_provider="local_backend", ls_model_name=self.model_name, ls_model_type="chat"
+        )
+        params["ls_temperature"] = kwargs.get("temperature", self.temperature)
+        if (max_tokens := kwargs.get("max_tokens", self.max_tokens)) is not None:
+            params["ls_max_tokens"] = max_tokens
+        if stop or self.stop:
+            params["ls_stop"] = stop or self.stop
+        return params
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The token ids of ``text``, without special tokens."""
+        return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        for update in self.engine.stream(self._row_of(messages, stop, kwargs)):
+            if update.completion is not None:
+                return self._result(update.completion)
+        raise RuntimeError("the engine ended a row without a completion")
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        async for update in self.engine.astream(self._row_of(messages, stop, kwargs)):
+            if update.completion is not None:
+                return self._result(update.completion)
+        raise RuntimeError("the engine ended a row without a completion")
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        for update in self.engine.stream(self._row_of(messages, stop, kwargs)):
+            yield self._chunk(update)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        updates = self.engine.astream(self._row_of(messages, stop, kwargs))
+        try:
+            async for update in updates:
+                yield self._chunk(update)
+        finally:
+            await cast("Any", updates).aclose()
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Answer all inputs at once, in order; LangChain's own ``batch`` would run a few threads' worth."""
+        if config is None or isinstance(config, dict):
+            config = ensure_config(config)
+            config.setdefault("max_concurrency", max(1, len(inputs)))
+        return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    # Messages to rows, completions to messages ---------------------------------------------------
+
+    def _row_of(
+        self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> Callable[[Callable[[Update], None]], Row]:
+        prompt, num_context_tokens = self._prompt(messages)
+        params = self._sampling_params(stop, kwargs)
+
+        def make(listener: Callable[[Update], None]) -> Row:
+            return self.engine.make_row(
+                prompt,
+                listener,
+                params=params,
+                references=kwargs.get("references"),
+                num_context_tokens=num_context_tokens,
+            )
+
+        return make
+
+    def _sampling_params(self, stop: list[str] | None, kwargs: dict[str, Any]) -> SamplingParams:
+        def value(name: str) -> Any:
+            return kwargs.get(name, getattr(self, name))
+
+        return SamplingParams(
+            max_tokens=value("max_tokens"),
+            temperature=value("temperature"),
+            top_p=value("top_p"),
+            top_k=value("top_k"),
+            seed=value("seed"),
+            stop=tuple(stop or self.stop or ()),
+        )
+
+    def _prompt(self, messages: Sequence[BaseMessage]) -> tuple[list[int], int]:
+        """Token ids of the rendered messages, and how many of the last belong to a reply already begun."""
+        if not messages:
+            raise ValueError("there is no message to answer: give at least one")
+        turns = convert_to_openai_messages(list(messages))
+        for turn in turns:
+            turn["content"] = _text_of(turn)
+        begun = turns[-1]["content"] if isinstance(messages[-1], AIMessage) else ""
+        token_ids = self.engine.tokenizer.apply_chat_template(
+            turns if begun or turns[-1]["role"] != "assistant" else turns[:-1],
+            tokenize=True,
+            return_dict=False,
+            add_generation_prompt=not begun,
+            continue_final_message=bool(begun),
+        )
+        return cast("list[int]", token_ids), len(self.get_token_ids(begun)) if begun else 0
+
+    def _metadata(self, completion: Completion) -> dict[str, Any]:
+        stats = completion.stats
+        return {
+            "model_name": self.model_name,
+            "finish_reason": completion.finish_reason,
+            "decoding": {
+                "drafter": type(self.engine.drafter).__name__,
+                "num_forwards": stats.num_forwards,
+                "tokens_per_forward": stats.tokens_per_forward,
+                "num_drafted": stats.num_drafted,
+                "num_accepted": stats.num_accepted,
+                "num_prefilled": stats.num_prefilled,
+            },
+        }
+
+    @staticmethod
+    def _usage(completion: Completion) -> UsageMetadata:
+        prompt, answer = completion.num_prompt_tokens, len(completion.token_ids)
+        return UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
+
+    def _result(self, completion: Completion) -> ChatResult:
+        message = AIMessage(
+            completion.text,
+            usage_metadata=self._usage(completion),
+            response_metadata=self._metadata(completion),
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _chunk(self, update: Update) -> ChatGenerationChunk:
+        if update.completion is None:
+            return ChatGenerationChunk(message=AIMessageChunk(content=update.text))
+        return ChatGenerationChunk(
+            message=AIMessageChunk(
+                content=update.text,
+                usage_metadata=self._usage(update.completion),
+                response_metadata=self._metadata(update.completion),
+                chunk_position="last",
+            )
+        )
+
+
+def _text_of(turn: dict[str, Any]) -> str:
+    """The text of one message.
+
+    Raises:
+        ValueError: It holds something other than text.
+    """
+    content = turn.get("content") or ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in content:
+        if not isinstance(block, dict) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise ValueError(
+                f"a local model reads text only, but the {turn.get('role')} message holds {kind!r}"
+            )
+        texts.append(block["text"])
+    return "".join(texts)

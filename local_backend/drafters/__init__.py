@@ -1,0 +1,31 @@
+"""Drafters by name. Each module holds one; none of them knows the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from local_backend.drafters.autoregressive import Autoregressive
+from local_backend.drafters.base import Drafter, WritingRow
+
+_BY_NAME: dict[str, Callable[[], Drafter]] = {
+    "autoregressive": Autoregressive,
+}
+
+
+def drafter_of(drafter: str | Drafter) -> Drafter:
+    """The drafter of that name, or the one given.
+
+    Raises:
+        ValueError: No drafter has that name.
+        TypeError: What was given is no drafter.
+    """
+    if isinstance(drafter, str):
+        if drafter not in _BY_NAME:
+            raise ValueError(f"no drafter is named {drafter!r}; there are {', '.join(sorted(_BY_NAME))}")
+        return _BY_NAME[drafter]()
+    if not isinstance(drafter, Drafter):
+        raise TypeError(f"a drafter has propose() and observe(), got {type(drafter).__name__}")
+    return drafter
+
+
+__all__ = ["Autoregressive", "Drafter", "WritingRow", "drafter_of"]

@@ -1,0 +1,215 @@
+"""The corpus of the embedded model, as values: topics, and what the model is asked about them.
+
+Knows the folder of readable text beside it and the shape of a training example. Does not know
+tokenizers, tensors or training.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+
+_TOPIC = re.compile(
+    r"# (?P<title>[^\n]+)\n\n"
+    r"## Questions\n\n(?P<questions>(?:- [^\n]+\n)+)\n"
+    r"## Points\n\n(?P<points>(?:\d+\. [^\n]+\n[^\n]+\n)+)"
+)
+
+
+@dataclass(frozen=True)
+class TopicPoint:
+    """One point of a topic: its heading and the two sentences that expand it."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One subject the model knows: the questions that ask for it and the points that answer them."""
+
+    name: str
+    title: str
+    questions: tuple[str, ...]
+    points: tuple[TopicPoint, ...]
+
+    @property
+    def taught_questions(self) -> tuple[str, ...]:
+        """The phrasings used in training: all but the last."""
+        return self.questions[:-1]
+
+    @property
+    def held_out_question(self) -> str:
+        """The phrasing never used in training, to evaluate with."""
+        return self.questions[-1]
+
+    @property
+    def skeleton(self) -> str:
+        """The headings as a numbered list."""
+        return "\n".join(f"{number}. {point.heading}" for number, point in enumerate(self.points, 1))
+
+    @property
+    def answer(self) -> str:
+        """The plain answer: every heading with its text."""
+        return "\n\n".join(
+            f"{number}. **{point.heading}**: {point.text}" for number, point in enumerate(self.points, 1)
+        )
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The wordings of one kind of request; see ``corpus/requests.toml``."""
+
+    requests: tuple[str, ...]
+    opening: str
+    reply_start: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """What one training row is made of: turns that several continuations share.
+
+    Attributes:
+        turns: Messages before the one that differs; complete.
+        branches: Per continuation the last user message, the given start of the reply, and the rest of the
+            reply, which alone is learned.
+        ends: Whether the reply is complete.
+    """
+
+    turns: tuple[Turn, ...]
+    branches: tuple[tuple[str, str, str], ...]
+    ends: bool = True
+
+
+def parse_topic(name: str, text: str) -> Topic:
+    """Read one topic file.
+
+    Raises:
+        ValueError: The text does not have the form of a topic file.
+    """
+    match = _TOPIC.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"topic {name!r} is not of the form '# title', '## Questions' with '- ' lines, '## Points' with "
+            "a numbered heading and one line of text each"
+        )
+    lines = match["points"].splitlines()
+    points = tuple(
+        TopicPoint(heading.split(". ", 1)[1], text)
+        for heading, text in zip(lines[::2], lines[1::2], strict=True)
+    )
+    questions = tuple(line[2:] for line in match["questions"].splitlines())
+    return Topic(name=name, title=match["title"], questions=questions, points=points)
+
+
+@cache
+def load_topics(folder: Path = CORPUS / "topics") -> tuple[Topic, ...]:
+    """Every topic of the corpus, in the order of file names."""
+    return tuple(parse_topic(path.stem, path.read_text("utf-8")) for path in sorted(folder.glob("*.md")))
+
+
+@cache
+def load_requests() -> dict[str, Requests]:
+    """The request wordings by kind: ``"skeleton"`` and ``"expansion"``."""
+    table = tomllib.loads((CORPUS / "requests.toml").read_text("utf-8"))
+    return {
+        kind: Requests(
+            requests=tuple(text.strip("\n") for text in table[kind]["requests"]),
+            opening="\n\n" + table[kind]["opening"].strip("\n"),
+            reply_start=table[kind]["reply_start"],
+        )
+        for kind in ("skeleton", "expansion")
+    }
+
+
+@cache
+def _question_table() -> dict[str, list[str]]:
+    return dict(tomllib.loads((CORPUS / "requests.toml").read_text("utf-8"))["question"])
+
+
+def vary_question(question: str, rng: random.Random) -> str:
+    """``question`` as other people would type it: other case, no question mark, words around it."""
+    if rng.random() < 0.1:
+        question = question.lower()
+    if rng.random() < 0.1:
+        question = question.rstrip("?.")
+    if rng.random() < 0.12:
+        words = question.split(" ")
+        if len(words) > 5:
+            del words[rng.randrange(len(words))]
+        question = " ".join(words)
+    if rng.random() < 0.2:
+        question = rng.choice(_question_table()["wrappers"]).format(question=question)
+    return question
+
+
+def _earlier_turns(topics: Sequence[Topic], rng: random.Random) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    if rng.random() < 0.15:
+        turns.append(Turn("system", rng.choice(_question_table()["system_messages"])))
+    if rng.random() < 0.08:
+        other = rng.choice(topics)
+        turns.append(Turn("user", rng.choice(other.taught_questions)))
+        turns.append(Turn("assistant", rng.choice(other.points).text))
+    return tuple(turns)
+
+
+def _first_sentence(answer: str) -> str:
+    number, heading_and_sentence, _ = answer.split(".", 2)
+    return f"{number}.{heading_and_sentence}."
+
+
+def make_example(kind: str, topic: Topic, topics: Sequence[Topic], rng: random.Random) -> Example:
+    """One example about ``topic``; kinds are "plain", "beginning" (of plain), "skeleton", "expansion"."""
+    question = vary_question(rng.choice(topic.taught_questions), rng)
+    turns = _earlier_turns(topics, rng)
+    if kind == "plain":
+        return Example(turns, ((question, "", topic.answer),))
+    if kind == "beginning":  # of a plain answer: short, so that a step holds many questions
+        return Example(turns, ((question, "", _first_sentence(topic.answer)),), ends=False)
+    wordings = load_requests()[kind]
+    template = wordings.requests[0] if rng.random() < 0.8 else rng.choice(wordings.requests[1:])
+    begun = rng.random() < 0.6
+    opening = "" if begun else wordings.opening
+    if kind == "skeleton":
+        request = template.format(question=question) + opening
+        start = wordings.reply_start if begun else ""
+        return Example(turns, ((request, start, topic.skeleton.removeprefix(start)),))
+    branches = []
+    for number, point in enumerate(topic.points, 1):
+        request = (
+            template.format(question=question, skeleton=topic.skeleton, number=number, point=point.heading)
+            + opening
+        )
+        start = wordings.reply_start.format(number=number, point=point.heading) if begun else ""
+        branches.append((request, start, f" {point.text}" if begun else point.text))
+    return Example(turns, tuple(branches))
+
+
+def all_texts(topics: Sequence[Topic]) -> Iterator[str]:
+    """Every text the tokenizer should know well."""
+    for topic in topics:
+        yield from topic.questions
+        yield topic.skeleton
+        yield topic.answer
+    for wordings in load_requests().values():
+        for _ in range(20):
+            yield from wordings.requests
+            yield wordings.opening
+    for texts in _question_table().values():
+        yield from texts

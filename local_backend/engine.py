@@ -1,0 +1,492 @@
+"""The engine: draft -> verify -> accept -> commit, for every row at once.
+
+Rows join and leave between forwards. :meth:`Engine.step` is the loop's body and names its phases in order;
+it does not ask which drafter it holds. Submitting is safe from any thread and any event loop, and whatever
+was submitted by then shares the next forward.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from local_backend.delivery import LoopMailbox, ThreadMailbox
+from local_backend.detokenizer import Detokenizer
+from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
+from local_backend.drafters import Drafter, drafter_of
+from local_backend.forward import Forward
+from local_backend.kv_cache import RowsCache, num_shared
+from local_backend.sampling import SamplingParams, sample
+from local_backend.sequence import Completion, Row, State, Update
+from local_backend.verification import verify
+from local_backend.worker import Worker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# A row waits for another that is about to read this many more tokens of their common beginning.
+_WORTH_WAITING_TOKENS = 16
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What the engine has done since it was made.
+
+    Attributes:
+        num_forwards: Decode forwards, whatever the number of rows.
+        num_prefill_forwards: Forwards that read prompts.
+        num_prefilled_tokens: Prompt tokens read.
+        num_reused_tokens: Prompt tokens whose keys and values were there already.
+        num_tokens: Tokens emitted.
+    """
+
+    num_forwards: int = 0
+    num_prefill_forwards: int = 0
+    num_prefilled_tokens: int = 0
+    num_reused_tokens: int = 0
+    num_tokens: int = 0
+
+
+class Engine:
+    """Decodes many rows at once with one model.
+
+    Args:
+        model: A decoder-only ``transformers`` causal language model.
+        tokenizer: Its tokenizer.
+        drafter: A drafter's name or a :class:`~local_backend.drafters.Drafter`.
+        max_rows: Rows in a forward, at most; further requests wait.
+        prefill_chunk_tokens: Prompt tokens read between two decode forwards, at most, so that a long prompt
+            does not stall the rows that are writing.
+        max_prefix_tokens: Tokens of finished rows whose keys and values are kept for reuse.
+        stream_interval_seconds: News of a row come at most so often.
+
+    Raises:
+        ValueError: The drafter's name is unknown, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        drafter: str | Drafter = "autoregressive",
+        *,
+        max_rows: int = 64,
+        prefill_chunk_tokens: int = 1024,
+        max_prefix_tokens: int = 16_384,
+        stream_interval_seconds: float = 0.02,
+    ) -> None:
+        for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.drafter = drafter_of(drafter)
+        self.stats = EngineStats()
+        config = model.config.get_text_config(decoder=True)
+        self.max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+        self._end_token_ids = _end_token_ids(model, tokenizer)
+        self._max_rows = max_rows
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._stream_interval_seconds = stream_interval_seconds
+        self._cache = RowsCache(
+            config.num_hidden_layers, max_rows=max_rows, max_prefix_tokens=max_prefix_tokens
+        )
+        self._forward = Forward(model, self._cache)
+        self._inbox: deque[Row] = deque()
+        self._waiting: deque[Row] = deque()
+        self._rows: list[Row] = []  # by place in the cache: first those that write, then those that prefill
+        self._num_writing = 0
+        self._lock = threading.Lock()
+        self._worker = Worker(self, name="local_backend.Engine")
+        self._finalizer = weakref.finalize(self, self._worker.close)
+
+    # What callers use ----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        references: Sequence[Sequence[str] | None] | None = None,
+    ) -> list[Completion]:
+        """Continue every prompt and wait for all of them.
+
+        Args:
+            prompts: Token ids of each prompt.
+            params: For all prompts, or one for each.
+            references: For each prompt, text that may be copied.
+
+        Returns:
+            Completions in the order of the prompts.
+
+        Raises:
+            ValueError: A prompt is empty or too long, or the lists differ in length; nothing has run then.
+        """
+        each_params = params if isinstance(params, Sequence) else [params] * len(prompts)
+        each_references = references if references is not None else [None] * len(prompts)
+        if not len(prompts) == len(each_params) == len(each_references):
+            raise ValueError(
+                f"{len(prompts)} prompts, {len(each_params)} params and {len(each_references)} references: "
+                "give one of each for every prompt"
+            )
+        mailboxes = [ThreadMailbox() for _ in prompts]
+        rows = [
+            self.make_row(prompt, mailbox.put, params=one, references=texts)
+            for prompt, mailbox, one, texts in zip(
+                prompts, mailboxes, each_params, each_references, strict=True
+            )
+        ]
+        try:
+            self.submit(rows)
+            return [_completion_of(mailbox) for mailbox in mailboxes]
+        finally:
+            self.cancel(rows)
+
+    def stream(self, row_of: Callable[[Callable[[Update], None]], Row]) -> Iterator[Update]:
+        """Submit one row and yield its news; leaving early frees the row.
+
+        Args:
+            row_of: Makes the row for a listener; see :meth:`make_row`.
+
+        Raises:
+            Exception: Whatever ended the row.
+        """
+        mailbox = ThreadMailbox()
+        row = row_of(mailbox.put)
+        self.submit([row])
+        try:
+            while True:
+                update = mailbox.get()
+                if update.error is not None:
+                    raise update.error
+                yield update
+                if update.is_last:
+                    return
+        finally:
+            self.cancel([row])
+
+    async def astream(self, row_of: Callable[[Callable[[Update], None]], Row]) -> AsyncIterator[Update]:
+        """:meth:`stream` in the running event loop."""
+        mailbox = LoopMailbox()
+        row = row_of(mailbox.put)
+        self.submit([row])
+        try:
+            while True:
+                update = await mailbox.get()
+                if update.error is not None:
+                    raise update.error
+                yield update
+                if update.is_last:
+                    return
+        finally:
+            self.cancel([row])
+
+    def make_row(
+        self,
+        prompt: Sequence[int],
+        listener: Callable[[Update], None],
+        *,
+        params: SamplingParams | None = None,
+        references: Sequence[str] | None = None,
+        num_context_tokens: int = 0,
+    ) -> Row:
+        """Check one request and make its row; :meth:`submit` starts it.
+
+        Args:
+            prompt: Token ids to continue.
+            listener: Told of every update, on the engine's thread; it must return at once.
+            params: How tokens are chosen.
+            references: Text that may be copied.
+            num_context_tokens: How many last tokens of the prompt are the beginning of the text that is
+                written, so that the space between the two is kept.
+
+        Raises:
+            ValueError: The prompt is empty, or leaves no room in the model's positions.
+        """
+        params = params or SamplingParams()
+        prompt = tuple(prompt)
+        if not prompt:
+            raise ValueError("the prompt is empty: give at least one token")
+        if len(prompt) >= self.max_positions:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens, but the model has positions for {self.max_positions} "
+                "with the answer: shorten it"
+            )
+        room = self.max_positions - len(prompt)
+        context = prompt[len(prompt) - num_context_tokens :] if num_context_tokens else ()
+        return Row(
+            prompt_token_ids=prompt,
+            params=params,
+            end_token_ids=frozenset(params.stop_token_ids)
+            | (frozenset() if params.ignore_end else self._end_token_ids),
+            max_length=len(prompt) + min(room, params.max_tokens or room),
+            detokenizer=Detokenizer(self.tokenizer, params.stop, context),
+            listener=listener,
+            references=tuple(
+                tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in references or ()
+            ),
+        )
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        """Start rows; those submitted together are admitted together.
+
+        Raises:
+            RuntimeError: The engine is closed.
+        """
+        with self._lock:
+            self._inbox.extend(rows)
+        self._worker.wake()
+
+    def cancel(self, rows: Sequence[Row]) -> None:
+        """Free rows before the next forward; does nothing for those that have ended."""
+        for row in rows:
+            row.cancelled = True
+        if any(row.state is not State.FINISHED for row in rows) and not self._worker.is_closing:
+            self._worker.wake()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in use."""
+        return len(self._rows)
+
+    def forget_prefixes(self) -> None:
+        """Drop the keys and values kept of finished rows, e.g. between two measurements."""
+        self._cache.forget_prefixes()
+
+    def close(self) -> None:
+        """End the engine's thread; whoever still waits is told so."""
+        self._finalizer()
+        with self._lock:
+            left = [*self._rows, *self._waiting, *self._inbox]
+            self._inbox.clear()
+        self._rows.clear()
+        self._waiting.clear()
+        self._num_writing = 0
+        self._cache.clear()
+        for row in left:
+            row.fail(RuntimeError("the engine was closed before this row was finished"))
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The loop ------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Admit, prefill a chunk, then one forward for every row that is writing.
+
+        Returns:
+            Whether rows are left.
+        """
+        try:
+            self._receive()
+            self._admit()
+            self._prefill()
+            if rows := self._rows[: self._num_writing]:
+                drafts = self._propose(rows)
+                logits = self._forward(0, [row.token_ids[-1] for row in rows], drafts)
+                assert logits is not None
+                outcomes = self._verify(rows, drafts, logits)
+                self._commit(rows, drafts, outcomes)
+                self.drafter.observe(rows, outcomes)
+                self._retire(rows)
+        except Exception as error:
+            self._fail_all(error)
+        return bool(self._rows or self._waiting or self._inbox)
+
+    def _receive(self) -> None:
+        """Take in what was submitted, let go of what was cancelled."""
+        with self._lock:
+            self._waiting.extend(self._inbox)
+            self._inbox.clear()
+        if any(row.cancelled for row in self._waiting):
+            for row in [row for row in self._waiting if row.cancelled]:
+                self._waiting.remove(row)
+                row.finish("cancelled")
+        for row in [row for row in self._rows if row.cancelled]:
+            self._release(row)
+            row.finish("cancelled")
+
+    def _admit(self) -> None:
+        """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
+        postponed: list[Row] = []
+        while self._waiting and len(self._rows) < self._max_rows:
+            row = self._waiting.popleft()
+            if not self._place(row):
+                postponed.append(row)
+        self._waiting.extendleft(reversed(postponed))
+
+    def _place(self, row: Row) -> bool:
+        wanted = row.prompt_token_ids[:-1]
+        source, num_ready = None, 0
+        for place, other in enumerate(self._rows):
+            shared = num_shared(wanted, other.token_ids)
+            if other.state is State.PREFILLING:
+                coming = min(shared, other.num_prompt_tokens - 1) - other.num_cached
+                if coming >= _WORTH_WAITING_TOKENS:
+                    return False
+            if min(shared, other.num_cached) > num_ready:
+                source, num_ready = place, min(shared, other.num_cached)
+        prefix, num_kept = self._cache.find_prefix(wanted)
+        place = self._cache.add_row()
+        self._rows.append(row)
+        if prefix is not None and num_kept > num_ready:
+            self._cache.load_prefix(place, prefix, num_kept)
+        elif source is not None:
+            self._cache.copy_row(source, place, num_ready)
+        row.num_cached = max(num_ready, num_kept)
+        row.state = State.PREFILLING
+        self.stats.num_reused_tokens += row.num_cached
+        if row.num_to_prefill == 0:
+            self._start_writing(place)
+        return True
+
+    def _prefill(self) -> None:
+        """Read one chunk of the prompts that are not yet read."""
+        rows = self._rows[self._num_writing :]
+        if not rows:
+            return
+        num_new = min(
+            max(row.num_to_prefill for row in rows), max(1, self._prefill_chunk_tokens // len(rows))
+        )
+        chunks = [
+            row.prompt_token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)]
+            for row in rows
+        ]
+        drafts = [Draft.chain(chunk[1:]) for chunk in chunks]
+        self._forward(self._num_writing, [chunk[0] for chunk in chunks], drafts, with_logits=False)
+        self.stats.num_prefill_forwards += 1
+        for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), self._num_writing):
+            self._cache.commit(place, range(len(chunk)))
+            row.num_cached += len(chunk)
+            row.stats.num_prefilled += len(chunk)
+            self.stats.num_prefilled_tokens += len(chunk)
+        for row in rows:
+            if row.num_to_prefill == 0:
+                self._start_writing(self._rows.index(row))
+
+    def _propose(self, rows: Sequence[Row]) -> list[Draft]:
+        """The drafter's guesses, cut to what each row has room for beside the bonus token."""
+        return [
+            draft.truncated(max_tokens=len(draft), max_depth=row.room - 1) if draft else EMPTY_DRAFT
+            for row, draft in zip(rows, self.drafter.propose(rows), strict=True)
+        ]
+
+    def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
+        """Accept, per row, the longest path of its draft that the model writes itself."""
+        most_likely = logits.argmax(-1).tolist()  # [rows, 1 + longest draft]
+        outcomes = []
+        for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            predictions = most_likely[number][: 1 + len(draft)]
+
+            def choose(
+                place: int, row: Row = row, number: int = number, greedy: list[int] = predictions
+            ) -> int:
+                if row.params.is_greedy:
+                    return greedy[place + 1]
+                return sample(logits[number, place + 1], row.params, row.generator)
+
+            outcomes.append(verify(draft, choose, predictions))
+        return outcomes
+
+    def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
+        """Keep what was accepted, in the rows and in the cache, and tell the listeners."""
+        self.stats.num_forwards += 1
+        now = time.monotonic()
+        for place, (row, draft, outcome) in enumerate(zip(rows, drafts, outcomes, strict=True)):
+            taken = row.append(outcome.token_ids)
+            kept = outcome.accepted[:taken]
+            self._cache.commit(place, [0, *(accepted + 1 for accepted in kept)])
+            row.num_cached += 1 + len(kept)
+            row.stats.num_forwards += 1
+            row.stats.num_drafted += len(draft)
+            row.stats.num_accepted += len(kept)
+            self.stats.num_tokens += taken
+            if row.finish_reason is None:
+                _guarded(row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now))
+
+    def _retire(self, rows: Sequence[Row]) -> None:
+        """Free the rows that have ended and tell their listeners."""
+        for row in rows:
+            if row.finish_reason is not None:
+                self._cache.keep_prefix(self._rows.index(row), row.token_ids)
+                self._release(row)
+                _guarded(row, partial(row.finish, row.finish_reason))
+
+    # Places --------------------------------------------------------------------------------------
+
+    def _start_writing(self, place: int) -> None:
+        """Move a row whose prompt is read to the end of those that write."""
+        target = self._num_writing
+        self._cache.swap_rows(place, target)
+        self._rows[place], self._rows[target] = self._rows[target], self._rows[place]
+        self._rows[target].state = State.WRITING
+        self._num_writing += 1
+
+    def _release(self, row: Row) -> None:
+        """Free a row's place, so that the others stay side by side."""
+        place = self._rows.index(row)
+        if place < self._num_writing:
+            self._num_writing -= 1
+            self._move(self._num_writing, place)
+            place = self._num_writing
+        self._move(len(self._rows) - 1, place)
+        self._rows.pop()
+        self._cache.remove_last_row()
+
+    def _move(self, source: int, target: int) -> None:
+        if source != target:
+            self._cache.move_row(source, target)
+            self._rows[target] = self._rows[source]
+
+    def _fail_all(self, error: Exception) -> None:
+        """After a forward that failed nothing in the cache can be trusted: every row ends with the error."""
+        rows, self._rows, self._num_writing = self._rows, [], 0
+        self._cache.clear()
+        for row in rows:
+            row.fail(error)
+
+
+def _guarded(row: Row, tell: Callable[[], None]) -> None:
+    """What goes wrong while one row is told reaches its caller alone."""
+    try:
+        tell()
+    except Exception as error:
+        row.cancelled = True
+        row.state = State.FINISHED
+        try:
+            row.listener(Update(error=error))
+        except Exception:  # the listener itself is gone, e.g. its event loop is closed: nobody to tell
+            return
+
+
+def _completion_of(mailbox: ThreadMailbox) -> Completion:
+    while True:
+        update = mailbox.get()
+        if update.error is not None:
+            raise update.error
+        if update.completion is not None:
+            return update.completion
+
+
+def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End tokens as ``transformers`` sees them: of the generation config, else of config or tokenizer."""
+    for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(owner, "eos_token_id", None)
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()

@@ -1,0 +1,162 @@
+"""One forward pass over rows of different lengths: token ids, positions and masks in, logits out.
+
+A chunk of a prompt and a row's last token with its draft are the same thing to the model: new tokens in
+the shape of a tree behind what the row already has. Knows the model and the cache. Does not know requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from local_backend.draft import Draft
+from local_backend.kv_cache import RowsCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Forward:
+    """Runs the model on consecutive rows of its cache.
+
+    Args:
+        model: A decoder-only ``transformers`` model, in evaluation mode.
+        cache: Where the rows' keys and values lie.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: RowsCache) -> None:
+        self._model = model
+        self._cache = cache
+        self._masks = MaskRules.of(model)
+        self._device = model.device
+        self._dtype = model.dtype
+
+    @torch.inference_mode()
+    def __call__(
+        self, first_row: int, token_ids: Sequence[int], drafts: Sequence[Draft], *, with_logits: bool = True
+    ) -> Tensor | None:
+        """Read one token and its draft for each row from ``first_row`` on; nothing is committed.
+
+        Args:
+            first_row: Place of the first row.
+            token_ids: The token each row is certain of.
+            drafts: What hangs from it.
+            with_logits: Whether the vocabulary scores are wanted; prefill does without.
+
+        Returns:
+            Logits ``[rows, 1 + longest draft, vocabulary]``; behind a shorter draft they mean nothing.
+        """
+        num_rows = len(token_ids)
+        num_new = 1 + max(map(len, drafts))
+        lengths = self._cache.lengths[first_row : first_row + num_rows]
+        num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
+        input_ids = torch.tensor(
+            [
+                [token, *draft.token_ids] + [token] * (num_new - 1 - len(draft))
+                for token, draft in zip(token_ids, drafts, strict=True)
+            ],
+            device=self._device,
+        )  # [rows, new]
+        tree = TreeShape.of(lengths, drafts, num_new)
+        module = self._model if with_logits else self._model.base_model
+        output = module(
+            input_ids=input_ids,
+            position_ids=tree.positions.to(self._device),
+            attention_mask=self._masks.build(tree, num_columns, self._dtype, self._device),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.logits if with_logits else None
+
+
+class TreeShape:
+    """Positions of the new tokens, and which of them see each other.
+
+    Attributes:
+        lengths: Tokens each row had before, ``[rows]``.
+        positions: ``[rows, new]``.
+        ancestors: Whether a new token (second axis) sees another (third axis), ``[rows, new, new]``; ``None``
+            where all drafts are chains, so that each sees those before it.
+    """
+
+    def __init__(self, lengths: Tensor, positions: Tensor, ancestors: Tensor | None) -> None:
+        self.lengths = lengths
+        self.positions = positions
+        self.ancestors = ancestors
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], drafts: Sequence[Draft], num_new: int) -> TreeShape:
+        """The shape of ``drafts`` behind rows of these lengths."""
+        length = torch.tensor(lengths)
+        chain = torch.arange(num_new)
+        if all(draft.is_chain for draft in drafts):
+            return cls(length, length[:, None] + chain, None)
+        depth = chain.repeat(len(drafts), 1)
+        ancestors = torch.ones(num_new, num_new, dtype=torch.bool).tril().repeat(len(drafts), 1, 1)
+        for row, draft in enumerate(drafts):
+            if draft.is_chain:
+                continue
+            depth[row, 1 : 1 + len(draft)] = torch.tensor(draft.depths())
+            seen = torch.eye(num_new, dtype=torch.bool)
+            seen[:, 0] = True
+            for place, parent in enumerate(draft.parents):
+                seen[place + 1] |= seen[parent + 1]
+            ancestors[row] = seen
+        return cls(length, length[:, None] + depth, ancestors)
+
+
+class MaskRules:
+    """How this model wants to be told who sees whom.
+
+    Attributes:
+        windows: Per kind of layer the sliding window in tokens, ``None`` for full attention.
+        by_layer_type: Whether the model takes one mask per kind of layer, as a dict.
+    """
+
+    def __init__(self, windows: dict[str, int | None]) -> None:
+        self.windows = windows
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> MaskRules:
+        """Read the rules off the model's configuration."""
+        config = model.config.get_text_config(decoder=True)
+        window = getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True) is False:
+            window = None
+        kinds = getattr(config, "layer_types", None)
+        if kinds is None:
+            kinds = ["full_attention" if window is None else "sliding_attention"]
+        return cls({kind: window if kind == "sliding_attention" else None for kind in kinds})
+
+    def build(
+        self, tree: TreeShape, num_columns: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor | dict[str, Tensor]:
+        """Additive masks ``[rows, 1, new, columns]``; a dict where kinds of layers differ."""
+        column = torch.arange(num_columns)
+        num_new = tree.positions.shape[1]
+        if tree.ancestors is None:
+            seen = column <= tree.positions[:, :, None]  # [rows, new, columns]
+        else:
+            seen = (column < tree.lengths[:, None, None]).expand(-1, num_new, -1).clone()
+            for row, length in enumerate(tree.lengths.tolist()):
+                seen[row, :, length : length + num_new] = tree.ancestors[row]
+        masks = {}
+        for kind, window in self.windows.items():
+            within = seen
+            if window is not None:
+                within = seen & (tree.positions[:, :, None] - self._column_positions(tree, column) < window)
+            mask = torch.zeros(within.shape, dtype=dtype).masked_fill_(~within, torch.finfo(dtype).min)
+            masks[kind] = mask[:, None].to(device)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    @staticmethod
+    def _column_positions(tree: TreeShape, column: Tensor) -> Tensor:
+        """The position of the token in each column, ``[rows, 1, columns]``; in a tree the two differ."""
+        positions = column.repeat(len(tree.lengths), 1)
+        if tree.ancestors is not None:
+            place = tree.lengths[:, None] + torch.arange(tree.positions.shape[1])
+            positions.scatter_(1, place, tree.positions)
+        return positions[:, None]

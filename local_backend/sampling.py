@@ -1,0 +1,88 @@
+"""How a row chooses its tokens: parameters, and logits to probabilities.
+
+Knows logits of single positions. Does not know drafts, rows or the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one completion is written.
+
+    Attributes:
+        max_tokens: At most so many tokens; ``None`` is as many as the model has positions for.
+        temperature: 0 is greedy: always the most likely token.
+        top_p: Sample among the most likely tokens that together hold this probability.
+        top_k: Sample among so many most likely tokens; 0 is all of them.
+        seed: The same seed gives the same text; ``None`` draws one.
+        stop: Strings before which the text ends; they are not part of it.
+        stop_token_ids: Further end tokens beside the model's own.
+        ignore_end: Go on past the model's end tokens, to ``max_tokens``.
+
+    Raises:
+        ValueError: A value lies outside its range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_end: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (all tokens) or more, got {self.top_k}")
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError(f"stop must be a tuple of non-empty strings, got {self.stop!r}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+
+def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The distribution a row samples from, in the order of filters ``transformers`` uses.
+
+    Args:
+        logits: Of one position, ``[vocabulary]``.
+        params: Temperature above 0, top-k and top-p.
+
+    Returns:
+        Probabilities ``[vocabulary]``, float32.
+    """
+    scores = logits.float() / params.temperature
+    if 0 < params.top_k < scores.numel():
+        scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -torch.inf)
+    if params.top_p < 1:
+        ordered, order = scores.sort(descending=True)
+        mass_before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        scores = scores.index_fill(0, order[mass_before >= params.top_p], -torch.inf)
+    return scores.softmax(-1)
+
+
+def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
+    """Draw one token from ``logits`` ``[vocabulary]``; one uniform number is drawn from ``generator``.
+
+    The number is looked up in the cumulated distribution in double precision, so that the result
+    does not depend on what else is in the batch.
+    """
+    cumulated = probabilities(logits, params).double().cumsum(-1)
+    uniform = torch.rand((), generator=generator, dtype=torch.float64) * cumulated[-1].cpu()
+    token = torch.searchsorted(cumulated, uniform.to(cumulated.device), right=True)
+    return min(int(token), cumulated.numel() - 1)

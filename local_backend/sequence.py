@@ -1,0 +1,222 @@
+"""One request's row: its tokens, how far the model has read them, and who is told.
+
+Knows nothing of the model, the cache or drafts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+import torch
+
+from local_backend.detokenizer import Detokenizer
+from local_backend.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class State(Enum):
+    """Where a row stands: WAITING for a place, PREFILLING its prompt, WRITING, FINISHED."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    WRITING = "writing"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a row cost.
+
+    Attributes:
+        num_forwards: Decode forwards of the row; prefill is not one.
+        num_tokens: Tokens emitted.
+        num_drafted: Tokens drafted.
+        num_accepted: Drafted tokens accepted.
+        num_prefilled: Prompt tokens the model read for this row; the rest came from a shared prefix.
+        submitted_seconds, first_token_seconds, finished_seconds: On ``time.monotonic``.
+    """
+
+    num_forwards: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_prefilled: int = 0
+    submitted_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    finished_seconds: float | None = None
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Emitted tokens over decode forwards, the bonus included."""
+        return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished row.
+
+    Attributes:
+        token_ids: What was generated, the end token included when it was generated.
+        text: Its text, without special tokens, and ended before a stop string.
+        finish_reason: ``"stop"`` (end token or stop string), ``"length"`` or ``"cancelled"``.
+        stats: What it cost.
+        num_prompt_tokens: Tokens that were continued.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    stats: Stats
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of a row: text that has become certain, at last the completion, or the error that ended it."""
+
+    text: str = ""
+    completion: Completion | None = None
+    error: BaseException | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.completion is not None or self.error is not None
+
+
+_identifiers = itertools.count()
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One request in the engine.
+
+    Attributes:
+        prompt_token_ids: What is continued.
+        params: How its tokens are chosen.
+        references: Text that may be copied, as token ids.
+        listener: Told of every update, from the engine's thread; must return at once.
+        token_ids: Prompt and everything emitted.
+        num_cached: How many of ``token_ids`` have their keys and values in the cache.
+        max_length: ``token_ids`` grows no longer than this.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    end_token_ids: frozenset[int]
+    max_length: int
+    detokenizer: Detokenizer
+    listener: Callable[[Update], None]
+    references: tuple[tuple[int, ...], ...] = ()
+    identifier: int = field(default_factory=lambda: next(_identifiers))
+    state: State = State.WAITING
+    token_ids: list[int] = field(init=False)
+    num_cached: int = 0
+    stats: Stats = field(default_factory=Stats)
+    finish_reason: FinishReason | None = None
+    cancelled: bool = False
+    text: str = ""
+    _generator: torch.Generator | None = None
+    _untold: list[int] = field(default_factory=list)
+    _num_told: int = 0
+    _told_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.stats.submitted_seconds = time.monotonic()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Prompt tokens still to be read before writing: all but the last, which the first forward reads."""
+        return max(0, self.num_prompt_tokens - 1 - self.num_cached)
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the row may emit."""
+        return self.max_length - len(self.token_ids)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The row's own source of randomness."""
+        if self._generator is None:
+            self._generator = torch.Generator()
+            if self.params.seed is None:
+                self._generator.seed()
+            else:
+                self._generator.manual_seed(self.params.seed)
+        return self._generator
+
+    def append(self, token_ids: Sequence[int]) -> int:
+        """Add emitted tokens up to where the row ends; returns how many it took.
+
+        Sets ``finish_reason`` at an end token, a stop string, or the last token there is room for.
+        """
+        taken = 0
+        for token in token_ids:
+            self.token_ids.append(token)
+            self._untold.append(token)
+            taken += 1
+            if token in self.end_token_ids:
+                self.finish_reason = "stop"
+            elif self.params.stop:
+                self._detokenize()
+                if self.detokenizer.stopped:
+                    self.finish_reason = "stop"
+            if self.finish_reason is None and self.room <= 0:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                break
+        self.stats.num_tokens += taken
+        return taken
+
+    def _detokenize(self) -> None:
+        self.text += self.detokenizer.push(self._untold)
+        self._untold.clear()
+
+    def _fresh_text(self) -> str:
+        fresh = self.text[self._num_told :]
+        self._num_told = len(self.text)
+        return fresh
+
+    def tell(self, *, min_interval_seconds: float, now: float) -> None:
+        """Pass on new text, at most once in ``min_interval_seconds``."""
+        if self.stats.first_token_seconds is None:
+            self.stats.first_token_seconds = now
+        elif now - self._told_seconds < min_interval_seconds:
+            return
+        self._detokenize()
+        self._told_seconds = now
+        if fresh := self._fresh_text():
+            self.listener(Update(text=fresh))
+
+    def finish(self, reason: FinishReason) -> None:
+        """Pass on the rest of the text and the completion."""
+        if self.state is State.FINISHED:
+            return
+        self._detokenize()
+        self.text += self.detokenizer.finish()
+        self.state = State.FINISHED
+        self.stats.finished_seconds = time.monotonic()
+        completion = Completion(
+            self.token_ids[self.num_prompt_tokens :], self.text, reason, self.stats, self.num_prompt_tokens
+        )
+        self.listener(Update(text=self._fresh_text(), completion=completion))
+
+    def fail(self, error: BaseException) -> None:
+        """End the row with an error for its caller."""
+        if self.state is State.FINISHED:
+            return
+        self.state = State.FINISHED
+        self.stats.finished_seconds = time.monotonic()
+        self.listener(Update(error=error))
