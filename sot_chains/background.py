@@ -99,31 +99,32 @@ def _on(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 _lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-_pid: int | None = None
+_loops: dict[
+    int, asyncio.AbstractEventLoop
+] = {}  # by process: a forked child inherits the loop, but no thread
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:
-    global _loop, _pid
+    pid = os.getpid()
     with _lock:
-        if _loop is None or _pid != os.getpid():  # a forked child has the object but not the thread
-            _loop, _pid = asyncio.new_event_loop(), os.getpid()
-            thread = threading.Thread(target=_serve, args=(_loop,), name="sot_chains", daemon=True)
+        if pid not in _loops:
+            ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+            thread = threading.Thread(
+                target=lambda: asyncio.run(_serve(ready)), name="sot_chains", daemon=True
+            )
             thread.start()
-            atexit.register(_stop, _loop, thread, _pid)
-        return _loop
+            _loops[pid], stop = ready.result()
+            atexit.register(_end, thread, _loops[pid], stop, pid)
+        return _loops[pid]
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())  # closes the clients that belong to this loop
-        loop.close()
+async def _serve(ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    stop = asyncio.Event()
+    ready.set_result((asyncio.get_running_loop(), stop))
+    await stop.wait()  # then asyncio.run cancels what still runs and closes the clients of this loop
 
 
-def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
+def _end(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event, pid: int) -> None:
     if pid == os.getpid():
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=2)

@@ -1,34 +1,31 @@
 """Completions straight from the ``openai`` SDK: OpenAI's API and every server that speaks its chat wire.
 
 Leaving LangChain's chat model out saves its per-call machinery, which is most of the cost when hundreds of
-points are written at once. Callbacks still see a chat model run (:mod:`sot_chains.runs`).
-
-An async client belongs to the event loop it first ran on, so there is one for each loop, closed with it.
+points are written at once. Callbacks still see a chat model run (:mod:`sot_chains.runs`). Importing this
+module imports the SDK; :func:`~sot_chains.providers.provider_of` does so when a model is named.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
+import openai
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletionChunk
 from pydantic import SecretStr
 
 from sot_chains.providers.base import Delta, ProviderError
+from sot_chains.providers.clients import ClientsByLoop
 from sot_chains.runs import chat_run
 
-if TYPE_CHECKING:
-    import openai
-    from openai.types import CompletionUsage
-    from openai.types.chat import ChatCompletionChunk
-
 _OPENAI = "https://api.openai.com/v1"
+_clients: ClientsByLoop[openai.AsyncOpenAI] = ClientsByLoop()
 
 
 class OpenAIProvider:
@@ -64,7 +61,6 @@ class OpenAIProvider:
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self._request_options = {"stream_options": {"include_usage": True}} if stream_usage else {}
         self._client_options = client_options
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClient] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"OpenAIProvider({self._model!r}, base_url={self._base_url!r})"
@@ -118,8 +114,6 @@ class OpenAIProvider:
     async def _chunks(
         self, messages: Sequence[BaseMessage], kwargs: dict[str, Any]
     ) -> AsyncGenerator[ChatCompletionChunk, None]:
-        import openai
-
         client = await self._client()
         try:
             response: openai.AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(
@@ -138,21 +132,15 @@ class OpenAIProvider:
             raise self._explained(error) from error
 
     async def _client(self) -> openai.AsyncOpenAI:
-        loop = asyncio.get_running_loop()
-        if (held := self._clients.get(loop)) is None:
-            held = self._clients[loop] = _LoopClient(self._new_client())
-            await held.join_loop()
-        return held.client
-
-    def _new_client(self) -> openai.AsyncOpenAI:
-        import openai
-
         if (key := self._key()) is None:
             raise ProviderError(
                 f"there is no API key for {self._base_url}: pass api_key=... or set OPENAI_API_KEY; "
                 "for a server of your own pass base_url=..."
             )
-        return openai.AsyncOpenAI(base_url=self._base_url, api_key=key, **self._client_options)
+        return await _clients.get(
+            (self._base_url, key, repr(sorted(self._client_options.items()))),
+            lambda: openai.AsyncOpenAI(base_url=self._base_url, api_key=key, **self._client_options),
+        )
 
     def _key(self) -> str | None:
         if self._api_key is not None:
@@ -160,8 +148,6 @@ class OpenAIProvider:
         return os.environ.get("OPENAI_API_KEY") or (None if self._base_url == _OPENAI else "not-needed")
 
     def _explained(self, error: openai.APIError) -> ProviderError:
-        import openai
-
         match error:
             case openai.APITimeoutError():
                 problem = f"{self._base_url} did not answer in time; raise timeout=... or check its load"
@@ -182,29 +168,6 @@ class OpenAIProvider:
             case _:
                 problem = f"{self._base_url} broke off its answer: {_words(error)}"
         return ProviderError(problem)
-
-
-class _LoopClient:
-    """A client that is closed together with the event loop it serves.
-
-    It is held by an asynchronous generator, because those a loop finishes before it closes
-    (``loop.shutdown_asyncgens``, which ``asyncio.run`` calls), and also when they are garbage.
-    """
-
-    def __init__(self, client: openai.AsyncOpenAI) -> None:
-        self.client = client
-        self._lifetime = self._live(client)
-
-    async def join_loop(self) -> None:
-        """Makes the running loop responsible for closing the client."""
-        await anext(self._lifetime)
-
-    @staticmethod
-    async def _live(client: openai.AsyncOpenAI) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            await client.close()
 
 
 def _delta(chunk: ChatCompletionChunk) -> Delta:

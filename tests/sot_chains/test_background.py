@@ -83,7 +83,7 @@ def test_a_process_that_called_synchronously_ends_quietly() -> None:
         "print(SkeletonOfThought(PacedChatModel()).invoke(QUESTION).content == ANSWER)"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", code],
+        [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
         check=True,

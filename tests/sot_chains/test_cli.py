@@ -1,0 +1,142 @@
+"""``sot ask`` and the comparison it shows."""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from sot_chains import SkeletonOfThought
+from sot_chains.cli import main
+from sot_chains.display import compare, printable
+from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel
+from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
+
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with chat_server() as running:
+        yield running
+
+
+def test_piped(server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", QUESTION, "--model", f"openai:{MODEL}", "--base-url", server.url]) == 0
+    out, err = capsys.readouterr()
+    assert not CONTROL_CHARACTERS.search(out)
+    assert max(map(len, out.splitlines())) <= 100
+    assert PLAIN in out
+    assert "2. **Dark room**: Close the curtains." in out
+    for heading in ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up"):
+        assert heading in out
+    assert re.search(r"Plain decoding +│ +\d+\.\d\d │ +10 │ +- │", out)
+    assert re.search(r"Skeleton-of-Thought +│ +\d+\.\d\d │ +21 │ +- │", out)
+    assert err == ""
+
+
+def test_colours_are_not_forced_into_a_pipe(
+    server: ChatServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["ask", QUESTION, "--no-plain", "--model", f"openai:{MODEL}", "--base-url", server.url]) == 0
+    out = capsys.readouterr().out
+    assert not CONTROL_CHARACTERS.search(out)
+    assert PLAIN not in out
+    assert "Plain decoding" not in out
+    assert "critical path" in out
+
+
+@pytest.mark.parametrize("model", ["openai:large-9", "down"])
+def test_a_model_that_cannot_be_asked_is_one_line(
+    server: ChatServer, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    url = unused_url() if model == "down" else server.url
+    assert (
+        main(["ask", QUESTION, "--model", f"openai:{model.removeprefix('openai:')}", "--base-url", url]) == 1
+    )
+    err = capsys.readouterr().err
+    assert err.startswith("sot: ")
+    assert err.count("\n") == 1
+    assert url in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ask", " ", "--model", "openai:m"], "the question is empty"),
+        (["ask", QUESTION, "--model", "nobody:m"], "supported is"),
+        (["ask", QUESTION], "--model"),
+        (["ask", QUESTION, "--model", "openai:m", "--api-key-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_key_comes_from_the_variable_named(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "s3cret")
+    server.key = "s3cret"
+    arguments = [
+        "ask",
+        QUESTION,
+        "--model",
+        f"openai:{MODEL}",
+        "--base-url",
+        server.url,
+        "--api-key-env",
+        "MY_KEY",
+    ]
+    assert main(arguments) == 0
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sot_chains.cli", "ask", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--no-plain" in done.stdout
+
+
+async def test_forwards_and_a_warning_are_shown() -> None:
+    model = PacedChatModel(pause=0.001)
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    comparison = await compare(
+        model, QUESTION, console=console, forwards=lambda: len(model.requests), warning="Careful."
+    )
+    assert comparison.plain is not None
+    assert (comparison.plain.num_forwards, comparison.sot.num_forwards) == (1, 4)
+    assert comparison.sot.route == "sot"
+    assert comparison.speedup == comparison.plain.seconds / comparison.sot.seconds
+    assert out.getvalue().startswith("Warning: Careful.\n")
+    assert not CONTROL_CHARACTERS.search(out.getvalue())
+
+
+async def test_an_answer_that_was_plain_after_all_is_said_to_be() -> None:
+    out = io.StringIO()
+    model = PacedChatModel(answer=lambda _: PLAIN)
+    comparison = await compare(SkeletonOfThought(model), QUESTION, console=Console(file=out, width=100))
+    assert comparison.sot.route == "plain"
+    assert "answered plainly: the skeleton has no usable points" in out.getvalue()
+
+
+async def test_on_a_terminal_both_grow_and_stay() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, height=40, force_terminal=True, color_system=None)
+    await compare(PacedChatModel(pause=0.02), QUESTION, console=console)
+    shown = out.getvalue()
+    assert shown.count("Plain decoding") > 3  # frames
+    final = shown.rpartition("\x1b[?25h")[2]
+    assert "Drink none after noon." in final
+
+
+def test_answers_do_not_steer_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\x07c\n[red]\x9b") == "a[2Jbc\n[red]"

@@ -1,0 +1,34 @@
+"""The timeline of an answer."""
+
+import sys
+
+import pytest
+from langchain_core.messages import AIMessage
+
+from sot_chains import SkeletonOfThought
+from sot_chains.visualize import timeline
+from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel
+
+
+def test_a_bar_for_each_call() -> None:
+    figure = timeline(SkeletonOfThought(PacedChatModel(pause=0.001)).invoke(QUESTION))
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["skeleton", "1. Fixed hours", "2. Dark room", "3. Less coffee"]
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_a_plain_answer() -> None:
+    figure = timeline(SkeletonOfThought(PacedChatModel(answer=lambda _: PLAIN)).invoke(QUESTION))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["skeleton", "plain answer"]
+
+
+def test_a_message_without_a_trace() -> None:
+    with pytest.raises(ValueError, match="no response_metadata"):
+        timeline(AIMessage("hello"))
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = SkeletonOfThought(PacedChatModel()).invoke(QUESTION)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"langchain-parallel-decoding\[notebooks\]"):
+        timeline(message)
