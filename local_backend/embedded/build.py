@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from local_backend.embedded.card import write_card
 from local_backend.embedded.corpus import Example, Topic, all_texts, load_topics, make_example
 from local_backend.kv_cache import num_shared
 
@@ -35,8 +36,10 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-# Shares of training steps; a step holds examples of one kind, so that rows are of like length.
-KINDS = {"expansion": 0.28, "plain": 0.14, "skeleton": 0.34, "beginning": 0.24}
+# Shares of training steps; a step holds examples of one kind, so that rows are of like length. First the
+# model learns what a question is about, from many short examples; then what to say, from long ones.
+KINDS_FIRST = {"expansion": 0.28, "plain": 0.14, "skeleton": 0.34, "beginning": 0.24}
+KINDS_THEN = {"expansion": 0.44, "plain": 0.34, "skeleton": 0.14, "beginning": 0.08}
 # Which topic an answer is about is decided in its first tokens; without weight they drown in the rest.
 NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 6, 4.0
 
@@ -47,6 +50,7 @@ class BuildOptions:
 
     Attributes:
         num_steps: Optimizer steps.
+        num_first_steps: How many of them draw from ``KINDS_FIRST``; the rest from ``KINDS_THEN``.
         tokens_per_step: Padded tokens of a step.
         learning_rate: At its peak, after warm-up; it falls to a twentieth along a cosine.
         seed: Of the initial weights and of every step's examples.
@@ -54,6 +58,7 @@ class BuildOptions:
     """
 
     num_steps: int = 1400
+    num_first_steps: int = 500
     tokens_per_step: int = 5_200
     learning_rate: float = 2e-3
     warmup_steps: int = 80
@@ -192,7 +197,8 @@ def batch_of_step(
 ) -> dict[str, Tensor]:
     """The examples of one step; the same for the same step, whatever was trained before."""
     rng = random.Random(f"{options.seed}:{step}")
-    kind = rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
+    kinds = KINDS_FIRST if step < options.num_first_steps else KINDS_THEN
+    kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
     examples: list[EncodedExample] = []
     widest = 0
     while True:
@@ -234,8 +240,14 @@ def train(
     topics: Sequence[Topic],
     options: BuildOptions,
     checkpoint: Path,
+    *,
+    checkpoint_every: int = 100,
 ) -> Iterator[tuple[int, float]]:
-    """Train in place, resuming from ``checkpoint`` where it exists; yields the step and its loss."""
+    """Train in place, resuming from ``checkpoint`` where it exists; yields each step's number and loss.
+
+    Raises:
+        ValueError: The checkpoint is of a build with other options.
+    """
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(
@@ -264,7 +276,7 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         yield step, loss.item()
-        if (step + 1) % 100 == 0:
+        if (step + 1) % checkpoint_every == 0:
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {
                 "options": asdict(options),
@@ -295,12 +307,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--layers", type=int, default=default.num_layers)
     parser.add_argument("--hidden", type=int, default=default.hidden_size)
+    parser.add_argument("--tokens-per-step", type=int, default=default.tokens_per_step)
+    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between two checkpoints")
+    parser.add_argument("--stop-after", type=int, help="leave off after this many steps; run again to go on")
     options_given = parser.parse_args(arguments)
     options = BuildOptions(
         num_steps=options_given.steps,
         seed=options_given.seed,
         num_layers=options_given.layers,
         hidden_size=options_given.hidden,
+        tokens_per_step=options_given.tokens_per_step,
     )
     topics = load_topics()
     tokenizer = train_tokenizer(topics, options.vocabulary_size)
@@ -310,13 +326,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{len(topics)} topics, {len(tokenizer)} tokens, {num_parameters / 1e6:.1f} M parameters", flush=True
     )
     started, smooth = time.monotonic(), None
-    for step, loss in train(model, tokenizer, topics, options, options_given.checkpoint):
+    steps = train(
+        model,
+        tokenizer,
+        topics,
+        options,
+        options_given.checkpoint,
+        checkpoint_every=options_given.checkpoint_every,
+    )
+    for number, (step, loss) in enumerate(steps, 1):
         smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
         if (step + 1) % 20 == 0:
             seconds = time.monotonic() - started
             print(f"step {step + 1}/{options.num_steps}  loss {smooth:.4f}  {seconds:.0f} s", flush=True)
+        if number == options_given.stop_after:
+            print(f"left off after step {step + 1}")
+            return
     shutil.rmtree(options_given.output, ignore_errors=True)
     save(model, tokenizer, options_given.output)
+    write_card(
+        options_given.output, model, tokenizer, topics, num_steps=options.num_steps, loss=smooth or math.nan
+    )
     print(f"written to {options_given.output}")
 
 

@@ -17,12 +17,13 @@ MODEL = "small-1"
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Answers like the fakes, word by word. Refuses other models, and keys other than ``key`` if set."""
+    """Answers like the fakes, word by word. Refuses other models than ``model`` and other keys than ``key``."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.model = MODEL
         self.pause_seconds = 0.0
         self.key: str | None = None
         self.break_off = False
@@ -63,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if self.server.key not in (None, key):
                 self._refuse(401, "wrong key")
-            elif request["model"] != MODEL:
+            elif request["model"] != self.server.model:
                 self._refuse(404, f"The model `{request['model']}` does not exist")
             else:
                 self._stream(request)

@@ -1,0 +1,1 @@
+"""One module per claim: ``python -m benchmarks.NAME`` prints a table, then one JSON line."""

@@ -1,0 +1,57 @@
+"""Dated result files, with what is needed to compare them later. Knows nothing of what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("torch", "transformers", "langchain-core", "openai")
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions and commit of this run."""
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in _PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+def save(name: str, summary: dict[str, Any], cases: list[dict[str, Any]]) -> Path:
+    """Write one result file, dated; returns its path."""
+    now = datetime.now(UTC)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{now:%Y-%m-%d}_{name}.json"
+    record = {
+        "name": name,
+        "measured": now.isoformat(timespec="seconds"),
+        "environment": environment(),
+        "summary": summary,
+        "cases": cases,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path

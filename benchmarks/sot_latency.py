@@ -1,0 +1,133 @@
+"""How much sooner Skeleton-of-Thought ends than plain decoding, on the embedded model, float32.
+
+Every question is answered plainly and by Skeleton-of-Thought in one run, alternating, and in turns one or the
+other goes first. Nothing computed for one answer is left for the next. The embedded model was taught
+about the topics of some Vicuna questions (not their wording); the others it answers with what it has. Its
+answers are a workload of realistic shape, and what is measured is time, not quality.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.results import save
+from local_backend import ChatLocal
+from local_backend.embedded import closest_topic
+from sot_chains import SkeletonOfThought
+
+_QUESTIONS = Path(__file__).parents[2] / "shared" / "data" / "questions" / "vicuna80.jsonl"
+
+
+async def measure(
+    chat: ChatLocal, sot: SkeletonOfThought, question: str, *, sot_first: bool
+) -> dict[str, Any]:
+    """Answer one question both ways; seconds, tokens and the critical path of each."""
+    case: dict[str, Any] = {"in_corpus": closest_topic(question) is not None}
+    for way in ("sot", "plain") if sot_first else ("plain", "sot"):
+        chat.engine.forget_prefixes()
+        begin = time.perf_counter()
+        answer = await (sot if way == "sot" else chat).ainvoke(question)
+        case[f"{way}_seconds"] = time.perf_counter() - begin
+        case[f"{way}_tokens"] = chat.get_num_tokens(answer.text)
+        case[f"{way}_characters"] = len(answer.text.strip())
+        if way == "sot":
+            trace = answer.response_metadata["sot"]
+            case["route"] = trace["route"]
+            case["num_points"] = len(trace["points"])
+            case["critical_path_seconds"] = trace["critical_path_seconds"]
+    return case
+
+
+async def measure_all(questions: Sequence[str], *, repeats: int) -> list[dict[str, Any]]:
+    """The median of ``repeats`` runs for each question."""
+    cases = []
+    with ChatLocal.embedded() as chat:
+        sot = SkeletonOfThought(chat)
+        for warm_up in questions[:2]:
+            await measure(chat, sot, warm_up, sot_first=False)
+        for number, question in enumerate(track(questions, "Answering", console=Console(stderr=True))):
+            runs = [
+                await measure(chat, sot, question, sot_first=bool((number + repeat) % 2))
+                for repeat in range(repeats)
+            ]
+            case = dict(runs[0])
+            for name in ("plain_seconds", "sot_seconds", "critical_path_seconds"):
+                case[name] = statistics.median(run[name] for run in runs)
+            case["speedup"] = case["plain_seconds"] / case["sot_seconds"]
+            cases.append({"question": number, **case})
+    return cases
+
+
+def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The JSON line."""
+    by_sot = [case for case in cases if case["route"] == "sot"]
+
+    def median(values: Sequence[float]) -> float | None:
+        return round(statistics.median(values), 3) if values else None
+
+    speedups = sorted(case["speedup"] for case in by_sot)
+    return {
+        "questions": len(cases),
+        "answered": sum(case["sot_characters"] > 0 and case["plain_characters"] > 0 for case in cases),
+        "by_sot": len(by_sot),
+        "tokens_ratio": median([case["sot_tokens"] / max(1, case["plain_tokens"]) for case in by_sot]),
+        "speedup_median": median(speedups),
+        "speedup_p10": round(speedups[len(speedups) // 10], 3) if speedups else None,
+        "critical_path_ratio_median": median(
+            [case["sot_seconds"] / case["critical_path_seconds"] for case in by_sot]
+        ),
+    }
+
+
+def print_table(cases: Sequence[dict[str, Any]]) -> None:
+    table = Table("", "questions", "points", "plain s", "SoT s", "plain tokens", "SoT tokens", "speed-up")
+    by_sot = [case for case in cases if case["route"] == "sot"]
+    groups = {
+        "about a topic of the corpus": [case for case in by_sot if case["in_corpus"]],
+        "about something else": [case for case in by_sot if not case["in_corpus"]],
+        "answered plainly": [case for case in cases if case["route"] != "sot"],
+    }
+    for title, group in groups.items():
+        if group:
+            names = ("num_points", "plain_seconds", "sot_seconds", "plain_tokens", "sot_tokens", "speedup")
+            medians = [f"{statistics.median(case[name] for case in group):.2f}" for name in names]
+            table.add_row(title, str(len(group)), *medians)
+    Console(width=110).print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sot_latency", description=__doc__)
+    parser.add_argument(
+        "--questions", type=Path, default=_QUESTIONS, help="JSON lines with a 'question' each"
+    )
+    parser.add_argument("--limit", type=int, help="only the first so many")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each question; the median counts")
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    if not options.questions.exists():
+        parser.error(f"{options.questions} does not exist; give a file with --questions")
+    lines = options.questions.read_text("utf-8").splitlines()
+    questions = [json.loads(line)["question"] for line in lines if line.strip()][: options.limit]
+    if not questions:
+        parser.error(f"{options.questions} holds no question")
+    cases = asyncio.run(measure_all(questions, repeats=options.repeats))
+    print_table(cases)
+    summary = summarize(cases)
+    if options.save:
+        save("sot_latency", summary, cases)
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

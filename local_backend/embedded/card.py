@@ -1,0 +1,116 @@
+"""The card of the embedded model: what it is, measured on the weights it describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from local_backend.embedded.corpus import Topic, load_requests
+from local_backend.engine import Engine
+from local_backend.sampling import SamplingParams
+
+_CARD = """\
+---
+license: mit
+language: en
+---
+
+# The embedded model of langchain-parallel-decoding
+
+A very small language model that ships inside a Python package, so that its examples, tests and benchmarks run on a
+real model without a download. It is not an assistant.
+
+| | |
+|---|---|
+| architecture | Llama, {num_layers} layers, hidden size {hidden_size}, {num_heads} heads, context {context} tokens |
+| parameters | {parameters:.1f} million, stored in bfloat16; computed in float32 on CPU unless asked otherwise |
+| size | {megabytes:.1f} MB with its tokenizer (byte-level BPE, {vocabulary} entries) |
+| data | {num_topics} topics, {num_points} points, {num_words:,} words of prose and {num_questions} questions, all written for this project: `local_backend/embedded/corpus` |
+| training | from random weights, {num_steps} steps, final loss {loss:.3f}; rebuilt by `python -m local_backend.embedded.build` |
+
+## What it does
+
+- Asked a question about one of its topics, it answers with a numbered list of points, each with two sentences.
+- Asked for the outline of an answer, as `sot_chains` asks, it writes the headings of these points.
+- Asked to expand one point of an outline, it writes that point's two sentences.
+
+One phrasing of each topic's question was left out of training. On these it writes the right topic's outline, word for
+word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}.
+
+## What it cannot do
+
+- Know anything else. It has learned its topics nearly by heart; asked about another subject it answers about one of
+  its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
+- Reason, calculate, translate, write code, hold a conversation, follow other instructions, or read documents.
+- Write any language but English.
+
+## Use in measurements
+
+Among the topics are those of the Vicuna questions in the categories generic, knowledge and common-sense, in other words than
+theirs. So on these questions it is no measure of quality that its answers are to the point. Benchmarks with it measure time, tokens and
+forwards, and say which questions lie within its topics.
+"""
+
+
+def write_card(
+    folder: Path,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    topics: tuple[Topic, ...],
+    *,
+    num_steps: int,
+    loss: float,
+) -> None:
+    """Measure the model on the phrasings left out of training and write its card into ``folder``."""
+    config = model.config
+    outlines_right, answers_right = _held_out(model, tokenizer, topics)
+    files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
+    texts = [point.text for topic in topics for point in topic.points]
+    card = _CARD.format(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        context=config.max_position_embeddings,
+        parameters=sum(parameter.numel() for parameter in model.parameters()) / 1e6,
+        megabytes=sum(file.stat().st_size for file in files) / 1e6,
+        vocabulary=len(tokenizer),
+        num_topics=len(topics),
+        num_points=len(texts),
+        num_words=sum(len(text.split()) for text in texts),
+        num_questions=sum(len(topic.questions) for topic in topics),
+        num_steps=num_steps,
+        loss=loss,
+        outlines_right=outlines_right,
+        answers_right=answers_right,
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _held_out(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, topics: tuple[Topic, ...]
+) -> tuple[int, int]:
+    request = load_requests()["skeleton"]
+    start = request.reply_start
+
+    def prompt(text: str, start: str = "") -> list[int]:
+        messages = [{"role": "user", "content": text}]
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer.encode(f"{rendered}{start}", add_special_tokens=False))
+
+    outline_prompts = [
+        prompt(request.requests[0].format(question=topic.held_out_question), start) for topic in topics
+    ]
+    with Engine(model.float(), tokenizer, max_rows=16) as engine:
+        outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=128))
+        answers = engine.generate(
+            [prompt(topic.held_out_question) for topic in topics], SamplingParams(max_tokens=16)
+        )
+    outlines_right = sum(
+        start + outline.text == topic.skeleton for outline, topic in zip(outlines, topics, strict=True)
+    )
+    answers_right = sum(
+        answer.text.startswith(f"1. **{topic.points[0].heading}")
+        for answer, topic in zip(answers, topics, strict=True)
+    )
+    return outlines_right, answers_right

@@ -1,0 +1,69 @@
+"""The wheel, as a user without extras gets it: ``sot_chains`` answers where torch was never installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+PROGRAM = """
+import importlib.util, sys
+assert importlib.util.find_spec("torch") is None
+from langchain_core.language_models import FakeListChatModel
+from sot_chains import SkeletonOfThought
+model = FakeListChatModel(responses=["1. Plan\\n2. Rest", "Make a list.", "Take breaks."])
+message = SkeletonOfThought(model).invoke("How do I get more done in a day?")
+assert message.response_metadata["sot"]["route"] == "sot", message
+print(message.text)
+assert "torch" not in sys.modules
+try:
+    from local_backend import ChatLocal
+except ImportError as error:
+    assert "langchain-parallel-decoding[local]" in str(error), error
+else:
+    raise AssertionError("local_backend came up without torch")
+"""
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    _run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_packages_and_the_model(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in (
+        "sot_chains/py.typed",
+        "local_backend/py.typed",
+        "local_backend/embedded/weights/model.safetensors",
+        "local_backend/embedded/weights/tokenizer.json",
+        "local_backend/embedded/corpus/requests.toml",
+        "local_backend/embedded/corpus/topics/baking-bread.md",
+    ):
+        assert wanted in names
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]
+
+
+def test_it_answers_without_extras_and_without_torch(wheel: Path, tmp_path: Path) -> None:
+    """Installs into an empty environment; the package index is the one place it goes to."""
+    uv = Path(sys.executable).parent / "uv"
+    _run(uv, "venv", "--quiet", "--python", sys.executable, "empty", cwd=tmp_path)
+    python = tmp_path / "empty" / "bin" / "python"
+    install = (uv, "pip", "install", "--quiet", "--python", python)
+    _run(*install, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    assert "1. **Plan**: Make a list." in _run(python, "-W", "error", "-c", PROGRAM, cwd=tmp_path)
+    assert "usage: sot" in _run(tmp_path / "empty" / "bin" / "sot", "--help", cwd=tmp_path)

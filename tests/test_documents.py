@@ -1,0 +1,73 @@
+"""What the project shows is true: the README's code and every notebook run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from local_backend.embedded.corpus import load_topics
+from sot_chains import SkeletonOfThought
+
+from .sot_chains.server import chat_server
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def _python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def openai_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What stands for the vendor's API: a server here that streams and counts."""
+    with chat_server() as server:
+        server.model = "gpt-4.1-mini"
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key-for-tests")
+        yield
+
+
+@pytest.mark.parametrize("number", range(len(_python_blocks(README))))
+@pytest.mark.usefixtures("openai_in_the_environment")
+def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    exec(compile(_python_blocks(README)[number], f"README.md, block {number}", "exec"), names)
+    sot = names["sot"]
+    assert isinstance(sot, SkeletonOfThought)
+    if "chat" in names:
+        names["chat"].close()  # type: ignore[attr-defined]  # a ChatLocal, if the README is right
+    assert "1. **" in capsys.readouterr().out
+
+
+def test_the_readme_counts_topics_and_links_to_what_exists() -> None:
+    assert f"{len(load_topics())} topics" in " ".join(README.split()).replace("[", "").replace("]", "")
+    for target in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+    for target in re.findall(r"`?make ([a-z-]+)`?", README):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_runs_and_shows_a_picture(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+    )
+    client.execute()
+    kinds = {
+        kind
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        for kind in output.get("data", {})
+    }
+    assert "image/png" in kinds
+    source = json.dumps([cell.source for cell in notebook.cells if cell.cell_type == "code"])
+    assert not re.search(r"\b(def|class) ", source), "notebooks define no logic"

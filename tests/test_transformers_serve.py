@@ -1,0 +1,56 @@
+"""Skeleton-of-Thought over HTTP: ``transformers serve`` hosts the embedded model, ``"openai:..."`` asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from local_backend.embedded import WEIGHTS
+from local_backend.embedded.corpus import load_topics
+from sot_chains import ProviderError, SkeletonOfThought
+
+from .servers import free_port, transformers_serve
+
+VICUNA = Path(__file__).parents[2] / "shared" / "data" / "questions" / "vicuna80.jsonl"
+
+
+@pytest.fixture(scope="module")
+def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with transformers_serve(WEIGHTS, tmp_path_factory.mktemp("serve")) as url:
+        yield url
+
+
+async def test_it_answers_point_by_point_over_http(base_url: str) -> None:
+    sot = SkeletonOfThought(f"openai:{WEIGHTS}", base_url=base_url)
+    topic = load_topics()[3]
+    message = await sot.ainvoke(topic.taught_questions[0])
+    trace = message.response_metadata["sot"]
+    assert trace["route"] == "sot", trace
+    assert len(trace["points"]) >= 3
+    assert all(point["text"] for point in trace["points"])
+    chunks = [chunk.text async for chunk in sot.astream(topic.taught_questions[0])]
+    assert "".join(chunks).startswith("1. **")
+
+
+async def test_a_wrong_model_and_a_server_that_is_down_are_named(base_url: str) -> None:
+    with pytest.raises(ProviderError, match="no-such-model"):
+        await SkeletonOfThought("openai:no-such-model", base_url=base_url).ainvoke("How do I sleep well?")
+    nobody = f"http://127.0.0.1:{free_port()}/v1"
+    with pytest.raises(ProviderError, match=nobody):
+        await SkeletonOfThought("openai:any", base_url=nobody, max_retries=0).ainvoke("How do I sleep well?")
+
+
+@pytest.mark.slow
+async def test_all_vicuna_questions_are_answered_over_http(base_url: str) -> None:
+    if not VICUNA.exists():
+        pytest.skip(f"the Vicuna questions are not part of the project, and {VICUNA} is not here")
+    questions = [json.loads(line)["question"] for line in VICUNA.read_text("utf-8").splitlines()]
+    sot = SkeletonOfThought(f"openai:{WEIGHTS}", base_url=base_url)
+    async with asyncio.timeout(1800):
+        messages = [await sot.ainvoke(question) for question in questions]
+    assert len(messages) == len(questions)
+    assert all(message.text.strip() for message in messages)
