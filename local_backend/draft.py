@@ -80,8 +80,11 @@ class Outcome:
         predictions: The model's own token at the row's last token and at every place of the draft:
             ``1 + len(draft)`` of them, so that a drafter can learn from what was refused. Under
             sampling only the visited places are filled; the others hold the most likely token.
+        draft: What was verified: the drafter's guess or, where the row or the budget had no room for all
+            of it, a part. ``accepted`` and ``predictions`` speak of places in it.
     """
 
     accepted: tuple[int, ...]
     token_ids: tuple[int, ...]
     predictions: tuple[int, ...] = field(default=(), repr=False)
+    draft: Draft = field(default=EMPTY_DRAFT, repr=False)

@@ -93,7 +93,7 @@ class Update:
 _identifiers = itertools.count()
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Row:
     """One request in the engine.
 

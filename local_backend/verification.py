@@ -38,7 +38,7 @@ def verify(draft: Draft, choose: Callable[[int], int], predictions: Sequence[int
         token_ids.append(token)
         child = _child_with_token(draft, place, token)
         if child is None:
-            return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions))
+            return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft)
         accepted.append(child)
         place = child
 
