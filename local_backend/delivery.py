@@ -15,9 +15,10 @@ from local_backend.sequence import Update
 
 def _merge(updates: deque[Update]) -> Update:
     text = "".join(update.text for update in updates)
+    token_ids = tuple(token for update in updates for token in update.token_ids)
     last = updates[-1]
     updates.clear()
-    return Update(text=text, completion=last.completion, error=last.error)
+    return Update(text, token_ids, last.completion, last.error)
 
 
 class ThreadMailbox:

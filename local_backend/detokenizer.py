@@ -46,6 +46,11 @@ class Detokenizer:
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
+    @property
+    def has_stop(self) -> bool:
+        """Whether there are strings before which the text ends."""
+        return bool(self._stop)
+
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the text that is now certain."""
         self._window.extend(token_ids)

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from local_backend.choice import chooser
 from local_backend.delivery import LoopMailbox, ThreadMailbox
 from local_backend.detokenizer import Detokenizer
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
 from local_backend.forward import Forward
 from local_backend.kv_cache import RowsCache, num_shared
-from local_backend.sampling import SamplingParams, sample
+from local_backend.logits import LogitsProcessorLike, LogitsRules
+from local_backend.references import References, ReferenceTokens
+from local_backend.sampling import SamplingParams
 from local_backend.sequence import Completion, Row, State, Update
 from local_backend.verification import verify
 from local_backend.worker import Worker
@@ -64,6 +67,10 @@ class Engine:
         model: A decoder-only ``transformers`` causal language model.
         tokenizer: Its tokenizer.
         drafter: A drafter's name or a :class:`~local_backend.drafters.Drafter`.
+        logits_processors: Applied to every row's scores after those of the model's ``generation_config``; see
+            :class:`~local_backend.sampling.SamplingParams` for what they must be.
+        use_generation_config: Whether the end tokens, stop strings and logits processors of the model's
+            ``generation_config`` count, as they are now. Its sampling settings and lengths never do.
         max_rows: Rows in a forward, at most; further requests wait.
         prefill_chunk_tokens: Prompt tokens read between two decode forwards, at most, so that a long prompt
             does not stall the rows that are writing.
@@ -71,7 +78,8 @@ class Engine:
         stream_interval_seconds: News of a row come at most so often.
 
     Raises:
-        ValueError: The drafter's name is unknown, or a number is out of range.
+        ValueError: The drafter's name is unknown, a number is out of range, or the generation config or a
+            processor asks for something that cannot be applied to drafted tokens.
     """
 
     def __init__(
@@ -80,6 +88,8 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase,
         drafter: str | Drafter = "autoregressive",
         *,
+        logits_processors: Sequence[LogitsProcessorLike] = (),
+        use_generation_config: bool = True,
         max_rows: int = 64,
         prefill_chunk_tokens: int = 1024,
         max_prefix_tokens: int = 16_384,
@@ -94,7 +104,9 @@ class Engine:
         self.stats = EngineStats()
         config = model.config.get_text_config(decoder=True)
         self.max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
-        self._end_token_ids = _end_token_ids(model, tokenizer)
+        self._rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
+        self._reference_tokens = ReferenceTokens(tokenizer)
+        self._vocabulary_size = _vocabulary_size(model)
         self._max_rows = max_rows
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
@@ -116,7 +128,7 @@ class Engine:
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        references: Sequence[Sequence[str] | None] | None = None,
+        references: Sequence[Sequence[str] | References | None] | None = None,
     ) -> list[Completion]:
         """Continue every prompt and wait for all of them.
 
@@ -196,7 +208,7 @@ class Engine:
         listener: Callable[[Update], None],
         *,
         params: SamplingParams | None = None,
-        references: Sequence[str] | None = None,
+        references: Sequence[str] | References | None = None,
         num_context_tokens: int = 0,
     ) -> Row:
         """Check one request and make its row; :meth:`submit` starts it.
@@ -210,7 +222,8 @@ class Engine:
                 written, so that the space between the two is kept.
 
         Raises:
-            ValueError: The prompt is empty, or leaves no room in the model's positions.
+            ValueError: The prompt is empty, leaves no room in the model's positions or holds ids outside its
+                vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
         """
         params = params or SamplingParams()
         prompt = tuple(prompt)
@@ -221,19 +234,24 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, but the model has positions for {self.max_positions} "
                 "with the answer: shorten it"
             )
+        if min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
+            raise ValueError(
+                f"the prompt has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
+                f"{self._vocabulary_size - 1}: is the tokenizer another model's?"
+            )
         room = self.max_positions - len(prompt)
+        max_length = len(prompt) + min(room, params.max_tokens or room)
         context = prompt[len(prompt) - num_context_tokens :] if num_context_tokens else ()
         return Row(
             prompt_token_ids=prompt,
             params=params,
             end_token_ids=frozenset(params.stop_token_ids)
-            | (frozenset() if params.ignore_end else self._end_token_ids),
-            max_length=len(prompt) + min(room, params.max_tokens or room),
-            detokenizer=Detokenizer(self.tokenizer, params.stop, context),
+            | (frozenset() if params.ignore_end else self._rules.end_token_ids),
+            max_length=max_length,
+            detokenizer=Detokenizer(self.tokenizer, params.stop + self._rules.stop, context),
             listener=listener,
-            references=tuple(
-                tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in references or ()
-            ),
+            references=self._reference_tokens(references),
+            logits=self._rules.for_row(prompt, max_length, params.logits_processors),
         )
 
     def submit(self, rows: Sequence[Row]) -> None:
@@ -273,7 +291,9 @@ class Engine:
         self._num_writing = 0
         self._cache.clear()
         for row in left:
-            row.fail(RuntimeError("the engine was closed before this row was finished"))
+            _guarded(
+                row, partial(row.fail, RuntimeError("the engine was closed before this row was finished"))
+            )
 
     def __enter__(self) -> Engine:
         return self
@@ -316,10 +336,10 @@ class Engine:
         if any(row.cancelled for row in self._waiting):
             for row in [row for row in self._waiting if row.cancelled]:
                 self._waiting.remove(row)
-                row.finish("cancelled")
+                _guarded(row, partial(row.finish, "cancelled"))
         for row in [row for row in self._rows if row.cancelled]:
             self._release(row)
-            row.finish("cancelled")
+            _guarded(row, partial(row.finish, "cancelled"))
 
     def _admit(self) -> None:
         """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
@@ -392,14 +412,7 @@ class Engine:
         outcomes = []
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             predictions = most_likely[number][: 1 + len(draft)]
-
-            def choose(
-                place: int, row: Row = row, number: int = number, greedy: list[int] = predictions
-            ) -> int:
-                if row.params.is_greedy:
-                    return greedy[place + 1]
-                return sample(logits[number, place + 1], row.params, row.generator)
-
+            choose = chooser(row, draft, logits, number, predictions)
             outcomes.append(verify(draft, choose, predictions))
         return outcomes
 
@@ -416,13 +429,16 @@ class Engine:
             row.stats.num_drafted += len(draft)
             row.stats.num_accepted += len(kept)
             self.stats.num_tokens += taken
-            if row.finish_reason is None:
+            if row.finish_reason is None and row.error is None:
                 _guarded(row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now))
 
     def _retire(self, rows: Sequence[Row]) -> None:
         """Free the rows that have ended and tell their listeners."""
         for row in rows:
-            if row.finish_reason is not None:
+            if row.error is not None:
+                self._release(row)
+                _guarded(row, partial(row.fail, row.error))
+            elif row.finish_reason is not None:
                 self._cache.keep_prefix(self._rows.index(row), row.token_ids)
                 self._release(row)
                 _guarded(row, partial(row.finish, row.finish_reason))
@@ -458,7 +474,7 @@ class Engine:
         rows, self._rows, self._num_writing = self._rows, [], 0
         self._cache.clear()
         for row in rows:
-            row.fail(error)
+            _guarded(row, partial(row.fail, error))
 
 
 def _guarded(row: Row, tell: Callable[[], None]) -> None:
@@ -483,10 +499,9 @@ def _completion_of(mailbox: ThreadMailbox) -> Completion:
             return update.completion
 
 
-def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End tokens as ``transformers`` sees them: of the generation config, else of config or tokenizer."""
-    for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
-        ids = getattr(owner, "eos_token_id", None)
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
+def _vocabulary_size(model: PreTrainedModel) -> int:
+    """How many token ids the model can read."""
+    embeddings = model.get_input_embeddings()
+    return int(getattr(embeddings, "num_embeddings", 0)) or int(
+        model.config.get_text_config(decoder=True).vocab_size
+    )

@@ -5,6 +5,7 @@ Knows logits of single positions. Does not know drafts, rows or the model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +16,25 @@ from torch import Tensor
 class SamplingParams:
     """How one completion is written.
 
+    These decide alone: ``do_sample``, ``temperature``, ``top_p``, ``top_k``, lengths and the like of a
+    model's ``generation_config`` are not read. Its end tokens, stop strings and logits processors apply in
+    addition.
+
     Attributes:
         max_tokens: At most so many tokens; ``None`` is as many as the model has positions for.
         temperature: 0 is greedy: always the most likely token.
         top_p: Sample among the most likely tokens that together hold this probability.
         top_k: Sample among so many most likely tokens; 0 is all of them.
+        min_p: Sample among tokens at least this share as likely as the most likely one; 0 is all of them.
         seed: The same seed gives the same text; ``None`` draws one.
         stop: Strings before which the text ends; they are not part of it.
         stop_token_ids: Further end tokens beside the model's own.
         ignore_end: Go on past the model's end tokens, to ``max_tokens``.
+        logprobs: Report the log probability of each emitted token and of so many most likely ones, as the
+            model gave them, before logits processors and temperature; ``None`` reports nothing.
+        logits_processors: Applied after the model's own and the engine's. Each is called with token ids
+            ``[1, tokens]`` and scores ``[1, vocabulary]``, on the engine's thread, and must be a function of
+            these alone.
 
     Raises:
         ValueError: A value lies outside its range.
@@ -37,6 +48,9 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_end: bool = False
+    min_p: float = 0.0
+    logprobs: int | None = None
+    logits_processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -47,6 +61,10 @@ class SamplingParams:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (all tokens) or more, got {self.top_k}")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"min_p must be 0 (all tokens) or more, below 1, got {self.min_p}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise ValueError(f"logprobs must be None or the number of alternatives, got {self.logprobs}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop must be a tuple of non-empty strings, got {self.stop!r}")
 
@@ -61,7 +79,7 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 
     Args:
         logits: Of one position, ``[vocabulary]``.
-        params: Temperature above 0, top-k and top-p.
+        params: Temperature above 0, top-k, top-p and min-p.
 
     Returns:
         Probabilities ``[vocabulary]``, float32.
@@ -73,7 +91,11 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         ordered, order = scores.sort(descending=True)
         mass_before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
         scores = scores.index_fill(0, order[mass_before >= params.top_p], -torch.inf)
-    return scores.softmax(-1)
+    probability = scores.softmax(-1)
+    if params.min_p > 0:
+        probability = probability.where(probability >= params.min_p * probability.max(), 0)
+        probability = probability / probability.sum()
+    return probability
 
 
 def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
@@ -81,8 +103,13 @@ def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator) -
 
     The number is looked up in the cumulated distribution in double precision, so that the result
     does not depend on what else is in the batch.
+
+    Raises:
+        ValueError: No token can be drawn, because the scores hold NaN or rule out every token.
     """
     cumulated = probabilities(logits, params).double().cumsum(-1)
+    if not cumulated[-1] > 0:
+        raise ValueError("no token can be sampled: the scores hold NaN or rule out every token")
     uniform = torch.rand((), generator=generator, dtype=torch.float64) * cumulated[-1].cpu()
     token = torch.searchsorted(cumulated, uniform.to(cumulated.device), right=True)
     return min(int(token), cumulated.numel() - 1)

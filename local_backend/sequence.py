@@ -14,7 +14,9 @@ from typing import Literal
 
 import torch
 
+from local_backend.choice import TokenLogprob
 from local_backend.detokenizer import Detokenizer
+from local_backend.logits import RowLogits
 from local_backend.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -67,6 +69,7 @@ class Completion:
         finish_reason: ``"stop"`` (end token or stop string), ``"length"`` or ``"cancelled"``.
         stats: What it cost.
         num_prompt_tokens: Tokens that were continued.
+        logprobs: For each of ``token_ids`` how likely it was; ``None`` unless asked for.
     """
 
     token_ids: list[int]
@@ -74,13 +77,22 @@ class Completion:
     finish_reason: FinishReason
     stats: Stats
     num_prompt_tokens: int
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of a row: text that has become certain, at last the completion, or the error that ended it."""
+    """News of a row: text that has become certain, at last the completion, or the error that ended it.
+
+    Attributes:
+        text: What has become certain since the last news.
+        token_ids: Tokens emitted since the last news; their text may come later.
+        completion: The finished row.
+        error: What ended the row instead.
+    """
 
     text: str = ""
+    token_ids: tuple[int, ...] = ()
     completion: Completion | None = None
     error: BaseException | None = None
 
@@ -105,6 +117,9 @@ class Row:
         token_ids: Prompt and everything emitted.
         num_cached: How many of ``token_ids`` have their keys and values in the cache.
         max_length: ``token_ids`` grows no longer than this.
+        logits: Its logits processors, if there are any.
+        error: What ends the row at the end of the step.
+        logprobs: For each emitted token, if asked for.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -114,6 +129,7 @@ class Row:
     detokenizer: Detokenizer
     listener: Callable[[Update], None]
     references: tuple[tuple[int, ...], ...] = ()
+    logits: RowLogits | None = None
     identifier: int = field(default_factory=lambda: next(_identifiers))
     state: State = State.WAITING
     token_ids: list[int] = field(init=False)
@@ -121,10 +137,13 @@ class Row:
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
     cancelled: bool = False
+    error: Exception | None = None
     text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     _generator: torch.Generator | None = None
     _untold: list[int] = field(default_factory=list)
     _num_told: int = 0
+    _num_told_tokens: int = 0
     _told_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -147,6 +166,11 @@ class Row:
         return self.max_length - len(self.token_ids)
 
     @property
+    def takes_most_likely(self) -> bool:
+        """Whether the most likely token is taken as it is, and nothing else about it is wanted."""
+        return self.logits is None and self.params.is_greedy and self.params.logprobs is None
+
+    @property
     def generator(self) -> torch.Generator:
         """The row's own source of randomness."""
         if self._generator is None:
@@ -160,34 +184,43 @@ class Row:
     def append(self, token_ids: Sequence[int]) -> int:
         """Add emitted tokens up to where the row ends; returns how many it took.
 
-        Sets ``finish_reason`` at an end token, a stop string, or the last token there is room for.
+        Sets ``finish_reason`` at an end token, a stop string, or the last token there is room for; what goes
+        wrong in finding the text is left in ``error``.
         """
         taken = 0
         for token in token_ids:
             self.token_ids.append(token)
             self._untold.append(token)
             taken += 1
-            if token in self.end_token_ids:
+            if token in self.end_token_ids or self._reaches_stop():
                 self.finish_reason = "stop"
-            elif self.params.stop:
-                self._detokenize()
-                if self.detokenizer.stopped:
-                    self.finish_reason = "stop"
             if self.finish_reason is None and self.room <= 0:
                 self.finish_reason = "length"
-            if self.finish_reason is not None:
+            if self.finish_reason is not None or self.error is not None:
                 break
         self.stats.num_tokens += taken
         return taken
+
+    def _reaches_stop(self) -> bool:
+        if not self.detokenizer.has_stop:
+            return False
+        try:
+            self._detokenize()
+        except Exception as error:
+            self.error = error
+        return self.detokenizer.stopped
 
     def _detokenize(self) -> None:
         self.text += self.detokenizer.push(self._untold)
         self._untold.clear()
 
-    def _fresh_text(self) -> str:
-        fresh = self.text[self._num_told :]
-        self._num_told = len(self.text)
-        return fresh
+    def _news(self, completion: Completion | None = None) -> Update:
+        """Text and tokens since the last call."""
+        text, self._num_told = self.text[self._num_told :], len(self.text)
+        first = self.num_prompt_tokens + self._num_told_tokens
+        token_ids = tuple(self.token_ids[first:])
+        self._num_told_tokens += len(token_ids)
+        return Update(text, token_ids, completion)
 
     def tell(self, *, min_interval_seconds: float, now: float) -> None:
         """Pass on new text, at most once in ``min_interval_seconds``."""
@@ -197,8 +230,7 @@ class Row:
             return
         self._detokenize()
         self._told_seconds = now
-        if fresh := self._fresh_text():
-            self.listener(Update(text=fresh))
+        self.listener(self._news())
 
     def finish(self, reason: FinishReason) -> None:
         """Pass on the rest of the text and the completion."""
@@ -209,9 +241,15 @@ class Row:
         self.state = State.FINISHED
         self.stats.finished_seconds = time.monotonic()
         completion = Completion(
-            self.token_ids[self.num_prompt_tokens :], self.text, reason, self.stats, self.num_prompt_tokens
+            self.token_ids[self.num_prompt_tokens :],
+            self.text,
+            reason,
+            self.stats,
+            self.num_prompt_tokens,
+            # What was chosen beyond the row's end is not part of it.
+            self.logprobs[: self.stats.num_tokens] if self.params.logprobs is not None else None,
         )
-        self.listener(Update(text=self._fresh_text(), completion=completion))
+        self.listener(self._news(completion))
 
     def fail(self, error: BaseException) -> None:
         """End the row with an error for its caller."""

@@ -1,0 +1,216 @@
+"""What a model's generation config and its users ask of the scores, at every place as ``generate`` does it.
+
+``transformers`` builds the processors; here they are built for one row at a time and applied to one place at
+a time, behind the row's tokens and the path to that place. So they must be functions of the tokens before and
+of the scores. What is not (guidance, which runs the model again; marks that remember earlier calls; beams) is
+refused when the engine is made.
+
+Knows ``transformers``' generation config and processors. Does not know drafts or how a token is chosen.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation.configuration_utils import GenerationMode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LogitsProcessorLike = Callable[[Tensor, Tensor], Tensor]
+"""Token ids ``[1, tokens]`` and scores ``[1, vocabulary]`` to scores: a ``LogitsProcessor`` or a function."""
+
+_REFUSED = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it runs the model a second time for every token "
+    "(guidance_scale)",
+    "ClassifierFreeGuidanceLogitsProcessor": "it wants a second, unconditional row beside every row",
+    "SynthIDTextWatermarkLogitsProcessor": "it remembers earlier calls (watermarking_config)",
+    "WhisperTimeStampLogitsProcessor": "it is made for speech models",
+    "WhisperNoSpeechDetection": "it is made for speech models",
+    "AlternatingCodebooksLogitsProcessor": "it is made for speech models",
+    "DiaClassifierFreeGuidanceLogitsProcessor": "it is made for speech models",
+    "DiaEOSChannelFilterLogitsProcessor": "it is made for speech models",
+    "DiaEOSDelayPatternLogitsProcessor": "it is made for speech models",
+}
+# Settings that change the text and are no logits processors: (what asks for it, what to do instead).
+_REFUSED_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "token_healing": (bool, "heal the prompt before it is given"),
+    "max_time": (lambda value: value is not None, "cancel the call instead"),
+    "num_return_sequences": (lambda value: (value or 1) > 1, "give the prompt that many times"),
+}
+
+
+class RowLogits:
+    """The processors of one row.
+
+    Args:
+        processors: Applied in order.
+        device: Where they compute.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
+        self._processors = processors
+        self._device = device
+
+    def __call__(self, token_ids: Sequence[int], logits: Tensor) -> Tensor:
+        """The scores of the token after ``token_ids``.
+
+        Args:
+            token_ids: Everything before it: the prompt, what was written, and the path into the draft.
+            logits: As the model gave them, ``[vocabulary]``; left as they are.
+
+        Returns:
+            Scores ``[vocabulary]``, float32.
+        """
+        input_ids = torch.tensor([token_ids], device=self._device)  # [1, tokens]
+        scores = logits[None].to(device=self._device, dtype=torch.float32, copy=True)
+        return self._processors(cast("Any", input_ids), cast("Any", scores))[0]
+
+
+class LogitsRules:
+    """What holds for every row of an engine; a snapshot of the model's ``generation_config``.
+
+    Args:
+        model: Its generation config and its way of making processors are used.
+        processors: Further ones, for every row; one of a class that the generation config also asks for takes
+            its place, as in ``generate``.
+        use_generation_config: Whether the model's generation config counts.
+
+    Attributes:
+        end_token_ids: Tokens that end a row.
+        stop: Strings that end a row.
+
+    Raises:
+        ValueError: The generation config asks for something that cannot be done place by place.
+        TypeError: A processor cannot be called with token ids and scores.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processors: Sequence[LogitsProcessorLike] = (),
+        *,
+        use_generation_config: bool = True,
+    ) -> None:
+        self._model = model
+        given = getattr(model, "generation_config", None) if use_generation_config else None
+        config = copy.deepcopy(given) if given is not None else GenerationConfig()
+        config.do_sample = False  # sampling is decided by SamplingParams
+        if given is not None:
+            refuse_generation_mode(config)
+            _refuse_settings(config)
+        self._config: Any = config
+        self._processors = tuple(_checked(processor) for processor in processors)
+        self.end_token_ids = _as_ids(config.eos_token_id)
+        self.stop = _as_strings(config.stop_strings)
+        if given is not None:
+            cast("Any", model)._prepare_special_tokens(config, device=model.device)
+        # Which processors there are does not depend on the row, only what they hold does.
+        self._is_empty = not self._build((0, 0), 2, ())
+
+    def for_row(
+        self, prompt_token_ids: Sequence[int], max_length: int, processors: Sequence[LogitsProcessorLike] = ()
+    ) -> RowLogits | None:
+        """The processors of one row; ``None`` where there are none, so that nothing need be done.
+
+        Args:
+            prompt_token_ids: What the row continues.
+            max_length: Tokens of prompt and answer, at most.
+            processors: The row's own, applied last.
+
+        Raises:
+            ValueError: One of ``processors`` cannot be applied place by place.
+            TypeError: One of ``processors`` cannot be called with token ids and scores.
+        """
+        if self._is_empty and not processors:
+            return None
+        own = tuple(_checked(processor) for processor in processors)
+        return RowLogits(self._build(prompt_token_ids, max_length, own), self._model.device)
+
+    def _build(
+        self, prompt_token_ids: Sequence[int], max_length: int, own: tuple[LogitsProcessorLike, ...]
+    ) -> LogitsProcessorList:
+        users = LogitsProcessorList([*self._processors, *own])
+        if not hasattr(self._config, "_eos_token_tensor"):  # no generation config counts
+            return users
+        config = copy.copy(self._config)
+        config.max_length = max_length
+        built = cast("Any", self._model)._get_logits_processor(
+            config,
+            input_ids_seq_length=len(prompt_token_ids),
+            # A decoder-only model has no encoder: `generate`, too, takes the prompt for what it read.
+            encoder_input_ids=torch.tensor([prompt_token_ids], device=self._model.device),
+            logits_processor=users,
+            device=self._model.device,
+        )
+        return LogitsProcessorList([_checked(processor) for processor in built])
+
+
+def refuse_generation_mode(config: GenerationConfig) -> None:
+    """See that a generation config asks for greedy decoding or sampling.
+
+    Raises:
+        ValueError: It asks for beams, an assistant or another way of decoding.
+    """
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(
+            f"the generation config asks for {mode.value.replace('_', ' ')}, but the engine decodes greedily "
+            "or samples; reset those settings of model.generation_config (drafts come from the drafter)"
+        )
+
+
+def refuse_processor(processor: LogitsProcessorLike) -> None:
+    """See that a processor can be applied to one place of one row.
+
+    Raises:
+        ValueError: It is known to need more than the tokens before the place and its scores.
+    """
+    for kind in type(processor).__mro__:
+        if kind.__name__ in _REFUSED and kind.__module__.startswith("transformers."):
+            raise ValueError(
+                f"{kind.__name__} cannot be applied token by token to drafts: {_REFUSED[kind.__name__]}; "
+                "switch it off in model.generation_config or leave it out"
+            )
+    if getattr(processor, "_num_beams", 1) != 1:
+        raise ValueError(f"{type(processor).__name__} is made for beams, but a row has none: use num_beams=1")
+
+
+def _checked(processor: LogitsProcessorLike) -> LogitsProcessorLike:
+    if not callable(processor):
+        raise TypeError(f"a logits processor is called with token ids and scores, got {processor!r}")
+    refuse_processor(processor)
+    function = processor if inspect.isroutine(processor) else type(processor).__call__
+    num_given = 2 if inspect.isroutine(processor) else 3
+    try:
+        inspect.signature(function).bind(*[None] * num_given)
+    except TypeError as error:
+        raise TypeError(
+            f"a logits processor is called with token ids and scores, but {processor!r} takes other arguments"
+        ) from error
+    return processor
+
+
+def _refuse_settings(config: GenerationConfig) -> None:
+    for name, (is_asked, instead) in _REFUSED_SETTINGS.items():
+        if is_asked(value := getattr(config, name, None)):
+            raise ValueError(
+                f"model.generation_config.{name} = {value!r} is not done by the engine: "
+                f"set it to None and {instead}"
+            )
+
+
+def _as_ids(ids: int | list[int] | None) -> frozenset[int]:
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _as_strings(strings: str | list[str] | None) -> tuple[str, ...]:
+    return (strings,) if isinstance(strings, str) else tuple(strings or ())
