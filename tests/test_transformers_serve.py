@@ -1,4 +1,4 @@
-"""Skeleton-of-Thought over HTTP: ``transformers serve`` hosts the embedded model, ``"openai:..."`` asks it."""
+"""Skeleton-of-Thought over HTTP: ``transformers serve`` hosts the embedded model, ``openai:`` asks it."""
 
 from __future__ import annotations
 

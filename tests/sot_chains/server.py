@@ -17,7 +17,7 @@ MODEL = "small-1"
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Answers like the fakes, word by word. Refuses other models than ``model`` and other keys than ``key``."""
+    """Answers like the fakes, word by word. Refuses other models than ``model``, other keys than ``key``."""
 
     daemon_threads = True
 

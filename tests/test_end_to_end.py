@@ -1,0 +1,140 @@
+"""Skeleton-of-Thought over the embedded model: the main job, with every part real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable
+
+from benchmarks import sot_latency
+from examples import demo
+from local_backend import ChatLocal
+from sot_chains import SkeletonOfThought
+from sot_chains.prompts import ENGLISH
+from sot_chains.skeleton import parse_skeleton
+
+QUESTION = {"question": "How can I bake bread at home?"}
+OTHER = {"question": "What helps against stress?"}
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[ChatLocal]:
+    with ChatLocal.embedded() as chat:
+        yield chat
+
+
+@pytest.fixture(scope="module")
+def chain(chat: ChatLocal) -> Runnable[dict[str, Any], str]:
+    prompt = ChatPromptTemplate.from_messages([("user", "{question}")])
+    return prompt | SkeletonOfThought(chat) | StrOutputParser()
+
+
+@pytest.fixture(scope="module")
+def answer(chain: Runnable[dict[str, Any], str]) -> str:
+    return chain.invoke(QUESTION)
+
+
+async def _is_idle(chat: ChatLocal) -> bool:
+    for _ in range(300):
+        if chat.engine.num_rows == 0:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def test_it_composes_in_all_six_ways(
+    chat: ChatLocal, chain: Runnable[dict[str, Any], str], answer: str
+) -> None:
+    assert answer.startswith("1. **")
+    assert answer.count("\n\n") >= 2
+    assert await chain.ainvoke(QUESTION) == answer
+    assert "".join(chain.stream(QUESTION)) == answer
+    assert "".join([piece async for piece in chain.astream(QUESTION)]) == answer
+    both = chain.batch([QUESTION, OTHER])
+    assert both[0] == answer != both[1]
+    assert await chain.abatch([QUESTION, OTHER]) == both
+    assert await _is_idle(chat)
+
+
+def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
+    """Lossless: sharing a batch and a prefix changes no word."""
+    question = QUESTION["question"]
+    trace = SkeletonOfThought(chat).invoke(question).response_metadata["sot"]
+    json.dumps(trace)
+    assert trace["route"] == "sot"
+    skeleton = parse_skeleton("\n".join(f"{n}. {label}" for n, label in enumerate(trace["skeleton"], 1)))
+    for point, traced in zip(skeleton.points, trace["points"], strict=True):
+        chat.engine.forget_prefixes()
+        request = ENGLISH.expansion_request(question, skeleton, point, prefill=True)
+        alone = chat.invoke([("user", request), ("ai", ENGLISH.expansion_reply_start(point))])
+        assert traced["text"] == alone.text.strip()
+
+
+async def test_points_share_forwards(chat: ChatLocal) -> None:
+    before = chat.engine.stats.num_forwards
+    message = await SkeletonOfThought(chat).ainvoke(QUESTION["question"])
+    assert message.usage_metadata is not None
+    forwards = chat.engine.stats.num_forwards - before
+    assert forwards < message.usage_metadata["output_tokens"] / 2
+
+
+async def test_leaving_early_frees_every_row(chat: ChatLocal) -> None:
+    async for chunk in SkeletonOfThought(chat).astream(QUESTION["question"]):
+        if chunk.text:
+            break
+    assert await _is_idle(chat)
+    task = asyncio.create_task(SkeletonOfThought(chat).ainvoke(QUESTION["question"]))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await _is_idle(chat)
+
+
+async def test_bad_input_is_named_and_nothing_is_left_running(chat: ChatLocal) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        await SkeletonOfThought(chat).ainvoke("  ")
+    with pytest.raises(ValueError, match="positions for 2048"):
+        await SkeletonOfThought(chat).ainvoke("bread " * 4000)
+    assert await _is_idle(chat)
+
+
+async def test_a_model_that_writes_garbage_answers_plainly(chat: ChatLocal) -> None:
+    garbage = chat.bind(temperature=50.0, seed=1, max_tokens=30)
+    message = await SkeletonOfThought(garbage).ainvoke(QUESTION["question"])
+    trace = message.response_metadata["sot"]
+    assert trace["route"] == "plain"
+    assert "points" in trace["route_reason"]
+    assert message.text
+
+
+def test_the_demo_is_readable_in_a_pipe_and_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["Who", "won", "the", "football", "match?"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("Warning") < shown.index("Plain decoding") < shown.index("Skeleton-of-Thought")
+    assert "speed-up" in shown
+    assert not [c for c in shown if ord(c) < 32 and c != "\n"]
+    assert demo.warning_for(QUESTION["question"]) is None
+
+
+def test_the_benchmark_ends_with_its_json_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n".join(json.dumps(one) for one in (QUESTION, OTHER)))
+    sot_latency.main(["--questions", str(file), "--limit", "1", "--repeats", "1"])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(summary) == [
+        "questions",
+        "answered",
+        "by_sot",
+        "tokens_ratio",
+        "speedup_median",
+        "speedup_p10",
+        "critical_path_ratio_median",
+    ]
+    assert summary["questions"] == summary["answered"] == summary["by_sot"] == 1
