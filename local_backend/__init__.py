@@ -12,20 +12,36 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from local_backend.chat_model import ChatLocal
     from local_backend.draft import Draft, Outcome
-    from local_backend.drafters import Drafter
+    from local_backend.drafters import Combined, Drafter, Jacobi, Lookahead, ReferenceCopy
     from local_backend.engine import Engine
     from local_backend.sampling import SamplingParams
     from local_backend.sequence import Completion
 
-__all__ = ["ChatLocal", "Completion", "Draft", "Drafter", "Engine", "Outcome", "SamplingParams"]
+__all__ = [
+    "ChatLocal",
+    "Combined",
+    "Completion",
+    "Draft",
+    "Drafter",
+    "Engine",
+    "Jacobi",
+    "Lookahead",
+    "Outcome",
+    "ReferenceCopy",
+    "SamplingParams",
+]
 
 _HOMES = {
     "ChatLocal": "chat_model",
+    "Combined": "drafters",
     "Completion": "sequence",
     "Draft": "draft",
     "Drafter": "drafters",
     "Engine": "engine",
+    "Jacobi": "drafters",
+    "Lookahead": "drafters",
     "Outcome": "draft",
+    "ReferenceCopy": "drafters",
     "SamplingParams": "sampling",
 }
 

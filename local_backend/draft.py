@@ -5,7 +5,7 @@ Knows token ids and tree shape. Does not know where a draft comes from or how it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -35,8 +35,54 @@ class Draft:
         """The draft that guesses exactly ``token_ids``, one after another."""
         return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
 
+    @classmethod
+    def merged(cls, drafts: Iterable[Draft], *, max_tokens: int | None = None) -> Draft:
+        """One tree with every path of ``drafts``, in which what they begin with in common stands once.
+
+        Args:
+            drafts: What to merge; the first come first where there is no room for all.
+            max_tokens: Size of the tree, at most.
+        """
+        token_ids: list[int] = []
+        parents: list[int] = []
+        place_of: dict[tuple[int, int], int] = {}
+        for draft in drafts:
+            new_place = {-1: -1}
+            for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+                if parent not in new_place:
+                    continue
+                key = (new_place[parent], token)
+                if key not in place_of:
+                    if max_tokens is not None and len(token_ids) >= max_tokens:
+                        continue
+                    place_of[key] = len(token_ids)
+                    token_ids.append(token)
+                    parents.append(key[0])
+                new_place[place] = place_of[key]
+        return cls(tuple(token_ids), tuple(parents))
+
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def places_along(self, path: Iterable[int]) -> list[int]:
+        """Places of the tokens of ``path``, from the root down, as far as the tree holds it."""
+        children = self._children()
+        places: list[int] = []
+        parent = -1
+        for token in path:
+            child = children.get((parent, token))
+            if child is None:
+                break
+            places.append(child)
+            parent = child
+        return places
+
+    def _children(self) -> dict[tuple[int, int], int]:
+        """Place by parent and token; of equal children the first, the one that verification takes."""
+        children: dict[tuple[int, int], int] = {}
+        for place, key in enumerate(zip(self.parents, self.token_ids, strict=True)):
+            children.setdefault(key, place)
+        return children
 
     @property
     def is_chain(self) -> bool:
@@ -88,3 +134,10 @@ class Outcome:
     token_ids: tuple[int, ...]
     predictions: tuple[int, ...] = field(default=(), repr=False)
     draft: Draft = field(default=EMPTY_DRAFT, repr=False)
+
+    def predictions_along(self, path: Iterable[int]) -> list[int]:
+        """The model's own tokens after the root and after every token of ``path`` that was verified."""
+        if not self.predictions:
+            return []
+        places = self.draft.places_along(path)
+        return [self.predictions[0], *(self.predictions[place + 1] for place in places)]

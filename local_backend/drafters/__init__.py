@@ -6,9 +6,17 @@ from collections.abc import Callable
 
 from local_backend.drafters.autoregressive import Autoregressive
 from local_backend.drafters.base import Drafter, WritingRow
+from local_backend.drafters.combined import Combined
+from local_backend.drafters.jacobi import Jacobi
+from local_backend.drafters.lookahead import Lookahead
+from local_backend.drafters.reference_copy import ReferenceCopy
 
 _BY_NAME: dict[str, Callable[[], Drafter]] = {
     "autoregressive": Autoregressive,
+    "combined": lambda: Combined([ReferenceCopy(), Jacobi(), Lookahead()]),
+    "jacobi": Jacobi,
+    "lookahead": Lookahead,
+    "reference_copy": ReferenceCopy,
 }
 
 
@@ -28,4 +36,13 @@ def drafter_of(drafter: str | Drafter) -> Drafter:
     return drafter
 
 
-__all__ = ["Autoregressive", "Drafter", "WritingRow", "drafter_of"]
+__all__ = [
+    "Autoregressive",
+    "Combined",
+    "Drafter",
+    "Jacobi",
+    "Lookahead",
+    "ReferenceCopy",
+    "WritingRow",
+    "drafter_of",
+]

@@ -12,11 +12,7 @@ from local_backend.draft import Draft, Outcome
 
 
 class WritingRow(Protocol):
-    """What a drafter sees of a row."""
-
-    @property
-    def identifier(self) -> int:
-        """The same for one row throughout, and no other row's."""
+    """What a drafter sees of a row: one object throughout, equal to no other, weakly referable."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -46,4 +42,8 @@ class Drafter(Protocol):
         """One draft for each row, possibly empty, in the order of ``rows``."""
 
     def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
-        """What became of the drafts last proposed for ``rows``; a row with no room left has ended."""
+        """What became of the drafts last proposed for ``rows``, whose ``token_ids`` have grown by it.
+
+        A row may have ended with it, and a row may end without a word: keep what is known of one in
+        :class:`~local_backend.drafters.per_row.PerRow`.
+        """
