@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from local_backend.architecture import Architecture
 from local_backend.choice import chooser
 from local_backend.delivery import LoopMailbox, ThreadMailbox
 from local_backend.detokenizer import Detokenizer
@@ -31,6 +32,7 @@ from local_backend.logits import LogitsProcessorLike, LogitsRules
 from local_backend.references import References, ReferenceTokens
 from local_backend.sampling import SamplingParams
 from local_backend.sequence import Completion, Row, State, Update
+from local_backend.trial import check_by_trial
 from local_backend.verification import verify
 from local_backend.worker import Worker
 
@@ -78,8 +80,9 @@ class Engine:
         stream_interval_seconds: News of a row come at most so often.
 
     Raises:
-        ValueError: The drafter's name is unknown, a number is out of range, or the generation config or a
-            processor asks for something that cannot be applied to drafted tokens.
+        ValueError: The drafter's name is unknown, a number is out of range, the generation config or a
+            processor asks for something that cannot be applied to drafted tokens, or the model cannot be
+            decoded losslessly in a batch, see :class:`~local_backend.architecture.Architecture`.
     """
 
     def __init__(
@@ -102,8 +105,9 @@ class Engine:
         self.tokenizer = tokenizer
         self.drafter = drafter_of(drafter)
         self.stats = EngineStats()
-        config = model.config.get_text_config(decoder=True)
-        self.max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+        architecture = Architecture.of(model)
+        check_by_trial(model, architecture)
+        self.max_positions = architecture.max_positions
         self._rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
         self._reference_tokens = ReferenceTokens(tokenizer)
         self._vocabulary_size = _vocabulary_size(model)
@@ -111,9 +115,9 @@ class Engine:
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
         self._cache = RowsCache(
-            config.num_hidden_layers, max_rows=max_rows, max_prefix_tokens=max_prefix_tokens
+            architecture.num_layers, max_rows=max_rows, max_prefix_tokens=max_prefix_tokens
         )
-        self._forward = Forward(model, self._cache)
+        self._forward = Forward(model, self._cache, architecture)
         self._inbox: deque[Row] = deque()
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []  # by place in the cache: first those that write, then those that prefill

@@ -6,12 +6,13 @@ the shape of a tree behind what the row already has. Knows the model and the cac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from local_backend.architecture import Architecture
 from local_backend.draft import Draft
 from local_backend.kv_cache import RowsCache
 
@@ -25,14 +26,14 @@ class Forward:
     Args:
         model: A decoder-only ``transformers`` model, in evaluation mode.
         cache: Where the rows' keys and values lie.
+        architecture: How the model wants to be called.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: RowsCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: RowsCache, architecture: Architecture) -> None:
         self._model = model
         self._cache = cache
-        self._masks = MaskRules.of(model)
-        self._device = model.device
-        self._dtype = model.dtype
+        self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
+        self._device = architecture.device
 
     @torch.inference_mode()
     def __call__(
@@ -65,7 +66,7 @@ class Forward:
         output = module(
             input_ids=input_ids,
             position_ids=tree.positions.to(self._device),
-            attention_mask=self._masks.build(tree, num_columns, self._dtype, self._device),
+            attention_mask=self._masks.build(tree, num_columns, self._device),
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -91,15 +92,18 @@ class TreeShape:
     def of(cls, lengths: Sequence[int], drafts: Sequence[Draft], num_new: int) -> TreeShape:
         """The shape of ``drafts`` behind rows of these lengths."""
         length = torch.tensor(lengths)
-        chain = torch.arange(num_new)
+        # What fills a row behind its draft stands where its draft ends: positions there may be no more.
+        num_drafted = torch.tensor([len(draft) for draft in drafts])
+        depth = torch.arange(num_new).minimum(num_drafted[:, None])  # [rows, new]
         if all(draft.is_chain for draft in drafts):
-            return cls(length, length[:, None] + chain, None)
-        depth = chain.repeat(len(drafts), 1)
+            return cls(length, length[:, None] + depth, None)
         ancestors = torch.ones(num_new, num_new, dtype=torch.bool).tril().repeat(len(drafts), 1, 1)
         for row, draft in enumerate(drafts):
             if draft.is_chain:
                 continue
-            depth[row, 1 : 1 + len(draft)] = torch.tensor(draft.depths())
+            depths = draft.depths()
+            depth[row] = max(depths)
+            depth[row, : 1 + len(draft)] = torch.tensor([0, *depths])
             seen = torch.eye(num_new, dtype=torch.bool)
             seen[:, 0] = True
             for place, parent in enumerate(draft.parents):
@@ -109,32 +113,19 @@ class TreeShape:
 
 
 class MaskRules:
-    """How this model wants to be told who sees whom.
+    """Who sees whom, in the form the model takes.
 
-    Attributes:
+    Args:
         windows: Per kind of layer the sliding window in tokens, ``None`` for full attention.
-        by_layer_type: Whether the model takes one mask per kind of layer, as a dict.
+        dtype: A float type for masks that are added to the scores, or ``torch.bool``.
     """
 
-    def __init__(self, windows: dict[str, int | None]) -> None:
-        self.windows = windows
+    def __init__(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> None:
+        self._windows = windows
+        self._dtype = dtype
 
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> MaskRules:
-        """Read the rules off the model's configuration."""
-        config = model.config.get_text_config(decoder=True)
-        window = getattr(config, "sliding_window", None)
-        if getattr(config, "use_sliding_window", True) is False:
-            window = None
-        kinds = getattr(config, "layer_types", None)
-        if kinds is None:
-            kinds = ["full_attention" if window is None else "sliding_attention"]
-        return cls({kind: window if kind == "sliding_attention" else None for kind in kinds})
-
-    def build(
-        self, tree: TreeShape, num_columns: int, dtype: torch.dtype, device: torch.device
-    ) -> Tensor | dict[str, Tensor]:
-        """Additive masks ``[rows, 1, new, columns]``; a dict where kinds of layers differ."""
+    def build(self, tree: TreeShape, num_columns: int, device: torch.device) -> Tensor | dict[str, Tensor]:
+        """Masks ``[rows, 1, new, columns]``; a dict where kinds of layers differ."""
         column = torch.arange(num_columns)
         num_new = tree.positions.shape[1]
         if tree.ancestors is None:
@@ -144,13 +135,18 @@ class MaskRules:
             for row, length in enumerate(tree.lengths.tolist()):
                 seen[row, :, length : length + num_new] = tree.ancestors[row]
         masks = {}
-        for kind, window in self.windows.items():
+        for kind, window in self._windows.items():
             within = seen
             if window is not None:
                 within = seen & (tree.positions[:, :, None] - self._column_positions(tree, column) < window)
-            mask = torch.zeros(within.shape, dtype=dtype).masked_fill_(~within, torch.finfo(dtype).min)
-            masks[kind] = mask[:, None].to(device)
+            masks[kind] = self._in_dtype(within)[:, None].to(device)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _in_dtype(self, seen: Tensor) -> Tensor:
+        if self._dtype == torch.bool:
+            return seen
+        lowest = torch.finfo(self._dtype).min
+        return torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, lowest)
 
     @staticmethod
     def _column_positions(tree: TreeShape, column: Tensor) -> Tensor:
