@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from local_backend.draft import Draft, Outcome
     from local_backend.drafters import Combined, Drafter, Jacobi, Lookahead, ReferenceCopy
     from local_backend.engine import Engine
+    from local_backend.references import References
     from local_backend.sampling import SamplingParams
     from local_backend.sequence import Completion
 
@@ -28,6 +29,7 @@ __all__ = [
     "Lookahead",
     "Outcome",
     "ReferenceCopy",
+    "References",
     "SamplingParams",
 ]
 
@@ -42,6 +44,7 @@ _HOMES = {
     "Lookahead": "drafters",
     "Outcome": "draft",
     "ReferenceCopy": "drafters",
+    "References": "references",
     "SamplingParams": "sampling",
 }
 

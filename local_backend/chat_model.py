@@ -6,13 +6,15 @@ anybody share their forwards. Knows messages and chat templates. Does not know d
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.utils import convert_to_openai_messages
@@ -20,9 +22,12 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import RunnableConfig, ensure_config
 from pydantic import ConfigDict, Field
 
+from local_backend.call_arguments import PARAMETERS, sampling_params
 from local_backend.drafters import Drafter
 from local_backend.engine import Engine
-from local_backend.sampling import SamplingParams
+from local_backend.loading import load
+from local_backend.openai_shape import openai_logprobs, text_of
+from local_backend.references import References
 from local_backend.sequence import Completion, Row, Update
 
 if TYPE_CHECKING:
@@ -44,10 +49,15 @@ class ChatLocal(BaseChatModel):
         temperature: 0 is greedy.
         top_p: Sample among the most likely tokens that together hold this probability.
         top_k: Sample among so many most likely tokens; 0 is all.
+        min_p: Sample among tokens at least this share as likely as the most likely one; 0 is all.
         seed: The same seed gives the same answer.
         stop: Strings before which an answer ends.
+        logprobs: Whether ``response_metadata["logprobs"]`` tells how likely each token was, as OpenAI's does.
+        top_logprobs: And how likely so many likeliest tokens were.
 
-    Every one of these but ``engine`` and ``model_name`` may also be given per call.
+    Every one of these but ``engine`` and ``model_name`` may also be given per call, and beside them
+    ``references``: texts the answer may copy from, as a list or as :class:`~local_backend.References`.
+    Cache keys and traces hold their number and digest in place of the texts.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
@@ -60,8 +70,11 @@ class ChatLocal(BaseChatModel):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     stop: list[str] | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
 
     # Making one ----------------------------------------------------------------------------------
 
@@ -103,26 +116,7 @@ class ChatLocal(BaseChatModel):
             OSError: There is no such model.
             ValueError: Its tokenizer has no chat template.
         """
-        try:
-            import torch
-        except ImportError as error:
-            raise ImportError(
-                "local models need torch: pip install 'langchain-parallel-decoding[local]'"
-            ) from error
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        on_cpu = torch.device(device or "cpu").type == "cpu"
-        if dtype is None:
-            dtype = torch.float32 if on_cpu else "auto"
-        tokenizer = AutoTokenizer.from_pretrained(path_or_name)
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"the tokenizer of {str(path_or_name)!r} has no chat template: set "
-                "tokenizer.chat_template and pass ChatLocal(engine=Engine(model, tokenizer))"
-            )
-        model = AutoModelForCausalLM.from_pretrained(path_or_name, dtype=dtype, **(model_options or {}))
-        if device is not None:
-            model = cast("Any", model).to(device)
+        model, tokenizer = load(path_or_name, dtype=dtype, device=device, model_options=model_options)
         engine = Engine(model, tokenizer, drafter, max_rows=max_rows)
         return cls(engine=engine, **{"model_name": Path(path_or_name).name, **options})
 
@@ -146,12 +140,22 @@ class ChatLocal(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = ("model_name", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-        return {name: getattr(self, name) for name in names}
+        names = ("model_name", *PARAMETERS, "stop", "logprobs", "top_logprobs")
+        # Two models may bear one name: the cache must not take one's answers for the other's.
+        path = {"model_path": str(getattr(self.engine.model, "name_or_path", ""))}
+        return {**path, **{name: getattr(self, name) for name in names}}
+
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        """What goes into cache keys and traces: references by number and digest."""
+        if kwargs.get("references") is not None:
+            kwargs["references"] = repr(References.of(kwargs["references"]))
+        return super()._get_invocation_params(stop=stop or self.stop, **kwargs)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
-            ls_provider="local_backend", ls_model_name=self.model_name, ls_model_type="chat"
+            ls_provider="local_backend",
+            ls_model_name=kwargs.get("model", self.model_name),
+            ls_model_type="chat",
         )
         params["ls_temperature"] = kwargs.get("temperature", self.temperature)
         if (max_tokens := kwargs.get("max_tokens", self.max_tokens)) is not None:
@@ -160,9 +164,26 @@ class ChatLocal(BaseChatModel):
             params["ls_stop"] = stop or self.stop
         return params
 
+    def _resolve_model_profile(self) -> ModelProfile:
+        kinds = ("image_inputs", "image_url_inputs", "pdf_inputs", "audio_inputs", "video_inputs")
+        cannot = (*kinds, "image_outputs", "audio_outputs", "tool_calling", "structured_output")
+        profile = {"name": self.model_name, "text_inputs": True, "text_outputs": True, "open_weights": True}
+        if self.engine.max_positions < 2**31:  # prompt and answer share them
+            profile |= {"max_input_tokens": self.engine.max_positions}
+            profile |= {"max_output_tokens": self.engine.max_positions}
+        return cast("ModelProfile", {**profile, **dict.fromkeys(cannot, False)})
+
     def get_token_ids(self, text: str) -> list[int]:
         """The token ids of ``text``, without special tokens."""
         return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """Tokens of the prompt these messages make, the chat template's own included."""
+        if tools:
+            warnings.warn("ChatLocal calls no tools: their schemas are not counted", stacklevel=2)
+        return len(self._prompt(messages)[0])
 
     def _generate(
         self,
@@ -196,7 +217,8 @@ class ChatLocal(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         for update in self.engine.stream(self._row_of(messages, stop, kwargs)):
-            yield self._chunk(update)
+            if update.text or update.is_last:
+                yield self._chunk(update)
 
     async def _astream(
         self,
@@ -208,7 +230,8 @@ class ChatLocal(BaseChatModel):
         updates = self.engine.astream(self._row_of(messages, stop, kwargs))
         try:
             async for update in updates:
-                yield self._chunk(update)
+                if update.text or update.is_last:
+                    yield self._chunk(update)
         finally:
             await cast("Any", updates).aclose()
 
@@ -221,9 +244,12 @@ class ChatLocal(BaseChatModel):
         **kwargs: Any,
     ) -> list[AIMessage]:
         """Answer all inputs at once, in order; LangChain's own ``batch`` would run a few threads' worth."""
-        if config is None or isinstance(config, dict):
-            config = ensure_config(config)
-            config.setdefault("max_concurrency", max(1, len(inputs)))
+        if inputs:
+            # With a configuration for each input, LangChain takes the number of threads from the first.
+            configs = list(config) if isinstance(config, Sequence) else [ensure_config(config)]
+            if configs and configs[0].get("max_concurrency") is None:
+                configs[0] = {**configs[0], "max_concurrency": len(inputs)}
+            config = configs if isinstance(config, Sequence) else configs[0]
         return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     # Messages to rows, completions to messages ---------------------------------------------------
@@ -232,7 +258,7 @@ class ChatLocal(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
     ) -> Callable[[Callable[[Update], None]], Row]:
         prompt, num_context_tokens = self._prompt(messages)
-        params = self._sampling_params(stop, kwargs)
+        params = sampling_params(self, stop, kwargs)
 
         def make(listener: Callable[[Update], None]) -> Row:
             return self.engine.make_row(
@@ -245,26 +271,13 @@ class ChatLocal(BaseChatModel):
 
         return make
 
-    def _sampling_params(self, stop: list[str] | None, kwargs: dict[str, Any]) -> SamplingParams:
-        def value(name: str) -> Any:
-            return kwargs.get(name, getattr(self, name))
-
-        return SamplingParams(
-            max_tokens=value("max_tokens"),
-            temperature=value("temperature"),
-            top_p=value("top_p"),
-            top_k=value("top_k"),
-            seed=value("seed"),
-            stop=tuple(stop or self.stop or ()),
-        )
-
     def _prompt(self, messages: Sequence[BaseMessage]) -> tuple[list[int], int]:
         """Token ids of the rendered messages, and how many of the last belong to a reply already begun."""
         if not messages:
             raise ValueError("there is no message to answer: give at least one")
         turns = convert_to_openai_messages(list(messages))
         for turn in turns:
-            turn["content"] = _text_of(turn)
+            turn["content"] = text_of(turn)
         begun = turns[-1]["content"] if isinstance(messages[-1], AIMessage) else ""
         token_ids = self.engine.tokenizer.apply_chat_template(
             turns if begun or turns[-1]["role"] != "assistant" else turns[:-1],
@@ -277,11 +290,11 @@ class ChatLocal(BaseChatModel):
 
     def _metadata(self, completion: Completion) -> dict[str, Any]:
         stats = completion.stats
-        return {
+        metadata = {
             "model_name": self.model_name,
             "finish_reason": completion.finish_reason,
             "decoding": {
-                "drafter": type(self.engine.drafter).__name__,
+                "drafter": _name_of(self.engine.drafter),
                 "num_forwards": stats.num_forwards,
                 "tokens_per_forward": stats.tokens_per_forward,
                 "num_drafted": stats.num_drafted,
@@ -289,6 +302,9 @@ class ChatLocal(BaseChatModel):
                 "num_prefilled": stats.num_prefilled,
             },
         }
+        if completion.logprobs is not None:
+            metadata["logprobs"] = openai_logprobs(completion.logprobs, self.engine.tokenizer)
+        return metadata
 
     @staticmethod
     def _usage(completion: Completion) -> UsageMetadata:
@@ -316,21 +332,6 @@ class ChatLocal(BaseChatModel):
         )
 
 
-def _text_of(turn: dict[str, Any]) -> str:
-    """The text of one message.
-
-    Raises:
-        ValueError: It holds something other than text.
-    """
-    content = turn.get("content") or ""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for block in content:
-        if not isinstance(block, dict) or block.get("type") != "text":
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            raise ValueError(
-                f"a local model reads text only, but the {turn.get('role')} message holds {kind!r}"
-            )
-        texts.append(block["text"])
-    return "".join(texts)
+def _name_of(drafter: Drafter) -> str:
+    """A drafter's name as it is registered, e.g. ``"reference_copy"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(drafter).__name__).lower()

@@ -54,7 +54,7 @@ def test_usage_and_decoding_are_reported_once_in_a_stream(chat: ChatLocal) -> No
     assert message.usage_metadata["output_tokens"] == 40
     assert message.response_metadata["finish_reason"] == "length"
     assert message.response_metadata["decoding"]["num_forwards"] == 40
-    assert merged.response_metadata["decoding"]["drafter"] == "Autoregressive"
+    assert merged.response_metadata["decoding"]["drafter"] == "autoregressive"
 
 
 def test_a_final_assistant_message_is_continued(chat: ChatLocal) -> None:
