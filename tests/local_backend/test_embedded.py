@@ -21,7 +21,7 @@ from local_backend.embedded.build import (
     train_tokenizer,
 )
 from local_backend.embedded.corpus import load_requests, load_topics, make_example
-from sot_chains import parse_skeleton
+from sot_chains import Skeleton, parse_skeleton
 from sot_chains.prompts import ENGLISH
 
 TOPICS = load_topics()
@@ -66,14 +66,17 @@ def test_it_is_taught_the_requests_that_are_sent() -> None:
 
 
 def test_it_writes_a_skeleton_when_asked(chat: ChatLocal) -> None:
-    requests = [
-        [("user", ENGLISH.skeleton.format(question=topic.held_out_question)), ("ai", "1.")]
-        for topic in TOPICS
-    ]
-    skeletons = [parse_skeleton("1." + answer.text) for answer in chat.batch(requests)]
-    assert all(3 <= len(skeleton.points) <= 10 for skeleton in skeletons)
-    right = sum(skeleton.text == topic.skeleton for skeleton, topic in zip(skeletons, TOPICS, strict=True))
-    assert right >= 0.6 * len(TOPICS)
+    """Any phrasing yields an outline to work with; the taught ones nearly always the right one."""
+
+    def outlines(questions: list[str]) -> list[Skeleton]:
+        requests = [[("user", ENGLISH.skeleton.format(question=q)), ("ai", "1.")] for q in questions]
+        return [parse_skeleton("1." + answer.text) for answer in chat.batch(requests)]
+
+    taught = outlines([topic.taught_questions[0] for topic in TOPICS])
+    held_out = outlines([topic.held_out_question for topic in TOPICS])
+    assert all(3 <= len(skeleton.points) <= 10 for skeleton in taught + held_out)
+    right = sum(outline.text == topic.skeleton for outline, topic in zip(taught, TOPICS, strict=True))
+    assert right >= 0.8 * len(TOPICS)
 
 
 def test_it_expands_a_point_and_answers_with_equal_substance(chat: ChatLocal) -> None:
