@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from transformers.utils import logging
 
 from local_backend import ChatLocal
 from local_backend.embedded import closest_topic
@@ -34,6 +35,7 @@ def warning_for(question: str) -> str | None:
 def main(arguments: Sequence[str]) -> int:
     question = " ".join(arguments).strip() or DEFAULT_QUESTION
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=PIPED_WIDTH, highlight=False)
+    logging.disable_progress_bar()  # 12 MB load at once
     with ChatLocal.embedded() as chat:
         chat.invoke("Hello", max_tokens=2)  # the first forward is slow; it should not count against either
         stats = chat.engine.stats

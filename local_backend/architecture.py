@@ -50,8 +50,9 @@ class Architecture:
             ValueError: The model cannot be decoded losslessly in a batch; says why, and what to use instead.
         """
         config = model.config.get_text_config(decoder=True)
-        _refuse_other_models(model, config)
-        _refuse_state(model, config)
+        _refuse_other_models(model)
+        _refuse_other_layers(model, config)
+        _refuse_own_positions(model)
         _refuse_own_masks(model, config)
         return cls(
             num_layers=config.num_hidden_layers,
@@ -62,7 +63,7 @@ class Architecture:
         )
 
 
-def _refuse_other_models(model: PreTrainedModel, config: PretrainedConfig) -> None:
+def _refuse_other_models(model: PreTrainedModel) -> None:
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{_name(model)} is an encoder-decoder model, but the engine continues one sequence of tokens: "
@@ -72,6 +73,9 @@ def _refuse_other_models(model: PreTrainedModel, config: PretrainedConfig) -> No
         raise ValueError(
             f"{_name(model)} has no language-model head: load it with AutoModelForCausalLM.from_pretrained"
         )
+
+
+def _refuse_own_positions(model: PreTrainedModel) -> None:
     parameters = inspect.signature(model.forward).parameters
     missing = [name for name in _ARGUMENTS if name not in parameters]
     if missing and "input_ids" in parameters:  # a wrapper that passes everything on names none of them
@@ -82,14 +86,14 @@ def _refuse_other_models(model: PreTrainedModel, config: PretrainedConfig) -> No
         )
 
 
-def _refuse_state(model: PreTrainedModel, config: PretrainedConfig) -> None:
+def _refuse_other_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if getattr(model, "_is_stateful", False) or not kinds <= _LAYER_KINDS:
-        others = ", ".join(sorted(kinds - _LAYER_KINDS)) or "recurrent layers"
+        others = ", ".join(sorted(kinds - _LAYER_KINDS)) or "recurrent"
         raise ValueError(
-            f"{_name(model)} has {others}: what such a layer keeps of the tokens read cannot be rolled "
-            "back when a draft is refused, nor masked per row. Call model.generate, or use a model with "
-            "full or sliding-window attention in every layer"
+            f"{_name(model)} has layers of another kind ({others}): only the keys and values of full and "
+            "sliding-window attention can be masked per row, and rolled back when a draft is refused. "
+            "Call model.generate, or use a model with such attention in every layer"
         )
 
 

@@ -7,6 +7,7 @@ when an engine is made, and not in what it writes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,8 +41,12 @@ def check_by_trial(model: PreTrainedModel, architecture: Architecture) -> None:
     if architecture.max_positions < _NUM_TOKENS:
         return
     name = type(model).__name__
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    text = [(7 * number + 3) % vocabulary for number in range(_NUM_TOKENS)]
+    with torch.inference_mode():
+        own = model(input_ids=torch.tensor([text], device=architecture.device), use_cache=False).logits[0]
     try:
-        difference = _difference(model, architecture)
+        difference = _difference(model, architecture, text, own)
     except Exception as error:
         raise ValueError(
             f"{name} cannot be called as the engine calls it (rows of different lengths, positions and masks "
@@ -59,13 +64,18 @@ def check_by_trial(model: PreTrainedModel, architecture: Architecture) -> None:
 
 
 @torch.inference_mode()
-def _difference(model: PreTrainedModel, architecture: Architecture) -> float:
-    """Greatest mean difference of logits at one position, in units of their standard deviation."""
-    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
-    text = [(7 * number + 3) % vocabulary for number in range(_NUM_TOKENS)]
-    wrong = [(token + 1) % vocabulary for token in text]
-    plain = model(input_ids=torch.tensor([text], device=architecture.device), use_cache=False).logits[0]
+def _difference(
+    model: PreTrainedModel, architecture: Architecture, text: Sequence[int], own: Tensor
+) -> float:
+    """Greatest mean difference of logits at one position, in units of their standard deviation.
 
+    Args:
+        model: Called as the engine does.
+        architecture: How that is.
+        text: Token ids; what is not drafted of it is the prompt.
+        own: What the model says at each of them, ``[tokens, vocabulary]``.
+    """
+    wrong = [(token + 1) % own.shape[-1] for token in text]
     cache = RowsCache(architecture.num_layers, max_rows=len(_LENGTHS))
     forward = Forward(model, cache, architecture)
     rows = [cache.add_row() for _ in _LENGTHS]
@@ -87,6 +97,6 @@ def _difference(model: PreTrainedModel, architecture: Architecture) -> float:
     differences: list[Tensor] = []
     for row, length in zip(rows, _LENGTHS, strict=True):
         ours = torch.cat([drafted[row, kept], after[row, :1]]).float()
-        own = plain[length : length + len(ours)].to(ours.device).float()
-        differences.extend((ours - own).abs().mean(-1) / own.std(-1))
+        theirs = own[length : length + len(ours)].to(ours.device).float()
+        differences.extend((ours - theirs).abs().mean(-1) / theirs.std(-1))
     return max(difference.item() for difference in differences)
