@@ -58,8 +58,9 @@ def check_by_trial(model: PreTrainedModel, architecture: Architecture) -> None:
         raise ValueError(
             f"{name} says something else in a batch with drafts than alone (logits differ by "
             f"{difference:.2g} of their spread, rounding would be below {tolerance:.2g}): it ignores the "
-            "mask or the positions it is given, or keeps more than keys and values. Use model.generate for "
-            "it, or a model with plain full or sliding-window attention"
+            "mask or the positions it is given, keeps more than keys and values, or quantises activations by "
+            "what else is in the batch. Use model.generate for it, or a model with plain full or "
+            "sliding-window attention, quantised in its weights alone"
         )
 
 
