@@ -432,6 +432,7 @@ class Engine:
             row.stats.num_forwards += 1
             row.stats.num_drafted += len(draft)
             row.stats.num_accepted += len(kept)
+            row.stats.tokens_by_forward.append(taken)
             self.stats.num_tokens += taken
             if row.finish_reason is None and row.error is None:
                 _guarded(row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now))

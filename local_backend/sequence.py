@@ -41,6 +41,7 @@ class Stats:
         num_drafted: Tokens drafted.
         num_accepted: Drafted tokens accepted.
         num_prefilled: Prompt tokens the model read for this row; the rest came from a shared prefix.
+        tokens_by_forward: Tokens each decode forward landed, in order.
         submitted_seconds, first_token_seconds, finished_seconds: On ``time.monotonic``.
     """
 
@@ -49,6 +50,7 @@ class Stats:
     num_drafted: int = 0
     num_accepted: int = 0
     num_prefilled: int = 0
+    tokens_by_forward: list[int] = field(default_factory=list)
     submitted_seconds: float = 0.0
     first_token_seconds: float | None = None
     finished_seconds: float | None = None
