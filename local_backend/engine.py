@@ -76,7 +76,7 @@ class Engine:
         max_rows: Rows in a forward, at most; further requests wait.
         prefill_chunk_tokens: Prompt tokens read between two decode forwards, at most, so that a long prompt
             does not stall the rows that are writing.
-        max_prefix_tokens: Tokens of finished rows whose keys and values are kept for reuse.
+        max_prefix_bytes: Memory for keys and values of finished rows, kept for rows that begin alike; 0 keeps none.
         stream_interval_seconds: News of a row come at most so often.
 
     Raises:
@@ -95,7 +95,7 @@ class Engine:
         use_generation_config: bool = True,
         max_rows: int = 64,
         prefill_chunk_tokens: int = 1024,
-        max_prefix_tokens: int = 16_384,
+        max_prefix_bytes: int = 256 * 2**20,
         stream_interval_seconds: float = 0.02,
     ) -> None:
         for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
@@ -114,9 +114,7 @@ class Engine:
         self._max_rows = max_rows
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
-        self._cache = RowsCache(
-            architecture.num_layers, max_rows=max_rows, max_prefix_tokens=max_prefix_tokens
-        )
+        self._cache = RowsCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=max_prefix_bytes)
         self._forward = Forward(model, self._cache, architecture)
         self._inbox: deque[Row] = deque()
         self._waiting: deque[Row] = deque()

@@ -110,13 +110,13 @@ class RowsCache(Cache):
     Args:
         num_layers: Decoder layers of the model.
         max_rows: Rows in use at once, at most.
-        max_prefix_tokens: Tokens of finished rows that are kept for reuse, in all; 0 keeps none.
+        max_prefix_bytes: Memory for what finished rows leave behind, in all; 0 keeps nothing.
     """
 
-    def __init__(self, num_layers: int, *, max_rows: int, max_prefix_tokens: int = 16_384) -> None:
+    def __init__(self, num_layers: int, *, max_rows: int, max_prefix_bytes: int = 256 * 2**20) -> None:
         self._places = _Places(num_rows=min(4, max_rows))
         self._max_rows = max_rows
-        self._max_prefix_tokens = max_prefix_tokens
+        self._max_prefix_bytes = max_prefix_bytes
         self._row_layers = [_RowsLayer(self._places) for _ in range(num_layers)]
         super().__init__(layers=list(self._row_layers))
         self._lengths: list[int] = []
@@ -232,7 +232,7 @@ class RowsCache(Cache):
     def keep_prefix(self, row: int, token_ids: Sequence[int]) -> None:
         """Remember what ``row`` holds, so that a later row may begin with it."""
         length = self._lengths[row]
-        if not 0 < length <= self._max_prefix_tokens:
+        if not 0 < length * self._bytes_per_token() <= self._max_prefix_bytes:
             return
         key = tuple(token_ids[:length])
         if key in self._prefixes:
@@ -244,8 +244,12 @@ class RowsCache(Cache):
             assert layer.values is not None
             layers.append((layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()))
         self._prefixes[key] = Prefix(key, layers)
-        while sum(map(len, self._prefixes)) > self._max_prefix_tokens:
+        while sum(map(len, self._prefixes)) * self._bytes_per_token() > self._max_prefix_bytes:
             self._prefixes.popitem(last=False)
+
+    def _bytes_per_token(self) -> int:
+        buffers = [b for layer in self._row_layers for b in (layer.keys, layer.values) if b is not None]
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
 
     def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
         """The kept prefix that shares most first tokens with ``token_ids``, and how many it shares."""
