@@ -102,8 +102,8 @@ def _refuse_own_masks(model: PreTrainedModel, config: PretrainedConfig) -> None:
     if implementation not in _ATTENTION_IMPLEMENTATIONS:
         raise ValueError(
             f"{_name(model)} was loaded with attn_implementation={implementation!r}, which cannot "
-            "take the mask that keeps drafts and rows apart: call model.set_attn_implementation('sdpa') first, or "
-            "load it with attn_implementation='sdpa' ('eager' works too)"
+            "take the mask that keeps drafts and rows apart: call model.set_attn_implementation('sdpa') "
+            "first, or load it with attn_implementation='sdpa' ('eager' works too)"
         )
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
         raise ValueError(

@@ -45,7 +45,7 @@ def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = 
     shown = min(longest, max_tokens or longest)
     figure = Figure(figsize=(10, 0.9 + _ROW_INCHES * len(completions)), layout="constrained")
     axes = figure.add_subplot()
-    for height, (name, completion) in enumerate(completions.items()):
+    for height, completion in enumerate(completions.values()):
         start = 0
         for landed in completion.stats.tokens_by_forward:
             width = min(landed, shown - start)

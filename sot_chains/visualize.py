@@ -73,9 +73,8 @@ def timeline(message: AIMessage) -> Figure:
     axes.invert_yaxis()
     axes.set_xlim(0, (trace["seconds"] or 1) * 1.1)
     axes.set_xlabel("seconds")
-    one_by_one = sum(call["end_seconds"] - call["start_seconds"] for _, call, _ in rows)
     axes.set_title(
-        f"{trace['seconds']:.2f} s in all, {one_by_one:.2f} s if the calls came one after another",
+        f"{trace['seconds']:.2f} s in all; skeleton and longest point {trace['critical_path_seconds']:.2f} s",
         loc="left",
         fontsize=10,
     )

@@ -65,11 +65,12 @@ class Jacobi:
     def _draft(self, row: WritingRow) -> Draft:
         state = self._states[row]
         state.pool.read(row.token_ids)
-        size = max(0, min(self.block_size, row.room - 1))
+        room = max(0, row.room - 1)
+        size = min(self.block_size, room)
         last = row.token_ids[-1]
         while len(state.guess) < size:
             behind = state.guess[-1] if state.guess else last
             state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
         del state.guess[size:]
         recycled = state.pool.after(last)[: self.num_recycled]
-        return Draft.merged([Draft.chain(state.guess), *(Draft.chain(ngram[:size]) for ngram in recycled)])
+        return Draft.merged([Draft.chain(state.guess), *(Draft.chain(ngram[:room]) for ngram in recycled)])
