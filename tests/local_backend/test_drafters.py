@@ -1,0 +1,370 @@
+"""Drafters against made-up models: functions from a text to its next token, so any guess can be judged."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome, ReferenceCopy
+from local_backend.drafters import WritingRow, drafter_of
+from local_backend.drafters.ngram_pool import NgramPool
+from local_backend.drafters.per_row import PerRow
+from local_backend.drafters.reference_index import Match, ReferenceIndex
+from local_backend.verification import verify
+
+NAMES = ("autoregressive", "combined", "jacobi", "lookahead", "reference_copy")
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+@dataclass(eq=False)
+class FakeRow:
+    """A row as drafters see it."""
+
+    token_ids: list[int]
+    max_length: int = 100
+    references: tuple[tuple[int, ...], ...] = ()
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def room(self) -> int:
+        return self.max_length - len(self.token_ids)
+
+
+def step(drafter: Drafter, row: FakeRow, model: NextToken, *, max_draft_tokens: int = 1000) -> Outcome:
+    """One forward of ``model``: what the engine does for a row."""
+    (proposed,) = drafter.propose([row])
+    draft = proposed.truncated(max_tokens=max_draft_tokens, max_depth=row.room - 1)
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(draft.token_ids, draft.parents, strict=True):
+        paths.append([*paths[parent + 1], token])
+    predictions = [model([*row.token_ids, *path]) for path in paths]
+    outcome = verify(draft, lambda place: predictions[place + 1], predictions)
+    row.token_ids.extend(outcome.token_ids)
+    drafter.observe([row], [outcome])
+    return outcome
+
+
+def write(drafter: Drafter, row: FakeRow, model: NextToken, **options: int) -> int:
+    """Fill the row; returns the forwards it took."""
+    num_forwards = 0
+    while row.room > 0:
+        step(drafter, row, model, **options)
+        num_forwards += 1
+    return num_forwards
+
+
+def by_last_two(text: Sequence[int]) -> int:
+    """A text that depends on its last two tokens and takes long to repeat."""
+    return (text[-1] * 31 + (text[-2] if len(text) > 1 else 0) * 17 + 5) % 101
+
+
+def by_last(text: Sequence[int]) -> int:
+    return (text[-1] * 5 + 3) % 97
+
+
+def by_position(text: Sequence[int]) -> int:
+    """The easiest case for Jacobi iteration: a wrong guess spoils nothing behind it."""
+    return (len(text) * len(text) * 7) % 89
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("max_draft_tokens", [1000, 5])
+def test_whatever_is_drafted_the_text_is_the_models(name: str, max_draft_tokens: int) -> None:
+    for seed in range(4):
+        rng = random.Random(seed)
+        prompt = [rng.randrange(101) for _ in range(rng.randrange(1, 9))]
+        want = list(prompt)
+        while len(want) < 60:
+            want.append(by_last_two(want))
+        row = FakeRow(list(prompt), 60, references=(tuple(want[20:40]), (1, 2, 3)))
+        write(drafter_of(name), row, by_last_two, max_draft_tokens=max_draft_tokens)
+        assert row.token_ids == want
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_draft_is_deeper_than_the_row_has_room_for(name: str) -> None:
+    drafter = drafter_of(name)
+    row = FakeRow([1, 2, 1, 2], 12, references=((1, 2) * 30,))
+    while row.room > 0:
+        (draft,) = drafter.propose([row])
+        assert max(draft.depths(), default=0) <= row.room - 1
+        step(drafter, row, lambda text: 3 - text[-1])
+
+
+# What is left of rows ------------------------------------------------------------------------------
+
+
+def test_a_state_is_made_once_and_goes_with_its_row() -> None:
+    made = []
+    states: PerRow[list[int]] = PerRow(lambda row: made.append(row.room) or [])  # type: ignore[func-returns-value]
+    rows = [FakeRow([1], 5), FakeRow([1], 6)]
+    states[rows[0]].append(3)
+    assert states[rows[0]] == [3]
+    assert states[rows[1]] == []
+    assert made == [4, 5]
+    del rows
+    gc.collect()
+    assert len(states) == 0
+
+
+# Reference copy ------------------------------------------------------------------------------------
+
+
+def test_the_longest_match_is_copied() -> None:
+    row = FakeRow([9, 1, 2, 3], references=((5, 3, 50, 51), (2, 3, 60, 61, 62), (3, 70)))
+    (draft,) = ReferenceCopy(num_copy_tokens=2).propose([row])
+    assert draft == Draft.chain([60, 61])
+
+
+def test_a_short_match_triggers_nothing() -> None:
+    row = FakeRow([1, 2, 3], references=((9, 3, 50), (2, 3, 60)))
+    assert ReferenceCopy(min_match_tokens=2).propose([row]) == [Draft.chain([60])]
+    assert ReferenceCopy(min_match_tokens=3).propose([row]) == [Draft()]
+
+
+def test_of_equal_matches_the_reference_comes_before_own_text() -> None:
+    assert ReferenceCopy().propose([FakeRow([7, 8, 7], references=((7, 1),))]) == [Draft.chain([1])]
+
+
+def test_no_copy_crosses_into_the_next_reference() -> None:
+    row = FakeRow([4, 5], references=((5, 6), (7, 8), (5,)))
+    assert ReferenceCopy().propose([row]) == [Draft.chain([6])]
+
+
+def test_a_repetition_is_continued_past_its_end() -> None:
+    row = FakeRow([1, 2, 3, 1, 2, 3])
+    assert ReferenceCopy(num_copy_tokens=7).propose([row]) == [Draft.chain([1, 2, 3, 1, 2, 3, 1])]
+
+
+def test_copying_the_answer_takes_few_forwards() -> None:
+    answer = random.Random(1).choices(range(1000), k=100)
+    row = FakeRow([5000], 101, references=((5000, *answer),))
+    assert write(ReferenceCopy(num_copy_tokens=20), row, lambda text: answer[len(text) - 1]) == 5
+
+
+@given(
+    references=st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=3),
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=45),
+    written=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=5),
+)
+def test_the_index_finds_what_comparing_everything_finds(
+    references: list[list[int]], prompt: list[int], written: list[list[int]]
+) -> None:
+    index = ReferenceIndex(references, prompt)
+    text = list(prompt)
+    for tokens in [[], *written]:
+        index.extend(tokens)
+        text += tokens
+        assert index.num_own_tokens == len(text)
+    for match in index.matches():
+        source = [token for reference in references for token in [*reference, -1]] + text
+        longest = 0
+        while source[match.end - 1 - longest] == text[-1 - longest] and longest < match.end:
+            longest += 1
+            if longest == len(text):
+                break
+        # Of a long prompt only the last 32 tokens are compared when the row begins.
+        assert match.num_tokens == longest or min(longest, 32) <= match.num_tokens < longest
+        copied = index.continuation(match, 3)
+        assert copied[0] == source[match.end]
+        assert -1 not in copied
+    found = {match.end for match in index.matches()}
+    source = [token for reference in references for token in [*reference, -1]] + text
+    assert found == {
+        place + 1 for place in range(len(source) - 1) if source[place] == text[-1] and source[place + 1] != -1
+    }
+    assert all(isinstance(match, Match) for match in index.matches(2))
+
+
+# Jacobi --------------------------------------------------------------------------------------------
+
+
+def test_ngrams_come_back_latest_first_and_the_oldest_goes() -> None:
+    pool = NgramPool(3, num_kept=2)
+    pool.add([1, 2, 3])
+    pool.add([1, 4, 5])
+    pool.add([1, 2, 3])
+    assert pool.after(1) == [(2, 3), (4, 5)]
+    pool.add([1, 6, 7])
+    assert pool.after(1) == [(6, 7), (2, 3)]
+    assert pool.after(2) == []
+
+
+def test_a_growing_text_is_read_once() -> None:
+    pool, text = NgramPool(2, num_kept=5), [1, 2]
+    pool.read(text)
+    text += [3, 4]
+    pool.read(text)
+    pool.read(text)
+    assert [pool.after(token) for token in text] == [[(2,)], [(3,)], [(4,)], []]
+
+
+def test_the_next_guess_is_what_the_model_said_at_the_refused_places() -> None:
+    drafter, row = Jacobi(block_size=6, num_recycled=0), FakeRow([1, 2, 3], 50)
+    outcome = step(drafter, row, by_position)
+    said = list(outcome.predictions)[len(outcome.token_ids) :]
+    (draft,) = drafter.propose([row])
+    assert list(draft.token_ids[: len(said)]) == said
+    assert len(draft) == 6
+
+
+def test_jacobi_lands_a_block_where_guesses_do_not_spoil_each_other() -> None:
+    row = FakeRow([1], 121)
+    assert write(Jacobi(block_size=16), row, by_position) <= 120 / 7
+
+
+def test_a_refused_ngram_is_tried_again_where_it_belongs() -> None:
+    """The text repeats after long, so only what the pool holds can be right."""
+    text = random.Random(4).choices(range(400), k=60)
+    row = FakeRow([*text, 500, text[0]], 62 + 40)
+    recycling = write(Jacobi(block_size=1, num_recycled=2), row, lambda now: text[(len(now) - 61) % 60])
+    row = FakeRow([*text, 500, text[0]], 62 + 40)
+    without = write(Jacobi(block_size=1, num_recycled=0), row, lambda now: text[(len(now) - 61) % 60])
+    assert recycling <= 10 < without
+
+
+# Lookahead -----------------------------------------------------------------------------------------
+
+
+def test_the_window_has_the_papers_shape() -> None:
+    """Every cell sees the oldest iterate up to its diagonal, then its diagonal."""
+    row = FakeRow(list(range(100, 140)), 100)
+    (draft,) = Lookahead(window_size=4, ngram_size=4).propose([row])
+    assert len(draft) <= 4 * 3
+    assert sorted(draft.depths(), reverse=True)[0] == 4 + 3 - 1
+    (cut,) = Lookahead(window_size=4, ngram_size=4).propose([FakeRow([1, 2, 3], 6)])
+    assert max(cut.depths()) == 2
+
+
+def test_the_window_breeds_ngrams_the_text_then_uses() -> None:
+    cycle = [1]
+    while len(cycle) < 96:
+        cycle.append(by_last(cycle))
+    prompt = [*cycle[5::5][::-1], 1]  # tokens of the text to come, with nothing true behind any of them
+    row = FakeRow(list(prompt), len(prompt) + 90)
+    num_forwards = write(Lookahead(window_size=12, ngram_size=4, num_guesses=4), row, by_last)
+    assert row.token_ids[len(prompt) :] == cycle[1:91]
+    assert num_forwards <= 90 / 1.5
+    row = FakeRow(list(prompt), len(prompt) + 90)
+    assert write(ReferenceCopy(), row, by_last) == 90
+
+
+def test_lookahead_takes_ngrams_from_references() -> None:
+    answer = random.Random(1).choices(range(1000), k=60)
+    row = FakeRow([5000], 61, references=((5000, *answer),))
+    drafter = Lookahead(window_size=1, ngram_size=5)
+    assert write(drafter, row, lambda text: answer[len(text) - 1]) <= 60 / 3
+
+
+# Combined ------------------------------------------------------------------------------------------
+
+
+class Guesses:
+    """Always proposes what a function says."""
+
+    def __init__(self, guess: Callable[[WritingRow], Sequence[int]]) -> None:
+        self.guess = guess
+        self.num_observed = 0
+
+    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+        return [Draft.chain(self.guess(row)) for row in rows]
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        self.num_observed += len(rows)
+
+
+def right(row: WritingRow) -> list[int]:
+    text = list(row.token_ids)
+    for _ in range(6):
+        text.append(by_last_two(text))
+    return text[len(row.token_ids) :]
+
+
+def wrong(_: WritingRow) -> list[int]:
+    return [777] * 6
+
+
+def test_combined_finds_the_member_that_gains_and_rests_the_other() -> None:
+    good, bad = Guesses(right), Guesses(wrong)
+    drafter, row = Combined([bad, good], max_draft_tokens=6), FakeRow([1, 2], 702)
+    num_drafted_wrong = 0
+    num_forwards = 0
+    while row.room > 0:
+        num_drafted_wrong += 777 in step(drafter, row, by_last_two).draft.token_ids
+        num_forwards += 1
+    assert num_forwards <= 700 / 7 + 20
+    assert num_drafted_wrong <= num_forwards / 8
+    assert good.num_observed == bad.num_observed == num_forwards
+
+
+def test_combined_merges_members_that_are_right_at_different_times() -> None:
+    odd = Guesses(lambda row: right(row) if len(row.token_ids) % 2 else wrong(row))
+    even = Guesses(lambda row: wrong(row) if len(row.token_ids) % 2 else right(row))
+    row = FakeRow([1, 2], 402)
+    assert write(Combined([odd, even], max_draft_tokens=12), row, by_last_two) <= 400 / 6
+
+
+def test_combined_drafts_nothing_where_nothing_is_gained() -> None:
+    drafter, row = Combined([Guesses(wrong)]), FakeRow([1, 2], 302)
+    sizes = []
+    while row.room > 0:
+        sizes.append(len(step(drafter, row, by_last_two).draft))
+    assert sum(map(bool, sizes[100:-10])) <= 190 / 16 + 1
+
+
+def test_combined_keeps_to_its_budget() -> None:
+    drafter, row = Combined([Guesses(wrong), Guesses(right)], max_draft_tokens=8), FakeRow([1, 2], 102)
+    while row.room > 0:
+        assert len(step(drafter, row, by_last_two).draft) <= 8
+
+
+# Trees ---------------------------------------------------------------------------------------------
+
+
+@given(paths=st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=6), max_tokens=st.integers(0, 20))
+def test_merged_drafts_hold_every_path_once(paths: list[list[int]], max_tokens: int) -> None:
+    merged = Draft.merged(map(Draft.chain, paths))
+    assert len(merged) == len({tuple(path[: n + 1]) for path in paths for n in range(len(path))})
+    for path in paths:
+        assert len(merged.places_along(path)) == len(path)
+    cut = Draft.merged(map(Draft.chain, paths), max_tokens=max_tokens)
+    assert len(cut) == min(len(merged), max_tokens)
+
+
+def test_predictions_along_a_path_end_where_the_draft_does() -> None:
+    outcome = Outcome((0,), (5, 9), (5, 9, 8, 7), Draft((5, 6, 5), (-1, 0, -1)))
+    assert outcome.predictions_along([5, 6, 1]) == [5, 9, 8]
+    assert outcome.predictions_along([4]) == [5]
+    assert Outcome((), (5,)).predictions_along([5]) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ReferenceCopy(min_match_tokens=0), "min_match_tokens must be at least 1, got 0"),
+        (lambda: ReferenceCopy(num_copy_tokens=0), "num_copy_tokens"),
+        (lambda: Jacobi(block_size=0), "block_size"),
+        (lambda: Jacobi(num_recycled=-1), "num_recycled must be at least 0"),
+        (lambda: Jacobi(ngram_size=1), "ngram_size must be at least 2"),
+        (lambda: Lookahead(window_size=0), "window_size"),
+        (lambda: Lookahead(ngram_size=1), "ngram_size"),
+        (lambda: Lookahead(num_guesses=0), "num_guesses"),
+        (lambda: Combined([]), "at least one"),
+        (lambda: Combined([ReferenceCopy()], max_draft_tokens=0), "max_draft_tokens"),
+        (lambda: Combined([ReferenceCopy()], explore_every=0), "explore_every"),
+        (lambda: Combined([ReferenceCopy()], token_cost=-1), "token_cost"),
+    ],
+)
+def test_parameters_out_of_range_are_named(make: Callable[[], Drafter], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
