@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from local_backend.chat_model import ChatLocal
+    from local_backend.custom_generate import ParallelDecoding, write_custom_generate
     from local_backend.draft import Draft, Outcome
     from local_backend.drafters import Combined, Drafter, Jacobi, Lookahead, ReferenceCopy
     from local_backend.engine import Engine
@@ -28,9 +29,11 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "Outcome",
+    "ParallelDecoding",
     "ReferenceCopy",
     "References",
     "SamplingParams",
+    "write_custom_generate",
 ]
 
 _HOMES = {
@@ -43,9 +46,11 @@ _HOMES = {
     "Jacobi": "drafters",
     "Lookahead": "drafters",
     "Outcome": "draft",
+    "ParallelDecoding": "custom_generate",
     "ReferenceCopy": "drafters",
     "References": "references",
     "SamplingParams": "sampling",
+    "write_custom_generate": "custom_generate",
 }
 
 

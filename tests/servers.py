@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -21,7 +23,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def transformers_serve(model: Path, scratch: Path, *, timeout_seconds: float = 120) -> Iterator[str]:
+def transformers_serve(
+    model: Path, scratch: Path, *options: str, timeout_seconds: float = 120
+) -> Iterator[str]:
     """``transformers serve`` hosting ``model``; yields the base URL of its OpenAI-compatible API."""
     port = free_port()
     (scratch / "hub").mkdir(parents=True, exist_ok=True)
@@ -30,8 +34,9 @@ def transformers_serve(model: Path, scratch: Path, *, timeout_seconds: float = 1
         "serve",
         str(model),
         *("--host", "127.0.0.1", "--port", str(port), "--device", "cpu"),
+        *options,
     ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(scratch)}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(scratch), "PYTHONPATH": str(ROOT)}
     log = scratch / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -259,3 +259,45 @@ def test_a_wrong_directory_or_drafter_is_named(tmp_path: Path, model_dir: Path) 
     with pytest.raises(ValueError, match="no drafter is named 'guess'"):
         write_custom_generate(model_dir, drafter="guess")
     assert not (model_dir / "custom_generate").exists()
+
+
+def test_transformers_serve_decodes_with_our_loop(
+    model_dir: Path, tmp_path: Path, embedded: tuple[PreTrainedModel, PreTrainedTokenizerBase]
+) -> None:
+    """The folder's function leaves a mark at every call, so that the answers show who decoded them."""
+    from openai import OpenAI
+
+    from ..servers import transformers_serve
+
+    model, tokenizer = embedded
+    batch = _batch(tokenizer, QUESTIONS[:1])
+    plain = model.generate(**batch, do_sample=False, max_new_tokens=80)
+    text = tokenizer.decode(plain[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    path = write_custom_generate(model_dir, drafter="lookahead")
+    mark = tmp_path / "calls"
+    path.write_text(
+        path.read_text("utf-8").replace(
+            "return parallel", f"open({str(mark)!r}, 'a').write('x')\n    return parallel"
+        )
+    )
+    options = ("--trust-remote-code", "--dtype", "float32")
+    with (
+        transformers_serve(model_dir, tmp_path, *options) as url,
+        OpenAI(base_url=url, api_key="none") as client,
+    ):
+        asked: dict[str, Any] = {"model": str(model_dir), "max_tokens": 80, "temperature": 0.0}
+        asked["messages"] = [{"role": "user", "content": QUESTIONS[0]}]
+        answer = client.chat.completions.create(**asked)
+        streamed = "".join(
+            chunk.choices[0].delta.content or ""
+            for chunk in client.chat.completions.create(**asked, stream=True)
+            if chunk.choices
+        )
+        stop = text[60:66]
+        stopped = client.chat.completions.create(**asked, stop=[stop])
+    assert answer.choices[0].message.content == text
+    assert streamed == text
+    # The server leaves a stop string in its answer; ours ends after the same token as its own would.
+    assert stopped.choices[0].message.content == text[: len(stopped.choices[0].message.content or "")]
+    assert stop in (stopped.choices[0].message.content or "")
+    assert mark.read_text() == "xxx"
