@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from local_backend.architecture import Architecture
+from local_backend.batch import Batch
 from local_backend.choice import chooser
 from local_backend.delivery import LoopMailbox, ThreadMailbox
 from local_backend.detokenizer import Detokenizer
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
 from local_backend.forward import Forward
-from local_backend.kv_cache import RowsCache, num_shared
+from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
 from local_backend.references import References, ReferenceTokens
 from local_backend.sampling import SamplingParams
@@ -38,9 +39,6 @@ from local_backend.worker import Worker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-# A row waits for another that is about to read this many more tokens of their common beginning.
-_WORTH_WAITING_TOKENS = 16
 
 
 @dataclass(slots=True)
@@ -76,7 +74,7 @@ class Engine:
         max_rows: Rows in a forward, at most; further requests wait.
         prefill_chunk_tokens: Prompt tokens read between two decode forwards, at most, so that a long prompt
             does not stall the rows that are writing.
-        max_prefix_bytes: Memory for keys and values of finished rows, kept for rows that begin alike; 0 keeps none.
+        max_prefix_bytes: Memory for what finished rows leave behind, for rows that begin alike; 0 is none.
         stream_interval_seconds: News of a row come at most so often.
 
     Raises:
@@ -111,15 +109,13 @@ class Engine:
         self._rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
         self._reference_tokens = ReferenceTokens(tokenizer)
         self._vocabulary_size = _vocabulary_size(model)
-        self._max_rows = max_rows
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
         self._cache = RowsCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=max_prefix_bytes)
         self._forward = Forward(model, self._cache, architecture)
         self._inbox: deque[Row] = deque()
         self._waiting: deque[Row] = deque()
-        self._rows: list[Row] = []  # by place in the cache: first those that write, then those that prefill
-        self._num_writing = 0
+        self._batch = Batch(self._cache, max_rows)
         self._lock = threading.Lock()
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
@@ -276,7 +272,7 @@ class Engine:
     @property
     def num_rows(self) -> int:
         """Rows in use."""
-        return len(self._rows)
+        return len(self._batch)
 
     def forget_prefixes(self) -> None:
         """Drop the keys and values kept of finished rows, e.g. between two measurements."""
@@ -286,12 +282,9 @@ class Engine:
         """End the engine's thread; whoever still waits is told so."""
         self._finalizer()
         with self._lock:
-            left = [*self._rows, *self._waiting, *self._inbox]
+            left = [*self._batch.clear(), *self._waiting, *self._inbox]
             self._inbox.clear()
-        self._rows.clear()
         self._waiting.clear()
-        self._num_writing = 0
-        self._cache.clear()
         for row in left:
             _guarded(
                 row, partial(row.fail, RuntimeError("the engine was closed before this row was finished"))
@@ -318,7 +311,7 @@ class Engine:
             self._receive()
             self._admit()
             self._prefill()
-            if rows := self._rows[: self._num_writing]:
+            if rows := self._batch.writing:
                 drafts = self._propose(rows)
                 logits = self._forward(0, [row.token_ids[-1] for row in rows], drafts)
                 assert logits is not None
@@ -328,7 +321,7 @@ class Engine:
                 self._retire(rows)
         except Exception as error:
             self._fail_all(error)
-        return bool(self._rows or self._waiting or self._inbox)
+        return bool(self._batch or self._waiting or self._inbox)
 
     def _receive(self) -> None:
         """Take in what was submitted, let go of what was cancelled."""
@@ -339,49 +332,33 @@ class Engine:
             for row in [row for row in self._waiting if row.cancelled]:
                 self._waiting.remove(row)
                 _guarded(row, partial(row.finish, "cancelled"))
-        for row in [row for row in self._rows if row.cancelled]:
-            self._release(row)
+        for row in [row for row in self._batch.rows if row.cancelled]:
+            self._batch.remove(row)
             _guarded(row, partial(row.finish, "cancelled"))
 
     def _admit(self) -> None:
         """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
         postponed: list[Row] = []
-        while self._waiting and len(self._rows) < self._max_rows:
-            row = self._waiting.popleft()
-            if not self._place(row):
-                postponed.append(row)
-        self._waiting.extendleft(reversed(postponed))
-
-    def _place(self, row: Row) -> bool:
-        wanted = row.prompt_token_ids[:-1]
-        source, num_ready = None, 0
-        for place, other in enumerate(self._rows):
-            shared = num_shared(wanted, other.token_ids)
-            if other.state is State.PREFILLING:
-                coming = min(shared, other.num_prompt_tokens - 1) - other.num_cached
-                if coming >= _WORTH_WAITING_TOKENS:
-                    return False
-            if min(shared, other.num_cached) > num_ready:
-                source, num_ready = place, min(shared, other.num_cached)
-        prefix, num_kept = self._cache.find_prefix(wanted)
-        place = self._cache.add_row()
-        self._rows.append(row)
-        if prefix is not None and num_kept > num_ready:
-            self._cache.load_prefix(place, prefix, num_kept)
-        elif source is not None:
-            self._cache.copy_row(source, place, num_ready)
-        row.num_cached = max(num_ready, num_kept)
-        row.state = State.PREFILLING
-        self.stats.num_reused_tokens += row.num_cached
-        if row.num_to_prefill == 0:
-            self._start_writing(place)
-        return True
+        try:
+            while self._waiting and not self._batch.is_full:
+                row = self._waiting.popleft()
+                try:
+                    if self._batch.add(row):
+                        self.stats.num_reused_tokens += row.num_cached
+                    else:
+                        postponed.append(row)
+                except Exception as error:
+                    _guarded(row, partial(row.fail, error))
+                    raise
+        finally:
+            self._waiting.extendleft(reversed(postponed))
 
     def _prefill(self) -> None:
         """Read one chunk of the prompts that are not yet read."""
-        rows = self._rows[self._num_writing :]
+        rows = self._batch.prefilling
         if not rows:
             return
+        first_place = len(self._batch.writing)
         num_new = min(
             max(row.num_to_prefill for row in rows), max(1, self._prefill_chunk_tokens // len(rows))
         )
@@ -390,16 +367,14 @@ class Engine:
             for row in rows
         ]
         drafts = [Draft.chain(chunk[1:]) for chunk in chunks]
-        self._forward(self._num_writing, [chunk[0] for chunk in chunks], drafts, with_logits=False)
+        self._forward(first_place, [chunk[0] for chunk in chunks], drafts, with_logits=False)
         self.stats.num_prefill_forwards += 1
-        for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), self._num_writing):
+        for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_place):
             self._cache.commit(place, range(len(chunk)))
             row.num_cached += len(chunk)
             row.stats.num_prefilled += len(chunk)
             self.stats.num_prefilled_tokens += len(chunk)
-        for row in rows:
-            if row.num_to_prefill == 0:
-                self._start_writing(self._rows.index(row))
+        self._batch.begin_writing()
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
         """The drafter's guesses, cut to what each row has room for beside the bonus token."""
@@ -439,44 +414,15 @@ class Engine:
         """Free the rows that have ended and tell their listeners."""
         for row in rows:
             if row.error is not None:
-                self._release(row)
+                self._batch.remove(row)
                 _guarded(row, partial(row.fail, row.error))
             elif row.finish_reason is not None:
-                self._cache.keep_prefix(self._rows.index(row), row.token_ids)
-                self._release(row)
+                self._batch.remove(row, keep=True)
                 _guarded(row, partial(row.finish, row.finish_reason))
 
-    # Places --------------------------------------------------------------------------------------
-
-    def _start_writing(self, place: int) -> None:
-        """Move a row whose prompt is read to the end of those that write."""
-        target = self._num_writing
-        self._cache.swap_rows(place, target)
-        self._rows[place], self._rows[target] = self._rows[target], self._rows[place]
-        self._rows[target].state = State.WRITING
-        self._num_writing += 1
-
-    def _release(self, row: Row) -> None:
-        """Free a row's place, so that the others stay side by side."""
-        place = self._rows.index(row)
-        if place < self._num_writing:
-            self._num_writing -= 1
-            self._move(self._num_writing, place)
-            place = self._num_writing
-        self._move(len(self._rows) - 1, place)
-        self._rows.pop()
-        self._cache.remove_last_row()
-
-    def _move(self, source: int, target: int) -> None:
-        if source != target:
-            self._cache.move_row(source, target)
-            self._rows[target] = self._rows[source]
-
     def _fail_all(self, error: Exception) -> None:
-        """After a forward that failed nothing in the cache can be trusted: every row ends with the error."""
-        rows, self._rows, self._num_writing = self._rows, [], 0
-        self._cache.clear()
-        for row in rows:
+        """After a step that failed nothing in the cache can be trusted: every row ends with the error."""
+        for row in self._batch.clear():
             _guarded(row, partial(row.fail, error))
 
 
