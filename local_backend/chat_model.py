@@ -146,10 +146,12 @@ class ChatLocal(BaseChatModel):
         return {**path, **{name: getattr(self, name) for name in names}}
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
-        """What goes into cache keys and traces: references by number and digest."""
-        if kwargs.get("references") is not None:
-            kwargs["references"] = repr(References.of(kwargs["references"]))
-        return super()._get_invocation_params(stop=stop or self.stop, **kwargs)
+        """What goes into traces."""
+        return super()._get_invocation_params(stop=stop or self.stop, **_by_digest(kwargs))
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """What goes into cache keys."""
+        return super()._get_llm_string(stop=stop, **_by_digest(kwargs))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -330,6 +332,14 @@ class ChatLocal(BaseChatModel):
                 chunk_position="last",
             )
         )
+
+
+def _by_digest(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call with the references' number and digest in place of their texts."""
+    references = kwargs.get("references")
+    if references is None or isinstance(references, str):  # a string is refused where the call is made
+        return kwargs
+    return {**kwargs, "references": repr(References.of(references))}
 
 
 def _name_of(drafter: Drafter) -> str:
