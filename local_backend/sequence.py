@@ -5,7 +5,6 @@ Knows nothing of the model, the cache or drafts.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,9 +103,6 @@ class Update:
         return self.completion is not None or self.error is not None
 
 
-_identifiers = itertools.count()
-
-
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Row:
     """One request in the engine.
@@ -132,7 +128,6 @@ class Row:
     listener: Callable[[Update], None]
     references: tuple[tuple[int, ...], ...] = ()
     logits: RowLogits | None = None
-    identifier: int = field(default_factory=lambda: next(_identifiers))
     state: State = State.WAITING
     token_ids: list[int] = field(init=False)
     num_cached: int = 0

@@ -259,6 +259,13 @@ def test_the_window_breeds_ngrams_the_text_then_uses() -> None:
     assert write(ReferenceCopy(), row, by_last) == 90
 
 
+def test_the_window_moves_with_the_row() -> None:
+    """With one iterate lookahead is Jacobi iteration, and its cells are right where they stand."""
+    row = FakeRow([1], 121)
+    drafter = Lookahead(window_size=8, ngram_size=2, num_guesses=1)
+    assert write(drafter, row, by_position) <= 120 / 4
+
+
 def test_lookahead_takes_ngrams_from_references() -> None:
     answer = random.Random(1).choices(range(1000), k=60)
     row = FakeRow([5000], 61, references=((5000, *answer),))
