@@ -20,6 +20,8 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 _FIRST_COLUMNS = 256
+# However short they are: every row that comes is compared with all of them.
+_MAX_PREFIXES = 64
 
 
 class _RowsLayer(CacheLayerMixin):
@@ -244,8 +246,13 @@ class RowsCache(Cache):
             assert layer.values is not None
             layers.append((layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()))
         self._prefixes[key] = Prefix(key, layers)
-        while sum(map(len, self._prefixes)) * self._bytes_per_token() > self._max_prefix_bytes:
-            self._prefixes.popitem(last=False)
+        num_tokens = sum(map(len, self._prefixes))
+        while (
+            num_tokens * self._bytes_per_token() > self._max_prefix_bytes
+            or len(self._prefixes) > _MAX_PREFIXES
+        ):
+            dropped, _ = self._prefixes.popitem(last=False)
+            num_tokens -= len(dropped)
 
     def _bytes_per_token(self) -> int:
         buffers = [b for layer in self._row_layers for b in (layer.keys, layer.values) if b is not None]
