@@ -97,7 +97,9 @@ def _difference(
     assert after is not None
     differences: list[Tensor] = []
     for row, length in zip(rows, _LENGTHS, strict=True):
-        ours = torch.cat([drafted[row, kept], after[row, :1]]).float()
-        theirs = own[length : length + len(ours)].to(ours.device).float()
-        differences.extend((ours - theirs).abs().mean(-1) / theirs.std(-1))
-    return max(difference.item() for difference in differences)
+        for offset, logits in enumerate([*drafted[row, kept], after[row, 0]]):
+            plain = own[length + offset].to(logits.device)
+            possible = plain.isfinite()  # some models say -inf to tokens that are never to be written
+            ours, theirs = logits[possible].float(), plain[possible].float()
+            differences.append((ours - theirs).abs().mean() / theirs.std().clamp_min(1e-6))
+    return torch.stack(differences).max().item()  # NaN if any is

@@ -291,6 +291,18 @@ def test_what_cannot_work_is_refused_with_the_reason(
         Engine(make(), tokenizer)
 
 
+def test_odd_logits_are_no_reason_to_refuse(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A head that was not trained yet; tokens that are never to be written."""
+    model = random_model("llama")
+    torch.nn.init.zeros_(model.lm_head.weight)
+    Engine(model, tokenizer).close()
+    model = random_model("llama")
+    model.lm_head.register_forward_hook(
+        lambda _, __, logits: logits.index_fill(-1, torch.tensor([3, 4]), -torch.inf)
+    )
+    _lossless(model, tokenizer)
+
+
 def test_a_model_that_fails_by_itself_fails_with_its_own_error(tokenizer: PreTrainedTokenizerBase) -> None:
     model = random_model("llama")
     model.lm_head.register_forward_hook(_fail)
