@@ -115,6 +115,7 @@ class Engine:
         self._forward = Forward(model, self._cache, architecture)
         self._inbox: deque[Row] = deque()
         self._waiting: deque[Row] = deque()
+        self._is_to_forget = False
         self._batch = Batch(self._cache, max_rows)
         self._lock = threading.Lock()
         self._worker = Worker(self, name="local_backend.Engine")
@@ -275,8 +276,13 @@ class Engine:
         return len(self._batch)
 
     def forget_prefixes(self) -> None:
-        """Drop the keys and values kept of finished rows, e.g. between two measurements."""
-        self._cache.forget_prefixes()
+        """Drop the keys and values kept of finished rows, e.g. before the weights change; from any thread.
+
+        No row that is submitted from then on begins with them.
+        """
+        self._is_to_forget = True  # done on the engine's thread, which may be reading them
+        if not self._worker.is_closing:
+            self._worker.wake()
 
     def close(self) -> None:
         """End the engine's thread; whoever still waits is told so."""
@@ -325,6 +331,9 @@ class Engine:
 
     def _receive(self) -> None:
         """Take in what was submitted, let go of what was cancelled."""
+        if self._is_to_forget:
+            self._is_to_forget = False
+            self._cache.forget_prefixes()
         with self._lock:
             self._waiting.extend(self._inbox)
             self._inbox.clear()

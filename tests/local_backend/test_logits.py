@@ -131,6 +131,19 @@ def test_processors_of_the_user_apply_to_the_engine_or_to_one_row(
         assert completion.token_ids == want
 
 
+def test_a_seed_gives_the_same_text_under_processors_and_drafts(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = _model(**SETTINGS["all"])
+    prompts = ragged_prompts(5, seed=20, longest=30)
+    params = [SamplingParams(max_tokens=25, temperature=0.9, min_p=0.02, seed=number) for number in range(5)]
+    with Engine(model, tokenizer) as engine:
+        plain = engine.generate(prompts, params)
+    right = {tuple(p): c.token_ids for p, c in zip(prompts, plain, strict=True)}
+    with Engine(model, tokenizer, RandomTrees(right), max_rows=3) as engine:
+        drafted = engine.generate(prompts, params)
+    assert [c.token_ids for c in drafted] == list(right.values())
+    assert sum(c.stats.num_accepted for c in drafted) > 0
+
+
 def test_a_users_processor_takes_the_place_of_the_configs(tokenizer: PreTrainedTokenizerBase) -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
