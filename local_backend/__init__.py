@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from local_backend.chat_model import ChatLocal
     from local_backend.custom_generate import ParallelDecoding, write_custom_generate
     from local_backend.draft import Draft, Outcome
-    from local_backend.drafters import Combined, Drafter, Jacobi, Lookahead, ReferenceCopy
+    from local_backend.drafters import Combined, Drafter, Jacobi, Lookahead, ReferenceCopy, SpanCopy
     from local_backend.engine import Engine
     from local_backend.references import References
     from local_backend.sampling import SamplingParams
@@ -33,6 +33,7 @@ __all__ = [
     "ReferenceCopy",
     "References",
     "SamplingParams",
+    "SpanCopy",
     "write_custom_generate",
 ]
 
@@ -50,6 +51,7 @@ _HOMES = {
     "ReferenceCopy": "drafters",
     "References": "references",
     "SamplingParams": "sampling",
+    "SpanCopy": "drafters",
     "write_custom_generate": "custom_generate",
 }
 

@@ -10,6 +10,7 @@ from local_backend.drafters.combined import Combined
 from local_backend.drafters.jacobi import Jacobi
 from local_backend.drafters.lookahead import Lookahead
 from local_backend.drafters.reference_copy import ReferenceCopy
+from local_backend.drafters.span_copy import SpanCopy
 
 _BY_NAME: dict[str, Callable[[], Drafter]] = {
     "autoregressive": Autoregressive,
@@ -17,6 +18,7 @@ _BY_NAME: dict[str, Callable[[], Drafter]] = {
     "jacobi": Jacobi,
     "lookahead": Lookahead,
     "reference_copy": ReferenceCopy,
+    "span_copy": SpanCopy,
 }
 
 
@@ -43,6 +45,7 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "ReferenceCopy",
+    "SpanCopy",
     "WritingRow",
     "drafter_of",
 ]

@@ -5,6 +5,7 @@ Knows token ids only: not when to copy nor how much, which is the policy's busin
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,9 @@ class ReferenceIndex:
         self._tokens: list[int] = []
         self._places: defaultdict[int, list[int]] = defaultdict(list)  # of a token, ascending
         self._lengths: dict[int, int] = {}  # of the match that ends at a place
+        self._starts: list[int] = []  # of the references
         for reference in references:
+            self._starts.append(len(self._tokens))
             for token in reference:
                 self._append(token)
             self._append(_BORDER)
@@ -60,6 +63,21 @@ class ReferenceIndex:
     def num_own_tokens(self) -> int:
         """Length of the row's own text, as far as it is known here."""
         return len(self._tokens) - self._own_start
+
+    @property
+    def reference_starts(self) -> Sequence[int]:
+        """Places at which the references begin."""
+        return self._starts
+
+    def reference_of(self, place: int) -> int | None:
+        """Number of the reference a place lies in; ``None`` in the row's own text."""
+        return None if place >= self._own_start else bisect_right(self._starts, place) - 1
+
+    def token_at(self, place: int) -> int | None:
+        """The token at a place; ``None`` where its text ends."""
+        if place >= len(self._tokens) or self._tokens[place] == _BORDER:
+            return None
+        return self._tokens[place]
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """The row has written these."""

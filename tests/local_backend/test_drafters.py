@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome, ReferenceCopy
+from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome, SpanCopy
 from local_backend.drafters import WritingRow, drafter_of
 from local_backend.drafters.ngram_pool import NgramPool
 from local_backend.drafters.per_row import PerRow
@@ -122,34 +122,34 @@ def test_a_state_is_made_once_and_goes_with_its_row() -> None:
 
 def test_the_longest_match_is_copied() -> None:
     row = FakeRow([9, 1, 2, 3], references=((5, 3, 50, 51), (2, 3, 60, 61, 62), (3, 70)))
-    (draft,) = ReferenceCopy(num_copy_tokens=2).propose([row])
+    (draft,) = SpanCopy(num_copy_tokens=2).propose([row])
     assert draft == Draft.chain([60, 61])
 
 
 def test_a_short_match_triggers_nothing() -> None:
     row = FakeRow([1, 2, 3], references=((9, 3, 50), (2, 3, 60)))
-    assert ReferenceCopy(min_match_tokens=2).propose([row]) == [Draft.chain([60])]
-    assert ReferenceCopy(min_match_tokens=3).propose([row]) == [Draft()]
+    assert SpanCopy(min_match_tokens=2).propose([row]) == [Draft.chain([60])]
+    assert SpanCopy(min_match_tokens=3).propose([row]) == [Draft()]
 
 
 def test_of_equal_matches_the_reference_comes_before_own_text() -> None:
-    assert ReferenceCopy().propose([FakeRow([7, 8, 7], references=((7, 1),))]) == [Draft.chain([1])]
+    assert SpanCopy().propose([FakeRow([7, 8, 7], references=((7, 1),))]) == [Draft.chain([1])]
 
 
 def test_no_copy_crosses_into_the_next_reference() -> None:
     row = FakeRow([4, 5], references=((5, 6), (7, 8), (5,)))
-    assert ReferenceCopy().propose([row]) == [Draft.chain([6])]
+    assert SpanCopy().propose([row]) == [Draft.chain([6])]
 
 
 def test_a_repetition_is_continued_past_its_end() -> None:
     row = FakeRow([1, 2, 3, 1, 2, 3])
-    assert ReferenceCopy(num_copy_tokens=7).propose([row]) == [Draft.chain([1, 2, 3, 1, 2, 3, 1])]
+    assert SpanCopy(num_copy_tokens=7).propose([row]) == [Draft.chain([1, 2, 3, 1, 2, 3, 1])]
 
 
 def test_copying_the_answer_takes_few_forwards() -> None:
     answer = random.Random(1).choices(range(1000), k=100)
     row = FakeRow([5000], 101, references=((5000, *answer),))
-    assert write(ReferenceCopy(num_copy_tokens=20), row, lambda text: answer[len(text) - 1]) == 5
+    assert write(SpanCopy(num_copy_tokens=20), row, lambda text: answer[len(text) - 1]) == 5
 
 
 @given(
@@ -256,7 +256,7 @@ def test_the_window_breeds_ngrams_the_text_then_uses() -> None:
     assert row.token_ids[len(prompt) :] == cycle[1:91]
     assert num_forwards <= 90 / 1.5
     row = FakeRow(list(prompt), len(prompt) + 90)
-    assert write(ReferenceCopy(), row, by_last) == 90
+    assert write(SpanCopy(), row, by_last) == 90
 
 
 def test_the_window_moves_with_the_row() -> None:
@@ -358,8 +358,8 @@ def test_predictions_along_a_path_end_where_the_draft_does() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: ReferenceCopy(min_match_tokens=0), "min_match_tokens must be at least 1, got 0"),
-        (lambda: ReferenceCopy(num_copy_tokens=0), "num_copy_tokens"),
+        (lambda: SpanCopy(min_match_tokens=0), "min_match_tokens must be at least 1, got 0"),
+        (lambda: SpanCopy(num_copy_tokens=0), "num_copy_tokens"),
         (lambda: Jacobi(block_size=0), "block_size"),
         (lambda: Jacobi(num_recycled=-1), "num_recycled must be at least 0"),
         (lambda: Jacobi(ngram_size=1), "ngram_size must be at least 2"),
@@ -367,9 +367,9 @@ def test_predictions_along_a_path_end_where_the_draft_does() -> None:
         (lambda: Lookahead(ngram_size=1), "ngram_size"),
         (lambda: Lookahead(num_guesses=0), "num_guesses"),
         (lambda: Combined([]), "at least one"),
-        (lambda: Combined([ReferenceCopy()], max_draft_tokens=0), "max_draft_tokens"),
-        (lambda: Combined([ReferenceCopy()], explore_every=0), "explore_every"),
-        (lambda: Combined([ReferenceCopy()], token_cost=-1), "token_cost"),
+        (lambda: Combined([SpanCopy()], max_draft_tokens=0), "max_draft_tokens"),
+        (lambda: Combined([SpanCopy()], explore_every=0), "explore_every"),
+        (lambda: Combined([SpanCopy()], token_cost=-1), "token_cost"),
     ],
 )
 def test_parameters_out_of_range_are_named(make: Callable[[], Drafter], words: str) -> None:

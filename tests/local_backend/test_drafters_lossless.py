@@ -18,8 +18,8 @@ from local_backend import (
     Engine,
     Jacobi,
     Lookahead,
-    ReferenceCopy,
     SamplingParams,
+    SpanCopy,
 )
 from local_backend.drafters.per_row import PerRow
 from local_backend.sampling import probabilities
@@ -129,13 +129,13 @@ def test_lossless_with_each_drafter(drafter: str, tokenizer: PreTrainedTokenizer
 @pytest.mark.parametrize(
     "drafter",
     [
-        ReferenceCopy(min_match_tokens=1, num_copy_tokens=3),
-        ReferenceCopy(min_match_tokens=3, num_copy_tokens=40),
+        SpanCopy(min_match_tokens=1, num_copy_tokens=3),
+        SpanCopy(min_match_tokens=3, num_copy_tokens=40),
         Jacobi(block_size=1, num_recycled=0),
         Jacobi(block_size=40, num_recycled=5, ngram_size=2),
         Lookahead(window_size=1, ngram_size=2, num_guesses=1),
         Lookahead(window_size=9, ngram_size=5, num_guesses=6),
-        Combined([Lookahead(), ReferenceCopy()], max_draft_tokens=40, explore_every=2),
+        Combined([Lookahead(), SpanCopy()], max_draft_tokens=40, explore_every=2),
     ],
     ids=lambda drafter: type(drafter).__name__,
 )

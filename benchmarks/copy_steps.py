@@ -1,0 +1,238 @@
+"""How many forwards a copied answer needs, without a model: target-directed decoding.
+
+For each case the answer is known. A drafter proposes, the answer decides what is accepted, and the forwards
+are counted; the drafter sees the query, the documents and what is written so far, nothing of the rest and
+nothing of any other case. It is the drafter of production, behind its usual protocol.
+
+Beside it: LLMA (arXiv 2304.04487; copy 20 tokens behind the first place where the last token occurs),
+``transformers``' prompt lookup (its own class, two tokens, copy 10) and an oracle that copies at each step
+the span of at most 19 tokens that fits longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.results import save
+from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
+from local_backend.drafters import Drafter, WritingRow, drafter_of
+from local_backend.verification import verify
+
+_LLMA_COPY_TOKENS, _LOOKUP_COPY_TOKENS, _ORACLE_COPY_TOKENS = 20, 10, 19
+
+
+@dataclass(frozen=True)
+class Case:
+    """One answer and what it may be copied from, as token ids."""
+
+    query: tuple[int, ...]
+    documents: tuple[tuple[int, ...], ...]
+    target: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class TargetRow:
+    """A row as drafters see it."""
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    references: tuple[tuple[int, ...], ...]
+    room: int = field(default=0)
+
+
+def run_case(drafter: Drafter, case: Case) -> tuple[int, int, list[Draft]]:
+    """Decode ``case`` with its target as the model.
+
+    Returns:
+        Forwards, drafted tokens, and every proposal.
+    """
+    row = TargetRow(list(case.query), len(case.query), case.documents)
+    proposals, num_forwards, num_drafted = [], 0, 0
+    written = 0
+    while written < len(case.target):
+        row.room = len(case.target) - written
+        (draft,) = drafter.propose([row])
+        proposals.append(draft)
+        depths = {-1: 0, **dict(enumerate(draft.depths()))}
+
+        def choose(place: int, depths: dict[int, int] = depths, written: int = written) -> int:
+            depth = written + depths[place]
+            return case.target[depth] if depth < len(case.target) else -1
+
+        outcome = verify(draft, choose)
+        emitted = outcome.token_ids[: len(case.target) - written]
+        row.token_ids.extend(emitted)
+        written += len(emitted)
+        row.room = len(case.target) - written
+        drafter.observe([row], [Outcome(outcome.accepted, emitted, draft=draft)])
+        num_forwards += 1
+        num_drafted += len(draft)
+    return num_forwards, num_drafted, proposals
+
+
+class FirstMatch:
+    """LLMA's rule: behind the first occurrence of the last written token, a copy of fixed length."""
+
+    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+        """One chain for each row that has written something that occurs in a document."""
+        return [self._draft(row) for row in rows]
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        """Nothing to learn."""
+
+    @staticmethod
+    def _draft(row: WritingRow) -> Draft:
+        if len(row.token_ids) == row.num_prompt_tokens:
+            return EMPTY_DRAFT
+        last = row.token_ids[-1]
+        for document in row.references:
+            if last in document[:-1]:
+                start = document.index(last) + 1
+                return Draft.chain(document[start : start + _LLMA_COPY_TOKENS])
+        return EMPTY_DRAFT
+
+
+class PromptLookup:
+    """``transformers``' own candidate generator, with the documents in the prompt."""
+
+    def __init__(self) -> None:
+        from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+        self._generator = PromptLookupCandidateGenerator(
+            num_output_tokens=_LOOKUP_COPY_TOKENS, max_matching_ngram_size=2, max_length=10**9
+        )
+
+    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+        """What it would have the model verify."""
+        drafts = []
+        for row in rows:
+            prompt = [token for document in row.references for token in document] + list(row.token_ids)
+            candidate, _ = self._generator.get_candidates(cast("torch.LongTensor", torch.tensor([prompt])))
+            drafts.append(Draft.chain(candidate[0, len(prompt) :].tolist()))
+        return drafts
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        """Nothing to learn."""
+
+
+def oracle_forwards(case: Case) -> tuple[int, int]:
+    """Forwards and drafted tokens if at each step the span that fits longest were known and copied."""
+    written = num_forwards = num_drafted = 0
+    while written < len(case.target):
+        rest = case.target[written : written + _ORACLE_COPY_TOKENS]
+        longest = 0
+        for document in case.documents:
+            for start in range(len(document)):
+                length = 0
+                while (
+                    length < len(rest)
+                    and start + length < len(document)
+                    and document[start + length] == rest[length]
+                ):
+                    length += 1
+                longest = max(longest, length)
+        num_drafted += longest
+        written += longest + 1
+        num_forwards += 1
+    return num_forwards, num_drafted
+
+
+def tokenizer_of(path: Path) -> Callable[[str], list[int]]:
+    """The encoding of a SentencePiece model or of a ``tokenizers`` file."""
+    if path.suffix == ".json":
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor(model_file=str(path))
+    return lambda text: list(processor.encode(text))
+
+
+def load_cases(data: Path, encode: Callable[[str], list[int]]) -> list[Case]:
+    """Cases from JSON lines of ``query``, ``documents`` and ``target``."""
+    cases = []
+    for line in data.read_text("utf-8").splitlines():
+        record = json.loads(line)
+        documents = tuple(tuple(encode(document)) for document in record["documents"])
+        cases.append(Case(tuple(encode(record["query"])), documents, tuple(encode(record["target"].strip()))))
+    return cases
+
+
+class _Counts(Protocol):
+    def __call__(self, case: Case) -> tuple[int, int]: ...
+
+
+def methods() -> dict[str, _Counts]:
+    """Forwards and drafted tokens of a case by each method; every case gets a drafter of its own."""
+
+    def by(make: Callable[[], Drafter]) -> _Counts:
+        return lambda case: run_case(make(), case)[:2]
+
+    found: dict[str, _Counts] = {"llma": by(FirstMatch), "prompt_lookup": by(PromptLookup)}
+    found["reference_copy"] = by(lambda: drafter_of("reference_copy"))
+    found["oracle"] = oracle_forwards
+    return found
+
+
+def measure(cases: Sequence[Case]) -> dict[str, dict[str, float]]:
+    """For each method tokens and drafted tokens per forward over all cases, and the mean over cases."""
+    num_tokens = sum(len(case.target) for case in cases)
+    results = {}
+    for name, counts in methods().items():
+        pairs = [counts(case) for case in track(cases, name, console=Console(stderr=True))]
+        num_forwards = sum(forwards for forwards, _ in pairs)
+        each = [len(case.target) / forwards for case, (forwards, _) in zip(cases, pairs, strict=True)]
+        results[name] = {
+            "tokens_per_forward": round(num_tokens / num_forwards, 3),
+            "draft_tokens_per_forward": round(sum(drafted for _, drafted in pairs) / num_forwards, 3),
+            "tokens_per_forward_mean_of_cases": round(statistics.mean(each), 3),
+        }
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_steps", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="JSON lines: query, documents, target")
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, help="SentencePiece model or tokenizers JSON"
+    )
+    parser.add_argument("--limit", type=int, help="only the first so many cases")
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    for path in (options.data, options.tokenizer):
+        if not path.exists():
+            parser.error(f"{path} does not exist")
+    cases = load_cases(options.data, tokenizer_of(options.tokenizer))[: options.limit]
+    if not cases:
+        parser.error(f"{options.data} holds no case")
+    results = measure(cases)
+    table = Table("method", "tokens per forward", "mean of cases", "drafted per forward")
+    for name, figures in results.items():
+        table.add_row(
+            name,
+            f"{figures['tokens_per_forward']:.2f}",
+            f"{figures['tokens_per_forward_mean_of_cases']:.2f}",
+            f"{figures['draft_tokens_per_forward']:.1f}",
+        )
+    Console(width=100).print(table)
+    summary: dict[str, Any] = {"methods": results}
+    if options.save:
+        save(f"copy_steps_{options.data.stem}", summary, [])
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()
