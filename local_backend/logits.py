@@ -141,6 +141,8 @@ class LogitsRules:
             return users
         config = copy.copy(self._config)
         config.max_length = max_length
+        if config.min_new_tokens is not None:  # takes the place of min_length, as in `generate`
+            config.min_length = len(prompt_token_ids) + config.min_new_tokens
         built = cast("Any", self._model)._get_logits_processor(
             config,
             input_ids_seq_length=len(prompt_token_ids),

@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "forced_eos_token_id": {"forced_eos_token_id": 33},
     "min_new_tokens": {"min_new_tokens": 20, "eos_token_id": list(range(0, 200))},
     "min_length": {"min_length": 25, "eos_token_id": list(range(0, 200))},
+    "both_minimum_lengths": {"min_new_tokens": 6, "min_length": 40, "eos_token_id": list(range(0, 200))},
     "exponential_decay": {"exponential_decay_length_penalty": (5, 1.4)},
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
     "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
