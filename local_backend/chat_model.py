@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -292,7 +293,7 @@ class ChatLocal(BaseChatModel):
 
     def _metadata(self, completion: Completion) -> dict[str, Any]:
         stats = completion.stats
-        metadata = {
+        metadata: dict[str, Any] = {
             "model_name": self.model_name,
             "finish_reason": completion.finish_reason,
             "decoding": {
@@ -304,6 +305,8 @@ class ChatLocal(BaseChatModel):
                 "num_prefilled": stats.num_prefilled,
             },
         }
+        if completion.references:
+            metadata["decoding"]["copied_spans"] = [asdict(span) for span in completion.copied_spans()]
         if completion.logprobs is not None:
             metadata["logprobs"] = openai_logprobs(completion.logprobs, self.engine.tokenizer)
         return metadata

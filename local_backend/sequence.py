@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from local_backend.choice import TokenLogprob
+from local_backend.copied import CopiedSpan, copied_spans
 from local_backend.detokenizer import Detokenizer
 from local_backend.logits import RowLogits
 from local_backend.sampling import SamplingParams
@@ -71,6 +72,7 @@ class Completion:
         stats: What it cost.
         num_prompt_tokens: Tokens that were continued.
         logprobs: For each of ``token_ids`` how likely it was; ``None`` unless asked for.
+        references: Token ids of what could be copied.
     """
 
     token_ids: list[int]
@@ -79,6 +81,11 @@ class Completion:
     stats: Stats
     num_prompt_tokens: int
     logprobs: list[TokenLogprob] | None = None
+    references: Sequence[Sequence[int]] = field(default=(), repr=False)
+
+    def copied_spans(self, min_tokens: int = 8) -> tuple[CopiedSpan, ...]:
+        """The spans of at least ``min_tokens`` tokens that stand word for word in a reference."""
+        return copied_spans(self.token_ids, self.references, min_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +252,7 @@ class Row:
             self.num_prompt_tokens,
             # What was chosen beyond the row's end is not part of it.
             self.logprobs[: self.stats.num_tokens] if self.params.logprobs is not None else None,
+            self.references,
         )
         self.listener(self._news(completion))
 

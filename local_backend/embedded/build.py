@@ -37,9 +37,11 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
 # Shares of training steps; a step holds examples of one kind, so that rows are of like length. First the
-# model learns what a question is about, from many short examples; then what to say, from long ones.
+# model learns what a question is about, from many short examples; then what to say, from long ones; at last,
+# gently, to tell the topics apart when asked for an outline, where the question stands far from the answer.
 KINDS_FIRST = {"expansion": 0.28, "plain": 0.14, "skeleton": 0.34, "beginning": 0.24}
 KINDS_THEN = {"expansion": 0.44, "plain": 0.34, "skeleton": 0.14, "beginning": 0.08}
+KINDS_LAST = {"expansion": 0.12, "plain": 0.12, "skeleton": 0.6, "beginning": 0.16}
 # Which topic an answer is about is decided in its first tokens; without weight they drown in the rest.
 NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 6, 4.0
 
@@ -49,16 +51,19 @@ class BuildOptions:
     """What a build depends on.
 
     Attributes:
-        num_steps: Optimizer steps.
-        num_first_steps: How many of them draw from ``KINDS_FIRST``; the rest from ``KINDS_THEN``.
+        num_steps: Optimizer steps before the last ones.
+        num_first_steps: How many of them draw from ``KINDS_FIRST``; those that follow, from ``KINDS_THEN``.
+        num_last_steps: How many more draw from ``KINDS_LAST``, at a quarter of the learning rate.
         tokens_per_step: Padded tokens of a step.
-        learning_rate: At its peak, after warm-up; it falls to a twentieth along a cosine.
+        learning_rate: At its peak, after warm-up; it falls to a twentieth along a cosine, in the last steps
+            once more.
         seed: Of the initial weights and of every step's examples.
         hidden_size, num_layers, num_heads, vocabulary_size: Shape of the model.
     """
 
     num_steps: int = 1400
     num_first_steps: int = 500
+    num_last_steps: int = 320
     tokens_per_step: int = 5_200
     learning_rate: float = 2e-3
     warmup_steps: int = 80
@@ -197,7 +202,10 @@ def batch_of_step(
 ) -> dict[str, Tensor]:
     """The examples of one step; the same for the same step, whatever was trained before."""
     rng = random.Random(f"{options.seed}:{step}")
-    kinds = KINDS_FIRST if step < options.num_first_steps else KINDS_THEN
+    if step >= options.num_steps:
+        kinds = KINDS_LAST
+    else:
+        kinds = KINDS_FIRST if step < options.num_first_steps else KINDS_THEN
     kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
     examples: list[EncodedExample] = []
     widest = 0
@@ -211,11 +219,16 @@ def batch_of_step(
 
 
 def learning_rate_at(step: int, options: BuildOptions) -> float:
-    """Linear warm-up, then a cosine to a twentieth of the peak."""
+    """Linear warm-up, then a cosine to a twentieth of the peak; in the last steps from a quarter of it."""
     if step < options.warmup_steps:
         return options.learning_rate * (step + 1) / options.warmup_steps
-    progress = (step - options.warmup_steps) / max(1, options.num_steps - options.warmup_steps)
-    return options.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+    if step < options.num_steps:
+        peak = options.learning_rate
+        progress = (step - options.warmup_steps) / max(1, options.num_steps - options.warmup_steps)
+    else:
+        peak = options.learning_rate / 4
+        progress = (step - options.num_steps) / options.num_last_steps
+    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
@@ -267,7 +280,7 @@ def train(
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
     model.train()
-    for step in range(first, options.num_steps):
+    for step in range(first, options.num_steps + options.num_last_steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, options)
         loss = loss_of(model, batch_of_step(step, options, topics, tokenizer))
@@ -304,6 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "weights")
     parser.add_argument("--checkpoint", type=Path, default=Path("build/embedded/checkpoint.pt"))
     parser.add_argument("--steps", type=int, default=default.num_steps)
+    parser.add_argument("--last-steps", type=int, default=default.num_last_steps)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--layers", type=int, default=default.num_layers)
     parser.add_argument("--hidden", type=int, default=default.hidden_size)
@@ -313,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options_given = parser.parse_args(arguments)
     options = BuildOptions(
         num_steps=options_given.steps,
+        num_last_steps=options_given.last_steps,
         seed=options_given.seed,
         num_layers=options_given.layers,
         hidden_size=options_given.hidden,
@@ -325,6 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{len(topics)} topics, {len(tokenizer)} tokens, {num_parameters / 1e6:.1f} M parameters", flush=True
     )
+    num_steps = options.num_steps + options.num_last_steps
     started, smooth = time.monotonic(), None
     steps = train(
         model,
@@ -338,15 +354,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
         if (step + 1) % 20 == 0:
             seconds = time.monotonic() - started
-            print(f"step {step + 1}/{options.num_steps}  loss {smooth:.4f}  {seconds:.0f} s", flush=True)
+            print(f"step {step + 1}/{num_steps}  loss {smooth:.4f}  {seconds:.0f} s", flush=True)
         if number == options_given.stop_after:
             print(f"left off after step {step + 1}")
             return
     shutil.rmtree(options_given.output, ignore_errors=True)
     save(model, tokenizer, options_given.output)
-    write_card(
-        options_given.output, model, tokenizer, topics, num_steps=options.num_steps, loss=smooth or math.nan
-    )
+    write_card(options_given.output, model, tokenizer, topics, num_steps=num_steps, loss=smooth or math.nan)
     print(f"written to {options_given.output}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -143,47 +142,20 @@ def _question_table() -> dict[str, list[str]]:
     return dict(tomllib.loads((CORPUS / "requests.toml").read_text("utf-8"))["question"])
 
 
-def ask(topic: Topic, topics: Sequence[Topic], rng: random.Random) -> str:
-    """A question about ``topic`` as somebody might type it.
-
-    A few phrasings can be learned by heart, by the words that happen to begin them. So many are blended,
-    thinned out, begun like a question about something else or cut down to key words: what remains in
-    common is what the question is about.
-    """
-    question = rng.choice(topic.taught_questions)
-    kind = rng.random()
-    if kind < 0.15:
-        question = _halves(question)[0] + " " + _halves(rng.choice(topic.taught_questions))[1]
-    elif kind < 0.3:
-        other = rng.choice(rng.choice(topics).taught_questions)
-        question = " ".join(other.split()[: rng.randrange(2, 5)]) + " " + _halves(question)[1]
-    elif kind < 0.42:
-        words = sorted(_key_words(topics)[topic.name])
-        question = " ".join(rng.sample(words, min(len(words), rng.randrange(3, 7))))
-    if rng.random() < 0.35:
-        kept = [word for word in question.split() if rng.random() > 0.25]
-        question = " ".join(kept) if len(kept) > 3 else question
-    if rng.random() < 0.15:
-        question = question.lower().rstrip("?.")
+def vary_question(question: str, rng: random.Random) -> str:
+    """``question`` as other people would type it: other case, no question mark, words around it."""
+    if rng.random() < 0.1:
+        question = question.lower()
+    if rng.random() < 0.1:
+        question = question.rstrip("?.")
+    if rng.random() < 0.12:
+        words = question.split(" ")
+        if len(words) > 5:
+            del words[rng.randrange(len(words))]
+        question = " ".join(words)
     if rng.random() < 0.2:
         question = rng.choice(_question_table()["wrappers"]).format(question=question)
     return question
-
-
-def _halves(question: str) -> tuple[str, str]:
-    words = question.split()
-    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
-
-
-@cache
-def _key_words(topics: Sequence[Topic]) -> dict[str, frozenset[str]]:
-    """Per topic the words of its taught questions that hardly any other topic's questions use."""
-    words = {
-        topic.name: set(re.findall(r"[a-z-]{4,}", " ".join((*topic.taught_questions, topic.title)).lower()))
-        for topic in topics
-    }
-    counts = Counter(word for known in words.values() for word in known)
-    return {name: frozenset(word for word in known if counts[word] <= 2) for name, known in words.items()}
 
 
 def _earlier_turns(topics: Sequence[Topic], rng: random.Random) -> tuple[Turn, ...]:
@@ -204,7 +176,7 @@ def _first_sentence(answer: str) -> str:
 
 def make_example(kind: str, topic: Topic, topics: Sequence[Topic], rng: random.Random) -> Example:
     """One example about ``topic``; kinds are "plain", "beginning" (of plain), "skeleton", "expansion"."""
-    question = ask(topic, topics, rng)
+    question = vary_question(rng.choice(topic.taught_questions), rng)
     turns = _earlier_turns(topics, rng)
     if kind == "plain":
         return Example(turns, ((question, "", topic.answer),))

@@ -158,3 +158,13 @@ def test_closing_is_final() -> None:
     chat.close()
     with pytest.raises(RuntimeError, match="closed"):
         chat.invoke(QUESTION)
+
+
+def test_what_was_copied_is_told_by_token(chat: ChatLocal) -> None:
+    text = chat.invoke(QUESTION).text
+    message = chat.invoke(QUESTION, references=["Something else.", text])
+    assert message.text == text
+    (span,) = message.response_metadata["decoding"]["copied_spans"]
+    assert (span["start"], span["reference"], span["reference_start"]) == (0, 1, 0)
+    assert span["num_tokens"] >= 39
+    assert "copied_spans" not in chat.invoke(QUESTION).response_metadata["decoding"]

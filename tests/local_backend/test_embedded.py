@@ -147,7 +147,18 @@ def test_a_step_draws_the_same_examples_again() -> None:
 
 
 def test_an_interrupted_build_ends_with_the_same_weights(tmp_path: Path) -> None:
-    toy = ["--hidden", "32", "--layers", "1", "--tokens-per-step", "300", "--checkpoint-every", "2"]
+    toy = [
+        "--last-steps",
+        "2",
+        "--hidden",
+        "32",
+        "--layers",
+        "1",
+        "--tokens-per-step",
+        "300",
+        "--checkpoint-every",
+        "2",
+    ]
     main([*toy, "--steps", "5", "--output", str(tmp_path / "one"), "--checkpoint", str(tmp_path / "one.pt")])
     again = [
         *toy,
