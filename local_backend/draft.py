@@ -5,7 +5,7 @@ Knows token ids and tree shape. Does not know where a draft comes from or how it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -100,13 +100,25 @@ class Draft:
         """The part of the draft within ``max_tokens`` tokens and ``max_depth`` levels."""
         if len(self) <= max_tokens and (not self.parents or max(self.depths()) <= max_depth):
             return self
+        depths = self.depths()
+        return self._part(lambda place, size: size < max_tokens and depths[place] <= max_depth)
+
+    def within_vocabulary(self, size: int) -> Draft:
+        """The part of the draft a model with ``size`` token ids can read.
+
+        A reference may hold others, where the tokenizer knows more tokens than the model.
+        """
+        if not self.token_ids or (max(self.token_ids) < size and min(self.token_ids) >= 0):
+            return self
+        return self._part(lambda place, _: 0 <= self.token_ids[place] < size)
+
+    def _part(self, is_kept: Callable[[int, int], bool]) -> Draft:
+        """The places for which ``is_kept(place, number kept so far)`` and whose parent is kept, too."""
         new_place: dict[int, int] = {-1: -1}
         token_ids: list[int] = []
         parents: list[int] = []
-        for place, (token, parent, depth) in enumerate(
-            zip(self.token_ids, self.parents, self.depths(), strict=True)
-        ):
-            if len(token_ids) < max_tokens and depth <= max_depth and parent in new_place:
+        for place, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent in new_place and is_kept(place, len(token_ids)):
                 new_place[place] = len(token_ids)
                 token_ids.append(token)
                 parents.append(new_place[parent])

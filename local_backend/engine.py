@@ -25,7 +25,7 @@ from local_backend.batch import Batch
 from local_backend.choice import chooser
 from local_backend.delivery import LoopMailbox, ThreadMailbox
 from local_backend.detokenizer import Detokenizer
-from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
+from local_backend.draft import Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
 from local_backend.forward import Forward
 from local_backend.kv_cache import RowsCache
@@ -386,9 +386,11 @@ class Engine:
         self._batch.begin_writing()
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
-        """The drafter's guesses, cut to what each row has room for beside the bonus token."""
+        """The drafter's guesses, cut to what the model can read and to each row's room beside the bonus."""
         return [
-            draft.truncated(max_tokens=len(draft), max_depth=row.room - 1) if draft else EMPTY_DRAFT
+            draft.within_vocabulary(self._vocabulary_size).truncated(
+                max_tokens=len(draft), max_depth=row.room - 1
+            )
             for row, draft in zip(rows, self.drafter.propose(rows), strict=True)
         ]
 

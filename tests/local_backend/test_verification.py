@@ -43,6 +43,13 @@ def test_a_truncated_draft_is_a_part_of_it(draft: Draft, max_tokens: int, max_de
     assert _paths(part) <= _paths(draft)
 
 
+@given(draft=drafts(), size=st.integers(1, 4))
+def test_a_draft_is_cut_to_what_the_model_can_read(draft: Draft, size: int) -> None:
+    part = draft.within_vocabulary(size)
+    assert all(token < size for token in part.token_ids)
+    assert _paths(part) == {path for path in _paths(draft) if all(token < size for token in path)}
+
+
 def _paths(draft: Draft) -> set[tuple[int, ...]]:
     paths: dict[int, tuple[int, ...]] = {-1: ()}
     for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
