@@ -35,7 +35,7 @@ from local_backend.sampling import SamplingParams
 from local_backend.sequence import Completion, Row, State, Update
 from local_backend.trial import check_by_trial
 from local_backend.verification import verify
-from local_backend.worker import Worker
+from local_backend.worker import Worker, on_passing_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -104,7 +104,7 @@ class Engine:
         self.drafter = drafter_of(drafter)
         self.stats = EngineStats()
         architecture = Architecture.of(model)
-        check_by_trial(model, architecture)
+        on_passing_thread(partial(check_by_trial, model, architecture))
         self.max_positions = architecture.max_positions
         self._rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
         self._reference_tokens = ReferenceTokens(tokenizer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 
@@ -73,3 +74,28 @@ class Worker:
             while not self._closing and step():
                 pass
             del steps, step
+
+
+def on_passing_thread(work: Callable[[], None]) -> None:
+    """Run ``work`` on a thread that ends with it, and wait.
+
+    A thread that has once computed in parallel keeps its OpenMP helpers. With those of the engine's thread
+    they outnumber the cores, and OpenMP then puts helpers to sleep between any two operations: small models
+    become three times slower. The helpers of a thread that has ended are gone.
+
+    Raises:
+        Exception: Whatever ``work`` raises.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="local_backend.on_passing_thread", daemon=True)
+    thread.start()
+    thread.join()
+    done.result()
