@@ -6,6 +6,7 @@ Matplotlib is imported when a picture is drawn, and only then needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from local_backend.sequence import Completion
@@ -43,7 +44,16 @@ def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = 
         ) from error
     longest = max(len(completion.token_ids) for completion in completions.values())
     shown = min(longest, max_tokens or longest)
-    figure = Figure(figsize=(10, 0.9 + _ROW_INCHES * len(completions)), layout="constrained")
+
+    class Landings(Figure):
+        """Shows itself in Jupyter, whether or not pyplot was ever imported."""
+
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png", dpi=120)
+            return picture.getvalue()
+
+    figure = Landings(figsize=(10, 0.9 + _ROW_INCHES * len(completions)), layout="constrained")
     axes = figure.add_subplot()
     for height, completion in enumerate(completions.values()):
         start = 0
