@@ -73,8 +73,10 @@ def _ask(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         sot = SkeletonOfThought(options.model, **_provider_options(options, parser))
     except ValueError as error:
         parser.error(str(error))
-    piped = {} if sys.stdout.isatty() else {"force_terminal": False, "width": _PIPED_WIDTH}
-    console = Console(**piped, highlight=False)  # type: ignore[arg-type]
+    if sys.stdout.isatty():
+        console = Console(highlight=False)
+    else:
+        console = Console(force_terminal=False, width=_PIPED_WIDTH, highlight=False)
     try:
         asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
     except ProviderError as error:

@@ -172,7 +172,7 @@ def test_what_would_be_passed_over_is_an_error(chat: ChatLocal) -> None:
     assert chat.invoke(QUESTION, model="embedded", top_k=None, max_tokens=2).text
     # One string is one stop string, not one for each of its letters.
     whole = chat.invoke(QUESTION).text
-    assert chat.invoke(QUESTION, stop=whole[30:36]).text == whole[: whole.index(whole[30:36])]  # type: ignore[arg-type]
+    assert chat.invoke(QUESTION, stop=whole[30:36]).text == whole[: whole.index(whole[30:36])]  # type: ignore[arg-type]  # a string, as users write it
 
 
 def test_logprobs_come_in_openais_shape(chat: ChatLocal) -> None:
@@ -210,7 +210,7 @@ def test_the_profile_says_what_it_can(chat: ChatLocal) -> None:
     assert chat.profile is not None
     assert chat.profile["max_input_tokens"] == 2048
     assert chat.profile["text_inputs"] is chat.profile["text_outputs"] is True
-    assert not any(chat.profile[name] for name in ("image_inputs", "audio_inputs", "tool_calling"))  # type: ignore[literal-required]
+    assert not any(chat.profile[name] for name in ("image_inputs", "audio_inputs", "tool_calling"))  # type: ignore[literal-required]  # names checked one by one
 
 
 # Configuration -------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_configuring_does_not_load_weights_again(
     assert chat.engine.stats.num_tokens == before + 3
     assert short.usage_metadata is not None
     assert short.usage_metadata["output_tokens"] == 3
-    prepared, _ = configurable._prepare({"configurable": {"temperature": 0.5}})  # type: ignore[attr-defined]
+    prepared, _ = configurable._prepare({"configurable": {"temperature": 0.5}})  # type: ignore[attr-defined]  # a configurable runnable
     assert prepared.engine is chat.engine
     assert prepared.temperature == 0.5
     either = chat.configurable_alternatives(ConfigurableField(id="how"), default_key="plain", copying=copying)
@@ -271,7 +271,7 @@ async def test_batches_keep_their_order(chat: ChatLocal, max_concurrency: int | 
         assert [message.text for message in await chat.abatch(questions, config)] == alone
         assert most <= max_concurrency if max_concurrency else most > 2
         each = [{"tags": [str(number)]} for number in range(6)]
-        assert [message.text for message in chat.batch(questions, each)] == alone  # type: ignore[arg-type]
+        assert [message.text for message in chat.batch(questions, each)] == alone  # type: ignore[arg-type]  # one config each
     finally:
         del chat.engine._admit
     assert chat.batch([]) == []

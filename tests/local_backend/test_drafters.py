@@ -106,7 +106,7 @@ def test_no_draft_is_deeper_than_the_row_has_room_for(name: str) -> None:
 
 def test_a_state_is_made_once_and_goes_with_its_row() -> None:
     made = []
-    states: PerRow[list[int]] = PerRow(lambda row: made.append(row.room) or [])  # type: ignore[func-returns-value]
+    states: PerRow[list[int]] = PerRow(lambda row: made.append(row.room) or [])  # type: ignore[func-returns-value]  # append returns None
     rows = [FakeRow([1], 5), FakeRow([1], 6)]
     states[rows[0]].append(3)
     assert states[rows[0]] == [3]

@@ -86,7 +86,7 @@ def _check(
     """Raises where a text differs; returns tokens per forward."""
     prompts, answers = _prompts_and_answers(architecture, count)
     params = SamplingParams(max_tokens=MAX_TOKENS)
-    with Engine(_model(architecture), tokenizer, drafter, prefill_chunk_tokens=64) as engine:  # type: ignore[arg-type]
+    with Engine(_model(architecture), tokenizer, drafter, prefill_chunk_tokens=64) as engine:  # type: ignore[arg-type]  # any causal model
         if with_references:
             completions = _generate(engine, prompts, _partly_right(answers), params)
         else:

@@ -177,7 +177,7 @@ async def test_input_that_asks_nothing() -> None:
     with pytest.raises(ValueError, match=r"no question.*\['system'\]"):
         await SkeletonOfThought(PacedChatModel()).ainvoke([SystemMessage("Be brief.")])
     with pytest.raises(TypeError, match="got int"):
-        await SkeletonOfThought(PacedChatModel()).ainvoke(7)  # type: ignore[arg-type]
+        await SkeletonOfThought(PacedChatModel()).ainvoke(7)  # type: ignore[arg-type]  # the mistake under test
 
 
 async def test_system_message_and_earlier_turns_reach_every_stage() -> None:
@@ -199,7 +199,7 @@ async def test_what_a_question_carries_besides_text_stays_with_it() -> None:
     for request in model.requests:
         blocks = request[-1].content
         assert blocks[0] == image
-        assert QUESTION in blocks[1]["text"]  # type: ignore[index]
+        assert QUESTION in blocks[1]["text"]  # type: ignore[index]  # a content block
 
 
 async def test_a_conversation_that_goes_on_after_the_question_is_answered_plainly() -> None:
@@ -315,7 +315,7 @@ def test_models_that_are_none() -> None:
     with pytest.raises(ValueError, match="has no name"):
         SkeletonOfThought("openai:")
     with pytest.raises(TypeError, match="got int"):
-        SkeletonOfThought(3)  # type: ignore[arg-type]
+        SkeletonOfThought(3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(TypeError, match=r"\['base_url'\] go with a model named by a string"):
         SkeletonOfThought(PacedChatModel(), base_url="http://127.0.0.1")
 

@@ -14,7 +14,7 @@ def test_a_bar_for_each_call() -> None:
     figure = timeline(SkeletonOfThought(PacedChatModel(pause=0.001)).invoke(QUESTION))
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["skeleton", "1. Fixed hours", "2. Dark room", "3. Less coffee"]
-    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]  # what Jupyter calls
 
 
 def test_a_plain_answer() -> None:
