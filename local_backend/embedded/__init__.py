@@ -5,6 +5,7 @@ Rebuilt by ``python -m local_backend.embedded.build``. The card beside the weigh
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -22,8 +23,19 @@ _WORD = re.compile(r"[a-z0-9]+")
 _ENDINGS = re.compile(r"(?:ations?|ings?|ments?|ness|ies|ed|es|s|ly|e|y)$")
 
 
+@cache
+def known_topics(weights: Path = WEIGHTS) -> tuple[Topic, ...]:
+    """The topics of the corpus that a model was taught: a corpus may have grown since its weights were made.
+
+    Args:
+        weights: The model's folder, which names them in ``topics.json``.
+    """
+    names = set(json.loads((weights / "topics.json").read_text("utf-8")))
+    return tuple(topic for topic in load_topics() if topic.name in names)
+
+
 def closest_topic(question: str) -> Topic | None:
-    """The topic of the embedded model's corpus a question is about, ``None`` where it is about none.
+    """The topic known to the embedded model a question is about, ``None`` where it is about none.
 
     A guess from words alone: the share of the question's words, weighted by how rare they are over the
     topics, that the topic's own questions use.
@@ -49,7 +61,7 @@ def _words(text: str) -> frozenset[str]:
 
 @cache
 def _topic_words() -> tuple[tuple[Topic, frozenset[str]], ...]:
-    return tuple((topic, _words(" ".join((topic.title, *topic.questions)))) for topic in load_topics())
+    return tuple((topic, _words(" ".join((topic.title, *topic.questions)))) for topic in known_topics())
 
 
 @cache
@@ -59,4 +71,4 @@ def _word_weights() -> dict[str, float]:
     return {word: math.log((1 + len(topics)) / count) for word, count in counts.items()}
 
 
-__all__ = ["WEIGHTS", "closest_topic"]
+__all__ = ["WEIGHTS", "closest_topic", "known_topics"]

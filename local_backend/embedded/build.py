@@ -1,49 +1,54 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
-Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes about half an
-hour. A build that was interrupted continues from its last checkpoint and ends with the same weights,
-because every step draws its examples from a generator seeded with the step's number.
-
-The points of one outline are trained as branches behind one shared prefix, under a mask in which a branch
-sees the prefix and itself: the same arrangement in which they are decoded.
+Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes little more than an
+hour. First a plain model is trained, then it is tuned on its own answers so that it lands many tokens a
+forward under Jacobi decoding (:mod:`local_backend.embedded.consistency`); ``--without-consistency`` leaves
+that out, ``--plain-output`` keeps the plain model as well. A build that was interrupted continues from its
+last checkpoint and ends with the same weights, because what a step draws depends on its number alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import random
+import copy
+import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
-from local_backend.embedded.corpus import Example, Topic, all_texts, load_topics, make_example
-from local_backend.kv_cache import num_shared
+from local_backend.embedded.consistency import collect_answers, consistency_loss, draw_noisy, read_answers
+from local_backend.embedded.corpus import Topic, load_topics
+from local_backend.embedded.initialization import begin_copying
+from local_backend.embedded.tokenization import train_tokenizer
+from local_backend.training.masks import use_fast_attention
 
-END, PAD = "<|end|>", "<|pad|>"
-ROLES = ("system", "user", "assistant")
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
+# A step learns from one batch of each stream, a batch holding examples of one kind. First the model learns
+# to copy and to tell topics apart, from many short examples; then what to say, from long ones.
+STREAMS_FIRST: Sequence[Mapping[str, float]] = (
+    {"beginning": 0.4, "skeleton": 0.3, "plain": 0.3},
+    {"repeat": 0.35, "short documents": 0.45, "documents": 0.2},
 )
-# Shares of training steps; a step holds examples of one kind, so that rows are of like length. First the
-# model learns what a question is about, from many short examples; then what to say, from long ones; at last,
-# gently, to tell the topics apart when asked for an outline, where the question stands far from the answer.
-KINDS_FIRST = {"expansion": 0.28, "plain": 0.14, "skeleton": 0.34, "beginning": 0.24}
-KINDS_THEN = {"expansion": 0.44, "plain": 0.34, "skeleton": 0.14, "beginning": 0.08}
-KINDS_LAST = {"expansion": 0.12, "plain": 0.12, "skeleton": 0.6, "beginning": 0.16}
-# Which topic an answer is about is decided in its first tokens; without weight they drown in the rest.
-NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 6, 4.0
+STREAMS_THEN: Sequence[Mapping[str, float]] = (
+    {"plain": 0.32, "expansion": 0.18, "skeleton": 0.28, "several": 0.1, "beginning": 0.12},
+    {
+        "questions": 0.45,
+        "many questions": 0.1,
+        "documents": 0.15,
+        "edit": 0.16,
+        "condense": 0.08,
+        "repeat": 0.06,
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -51,62 +56,44 @@ class BuildOptions:
     """What a build depends on.
 
     Attributes:
-        num_steps: Optimizer steps before the last ones.
-        num_first_steps: How many of them draw from ``KINDS_FIRST``; those that follow, from ``KINDS_THEN``.
-        num_last_steps: How many more draw from ``KINDS_LAST``, at a quarter of the learning rate.
-        tokens_per_step: Padded tokens of a step.
-        learning_rate: At its peak, after warm-up; it falls to a twentieth along a cosine, in the last steps
-            once more.
+        num_steps: Optimizer steps of the plain model.
+        num_first_steps: How many of them draw from ``STREAMS_FIRST``; those that follow, from
+            ``STREAMS_THEN``.
+        num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
+        num_answers: Answers of the plain model that the consistency stage learns from.
+        tokens_per_batch: Padded tokens of each of a step's two batches.
+        learning_rate: Of the weight matrices, under Muon, at its peak: after warm-up, until it falls
+            linearly in the last ``decay_share`` of the steps.
+        embedding_learning_rate: The same of embeddings and norms, under AdamW.
+        first_embedding_share: Share of the latter in the first steps: more would undo what the initial
+            weights can.
+        consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
-        hidden_size, num_layers, num_heads, vocabulary_size: Shape of the model.
+        hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
     """
 
-    num_steps: int = 1400
-    num_first_steps: int = 500
-    num_last_steps: int = 320
-    tokens_per_step: int = 5_200
-    learning_rate: float = 2e-3
-    warmup_steps: int = 80
+    num_steps: int = 2600
+    num_first_steps: int = 100
+    num_consistency_steps: int = 500
+    num_answers: int = 1000
+    tokens_per_batch: int = 2_600
+    learning_rate: float = 1e-3
+    embedding_learning_rate: float = 1.5e-3
+    first_embedding_share: float = 1 / 3
+    consistency_learning_rate_share: float = 0.3
+    warmup_steps: int = 50
+    decay_share: float = 0.45
     weight_decay: float = 0.05
     seed: int = 0
     hidden_size: int = 256
     num_layers: int = 6
     num_heads: int = 4
     vocabulary_size: int = 4096
-
-
-def train_tokenizer(topics: Sequence[Topic], vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: every string has a code, and decoding gives it back."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(all_texts(topics), trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=special[2:],
-        model_max_length=2048,
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    rope_theta: float = 1e6
 
 
 def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The untrained model, float32, seeded."""
+    """The untrained model, float32, seeded; see :mod:`local_backend.embedded.initialization`."""
     torch.manual_seed(options.seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -116,135 +103,92 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
         num_attention_heads=options.num_heads,
         num_key_value_heads=options.num_heads,
         max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": options.rope_theta},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    begin_copying(model)
+    return model
 
 
-@dataclass(frozen=True)
-class EncodedExample:
-    """Token ids of an :class:`Example`: a shared prefix, then branches with the first learned position."""
+def rate_at(step: int, options: BuildOptions) -> float:
+    """Share of the learning rate at a step: warm-up, a plateau, a linear fall to a fiftieth.
 
-    prefix_ids: list[int]
-    branches: list[tuple[list[int], int]]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the row this example fills."""
-        return len(self.prefix_ids) + sum(len(ids) for ids, _ in self.branches)
-
-
-def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> EncodedExample:
-    """Tokenize as at inference: the rendered prompt and the learned rest apart, then share what is common."""
-    turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
-    prompts, rests = [], []
-    for request, start, rest in example.branches:
-        prompt = tokenizer.apply_chat_template(
-            [*turns, {"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
-        )
-        prompts.append(tokenizer.encode(f"{prompt}{start}", add_special_tokens=False))
-        rests.append(tokenizer.encode(rest + (END if example.ends else ""), add_special_tokens=False))
-    common = num_shared(prompts[0], prompts[-1]) - 1 if len(prompts) > 1 else 0
-    branches = [
-        (prompt[common:] + rest, len(prompt) - common) for prompt, rest in zip(prompts, rests, strict=True)
-    ]
-    return EncodedExample(prompts[0][:common], branches)
-
-
-def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor]:
-    """Rows of one batch.
-
-    Returns:
-        ``input_ids``, ``position_ids``, ``targets`` (-100 where nothing is learned) and ``weights``, each
-        ``[rows, width]``, and ``attention_mask`` ``[rows, 1, width, width]``, additive.
+    Then once more, lower, for the consistency stage.
     """
-    width = max(example.num_tokens for example in examples)
-    shape = (len(examples), width)
-    input_ids = torch.full(shape, pad_id)
-    position_ids = torch.zeros(shape, dtype=torch.long)
-    targets = torch.full(shape, -100)
-    weights = torch.ones(shape)
-    branch_of = torch.full(shape, -1)
-    for row, example in enumerate(examples):
-        column = len(example.prefix_ids)
-        input_ids[row, :column] = torch.tensor(example.prefix_ids, dtype=torch.long)
-        position_ids[row, :column] = torch.arange(column)
-        branch_of[row, :column] = 0
-        for number, (ids, first_learned) in enumerate(example.branches, 1):
-            end = column + len(ids)
-            input_ids[row, column:end] = torch.tensor(ids)
-            start = len(example.prefix_ids)
-            position_ids[row, column:end] = torch.arange(start, start + len(ids))
-            branch_of[row, column:end] = number
-            learned = column + first_learned - 1
-            targets[row, learned : end - 1] = torch.tensor(ids[first_learned:])
-            weights[row, learned : learned + NUM_DECIDING_TOKENS] = DECIDING_WEIGHT
-            column = end
-    same_branch = branch_of[:, None, :] == branch_of[:, :, None]
-    seen = (same_branch | (branch_of[:, None, :] == 0)) & torch.ones(width, width, dtype=torch.bool).tril()
-    mask = torch.zeros(len(examples), 1, width, width).masked_fill(
-        ~seen[:, None], torch.finfo(torch.float32).min
-    )
-    return {
-        "input_ids": input_ids,
-        "position_ids": position_ids,
-        "targets": targets,
-        "weights": weights,
-        "attention_mask": mask,
-    }
-
-
-def batch_of_step(
-    step: int, options: BuildOptions, topics: Sequence[Topic], tokenizer: PreTrainedTokenizerFast
-) -> dict[str, Tensor]:
-    """The examples of one step; the same for the same step, whatever was trained before."""
-    rng = random.Random(f"{options.seed}:{step}")
-    if step >= options.num_steps:
-        kinds = KINDS_LAST
-    else:
-        kinds = KINDS_FIRST if step < options.num_first_steps else KINDS_THEN
-    kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
-    examples: list[EncodedExample] = []
-    widest = 0
-    while True:
-        example = encode_example(make_example(kind, rng.choice(topics), topics, rng), tokenizer)
-        widest = max(widest, example.num_tokens)
-        if examples and widest * (len(examples) + 1) > options.tokens_per_step:
-            break
-        examples.append(example)
-    return collate(examples, tokenizer.pad_token_id)
-
-
-def learning_rate_at(step: int, options: BuildOptions) -> float:
-    """Linear warm-up, then a cosine to a twentieth of the peak; in the last steps from a quarter of it."""
-    if step < options.warmup_steps:
-        return options.learning_rate * (step + 1) / options.warmup_steps
     if step < options.num_steps:
-        peak = options.learning_rate
-        progress = (step - options.warmup_steps) / max(1, options.num_steps - options.warmup_steps)
+        place, count, peak = step, options.num_steps, 1.0
     else:
-        peak = options.learning_rate / 4
-        progress = (step - options.num_steps) / options.num_last_steps
-    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        place, count = step - options.num_steps, options.num_consistency_steps
+        peak = options.consistency_learning_rate_share
+    warm = min(1.0, (place + 1) / options.warmup_steps)
+    fall = min(1.0, (count - place) / max(1.0, options.decay_share * count))
+    return peak * min(warm, max(0.02, fall))
 
 
 def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
     """Weighted mean cross-entropy over the learned positions."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        positions = {"position_ids": batch["position_ids"]} if "attention_mask" in batch else {}
         hidden = model.model(
             input_ids=batch["input_ids"],
-            position_ids=batch["position_ids"],
-            attention_mask=batch["attention_mask"],
+            attention_mask=batch.get("attention_mask"),
             use_cache=False,
+            **positions,
         ).last_hidden_state
         learned = batch["targets"] != -100
         logits = model.lm_head(hidden[learned])  # [learned positions, vocabulary]
     losses = functional.cross_entropy(logits.float(), batch["targets"][learned], reduction="none")
     weights = batch["weights"][learned]
     return (losses * weights).sum() / weights.sum()
+
+
+class Optimizers:
+    """Muon for the weight matrices of the layers, AdamW for embeddings and norms, as one.
+
+    Muon (K. Jordan and others, 2024) makes each update orthogonal; on this model it learns the topics in a
+    third of the steps AdamW takes.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, options: BuildOptions) -> None:
+        matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
+        ids = {id(parameter) for parameter in matrices}
+        others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                matrices,
+                lr=options.learning_rate,
+                weight_decay=options.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            torch.optim.AdamW(
+                others, lr=options.embedding_learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+            ),
+        ]
+        self._options = options
+
+    def step(self, number: int) -> None:
+        """Update with the learning rates of step ``number``, and forget the gradients."""
+        rate, options = rate_at(number, self._options), self._options
+        share = options.first_embedding_share if number < options.num_first_steps else 1.0
+        peaks = (options.learning_rate, share * options.embedding_learning_rate)
+        for optimizer, peak in zip(self._optimizers, peaks, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict[str, Any]]:
+        """What a checkpoint keeps."""
+        return [optimizer.state_dict() for optimizer in self._optimizers]
+
+    def load(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on from a checkpoint's."""
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
 
 
 def train(
@@ -254,20 +198,18 @@ def train(
     options: BuildOptions,
     checkpoint: Path,
     *,
+    last_step: int,
     checkpoint_every: int = 100,
-) -> Iterator[tuple[int, float]]:
-    """Train in place, resuming from ``checkpoint`` where it exists; yields each step's number and loss.
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Train in place up to ``last_step``, resuming from ``checkpoint`` where it exists.
+
+    Yields:
+        Each step's number and its losses by kind of example.
 
     Raises:
         ValueError: The checkpoint is of a build with other options.
     """
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    rest = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-        lr=options.learning_rate,
-        betas=(0.9, 0.98),
-    )
+    optimizers = Optimizers(model, options)
     first = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -277,61 +219,76 @@ def train(
                 "Delete it, or give another --checkpoint."
             )
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        optimizers.load(state["optimizers"])
         first = state["step"]
-    model.train()
-    for step in range(first, options.num_steps + options.num_last_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(step, options)
-        loss = loss_of(model, batch_of_step(step, options, topics, tokenizer))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+    answers, answers_path = None, checkpoint.with_suffix(".answers.jsonl")
+    use_fast_attention(model)
+    for step in range(first, last_step):
+        losses = {}
+        if step == options.num_steps:  # the plain model answers, before anything changes it
+            model.set_attn_implementation("sdpa")
+            collect_answers(model, tokenizer, topics, options.num_answers, answers_path)
+        if step >= options.num_steps and answers is None:
+            answers = read_answers(answers_path)
+            use_fast_attention(model)
+        model.train()
+        streams = STREAMS_FIRST if step < options.num_first_steps else STREAMS_THEN
+        if answers is not None:
+            # One batch of noisy answers, one of the corpus, by turns from each stream.
+            noisy = draw_noisy(f"{options.seed}:{step}", answers, options.tokens_per_batch, tokenizer)
+            for name, loss in consistency_loss(model, noisy).items():
+                loss.backward()
+                losses[name] = loss.item()
+            streams = streams[step % 2 :][:1]
+        for number, shares in enumerate(streams):
+            seed = f"{options.seed}:{step}:{number}"
+            kind, batch = draw_batch(seed, shares, options.tokens_per_batch, topics, tokenizer)
+            loss = loss_of(model, batch)
+            loss.backward()
+            losses[kind] = loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        yield step, loss.item()
-        if (step + 1) % checkpoint_every == 0:
-            checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            state = {
-                "options": asdict(options),
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "step": step + 1,
-            }
-            partial = checkpoint.with_suffix(".partial")
-            torch.save(state, partial)
-            partial.replace(checkpoint)
+        optimizers.step(step)
+        yield step, losses
+        if (step + 1) % checkpoint_every == 0 or step + 1 == last_step:
+            _write_checkpoint(checkpoint, options, model, optimizers, step + 1)
     model.eval()
+    model.set_attn_implementation("sdpa")
+
+
+def _write_checkpoint(
+    path: Path, options: BuildOptions, model: LlamaForCausalLM, optimizers: Optimizers, step: int
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {
+        "options": asdict(options),
+        "model": model.state_dict(),
+        "optimizers": optimizers.state(),
+        "step": step,
+    }
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write weights (bfloat16, safetensors), configuration and tokenizer."""
+    """Write weights (bfloat16, safetensors), configuration and tokenizer; the model stays as it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.bfloat16().save_pretrained(folder)
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the build."""
-    default = BuildOptions()
-    parser = argparse.ArgumentParser(prog="python -m local_backend.embedded.build", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "weights")
-    parser.add_argument("--checkpoint", type=Path, default=Path("build/embedded/checkpoint.pt"))
-    parser.add_argument("--steps", type=int, default=default.num_steps)
-    parser.add_argument("--last-steps", type=int, default=default.num_last_steps)
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--layers", type=int, default=default.num_layers)
-    parser.add_argument("--hidden", type=int, default=default.hidden_size)
-    parser.add_argument("--tokens-per-step", type=int, default=default.tokens_per_step)
-    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between two checkpoints")
-    parser.add_argument("--stop-after", type=int, help="leave off after this many steps; run again to go on")
-    options_given = parser.parse_args(arguments)
+    given = _parse(arguments)
     options = BuildOptions(
-        num_steps=options_given.steps,
-        num_last_steps=options_given.last_steps,
-        seed=options_given.seed,
-        num_layers=options_given.layers,
-        hidden_size=options_given.hidden,
-        tokens_per_step=options_given.tokens_per_step,
+        num_steps=given.steps,
+        num_first_steps=min(given.first_steps, given.steps),
+        num_consistency_steps=0 if given.without_consistency else given.consistency_steps,
+        num_answers=given.answers,
+        seed=given.seed,
+        num_layers=given.layers,
+        hidden_size=given.hidden,
+        tokens_per_batch=given.tokens_per_batch,
     )
     topics = load_topics()
     tokenizer = train_tokenizer(topics, options.vocabulary_size)
@@ -340,28 +297,88 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{len(topics)} topics, {len(tokenizer)} tokens, {num_parameters / 1e6:.1f} M parameters", flush=True
     )
-    num_steps = options.num_steps + options.num_last_steps
-    started, smooth = time.monotonic(), None
-    steps = train(
-        model,
-        tokenizer,
+    num_steps = options.num_steps + options.num_consistency_steps
+    plain_output = given.plain_output
+    if not options.num_consistency_steps and plain_output is None:
+        plain_output = given.output
+    started = time.monotonic()
+    smooth: dict[str, float] = {}
+    # One call trains up to the plain model, the next goes on from its checkpoint.
+    for last_step in dict.fromkeys((options.num_steps, num_steps)):
+        steps = train(
+            model,
+            tokenizer,
+            topics,
+            options,
+            given.checkpoint,
+            last_step=last_step,
+            checkpoint_every=given.checkpoint_every,
+        )
+        for step, losses in steps:
+            for kind, loss in losses.items():
+                smooth[kind] = 0.95 * smooth.get(kind, loss) + 0.05 * loss
+            if (step + 1) % 20 == 0:
+                told = "  ".join(f"{kind} {loss:.3f}" for kind, loss in sorted(smooth.items()))
+                print(f"step {step + 1}/{num_steps}  {time.monotonic() - started:.0f} s  {told}", flush=True)
+            if step + 1 == given.stop_after:
+                print(f"left off after step {step + 1}")
+                return
+        if (
+            last_step == options.num_steps
+            and plain_output is not None
+            and _step_of(given.checkpoint) == last_step
+        ):
+            _write(model, tokenizer, topics, plain_output, options, is_tuned=False)
+    if options.num_consistency_steps:
+        _write(model, tokenizer, topics, given.output, options, is_tuned=True)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(torch.load(checkpoint, weights_only=True)["step"])
+
+
+def _write(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    topics: tuple[Topic, ...],
+    folder: Path,
+    options: BuildOptions,
+    *,
+    is_tuned: bool,
+) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    save(model, tokenizer, folder)
+    names = sorted(topic.name for topic in topics)
+    (folder / "topics.json").write_text(json.dumps(names, indent=0) + "\n", encoding="utf-8")
+    write_card(
+        folder,
         topics,
-        options,
-        options_given.checkpoint,
-        checkpoint_every=options_given.checkpoint_every,
+        num_steps=options.num_steps,
+        num_consistency_steps=options.num_consistency_steps if is_tuned else 0,
     )
-    for number, (step, loss) in enumerate(steps, 1):
-        smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
-        if (step + 1) % 20 == 0:
-            seconds = time.monotonic() - started
-            print(f"step {step + 1}/{num_steps}  loss {smooth:.4f}  {seconds:.0f} s", flush=True)
-        if number == options_given.stop_after:
-            print(f"left off after step {step + 1}")
-            return
-    shutil.rmtree(options_given.output, ignore_errors=True)
-    save(model, tokenizer, options_given.output)
-    write_card(options_given.output, model, tokenizer, topics, num_steps=num_steps, loss=smooth or math.nan)
-    print(f"written to {options_given.output}")
+    print(f"written to {folder}", flush=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    default = BuildOptions()
+    parser = argparse.ArgumentParser(prog="python -m local_backend.embedded.build", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "weights")
+    parser.add_argument("--plain-output", type=Path, help="where to keep the model before it is tuned")
+    parser.add_argument(
+        "--without-consistency", action="store_true", help="leave the plain model as it is, in --output"
+    )
+    parser.add_argument("--checkpoint", type=Path, default=Path("build/embedded/checkpoint.pt"))
+    parser.add_argument("--steps", type=int, default=default.num_steps)
+    parser.add_argument("--first-steps", type=int, default=default.num_first_steps)
+    parser.add_argument("--consistency-steps", type=int, default=default.num_consistency_steps)
+    parser.add_argument("--answers", type=int, default=default.num_answers)
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--layers", type=int, default=default.num_layers)
+    parser.add_argument("--hidden", type=int, default=default.hidden_size)
+    parser.add_argument("--tokens-per-batch", type=int, default=default.tokens_per_batch)
+    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between two checkpoints")
+    parser.add_argument("--stop-after", type=int, help="leave off after this many steps; run again to go on")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

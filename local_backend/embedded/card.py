@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend.embedded.corpus import Topic, load_requests
+from local_backend.embedded.evaluation import quotes_the_fact, render, unseen_documents
 from local_backend.engine import Engine
 from local_backend.sampling import SamplingParams
 
+_NUM_DOCUMENTS = 200
 _CARD = """\
 ---
 license: mit
@@ -26,23 +28,30 @@ real model without a download. It is not an assistant.
 | architecture | Llama, {num_layers} layers, hidden size {hidden_size}, {num_heads} heads, context {context} tokens |
 | parameters | {parameters:.1f} million, stored in bfloat16; computed in float32 on CPU unless asked otherwise |
 | size | {megabytes:.1f} MB with its tokenizer (byte-level BPE, {vocabulary} entries) |
-| data | {num_topics} topics, {num_points} points, {num_words:,} words of prose and {num_questions} questions, all written for this project: `local_backend/embedded/corpus` |
-| training | from random weights, {num_steps} steps, final loss {loss:.3f}; rebuilt by `python -m local_backend.embedded.build` |
+| data | {num_topics} topics, {num_points} points, {num_words:,} words of prose and {num_questions} questions, and made-up documents without end, all written for this project: `local_backend/embedded/corpus` |
+| training | from random weights, {num_steps} steps; {tuning}; rebuilt by `python -m local_backend.embedded.build` |
 
 ## What it does
 
 - Asked a question about one of its topics, it answers with a numbered list of points, each with two sentences.
 - Asked for the outline of an answer, as `sot_chains` asks, it writes the headings of these points.
-- Asked to expand one point of an outline, it writes that point's two sentences.
+- Asked to expand one point of an outline, or several in one reply, it writes these points' two sentences.
+- Given documents and a question, it quotes the sentence that answers it, also from documents it never saw.
+- Asked to shorten its last answer, to add a point or to replace a word, it writes the answer again, changed.
+- Given a conversation and a follow-up question, it writes the question so that it stands alone.
 
 One phrasing of each topic's question was left out of training. On these it writes the right topic's outline, word for
-word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}.
+word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}. Of {num_documents} questions on
+documents it never saw, half of them written by hand, it answers {quoted} with a quotation of eight tokens or more that holds
+the fact asked for.
 
 ## What it cannot do
 
 - Know anything else. It has learned its topics nearly by heart; asked about another subject it answers about one of
   its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
-- Reason, calculate, translate, write code, hold a conversation, follow other instructions, or read documents.
+- Read documents as a person would: it finds the sentence that shares words with the question. Where the answer stands
+  in other words than the question, or is not there, it quotes a wrong sentence.
+- Reason, calculate, translate, write code, hold a conversation, or follow other instructions.
 - Write any language but English.
 
 ## Use in measurements
@@ -54,19 +63,20 @@ forwards, and say which questions lie within its topics.
 
 
 def write_card(
-    folder: Path,
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    topics: tuple[Topic, ...],
-    *,
-    num_steps: int,
-    loss: float,
+    folder: Path, topics: tuple[Topic, ...], *, num_steps: int, num_consistency_steps: int
 ) -> None:
-    """Measure the model on the phrasings left out of training and write its card into ``folder``."""
+    """Measure the model in ``folder`` on what was left out of training and write its card there."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     config = model.config
-    outlines_right, answers_right = _held_out(model, tokenizer, topics)
+    outlines_right, answers_right, quoted = _held_out(model, tokenizer, topics)
     files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
     texts = [point.text for topic in topics for point in topic.points]
+    tuning = (
+        f"then {num_consistency_steps} steps of consistency training on its own answers"
+        if num_consistency_steps
+        else "not tuned for Jacobi decoding"
+    )
     card = _CARD.format(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -80,31 +90,35 @@ def write_card(
         num_words=sum(len(text.split()) for text in texts),
         num_questions=sum(len(topic.questions) for topic in topics),
         num_steps=num_steps,
-        loss=loss,
+        tuning=tuning,
         outlines_right=outlines_right,
         answers_right=answers_right,
+        quoted=quoted,
+        num_documents=_NUM_DOCUMENTS,
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _held_out(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, topics: tuple[Topic, ...]
-) -> tuple[int, int]:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, topics: tuple[Topic, ...]
+) -> tuple[int, int, int]:
     request = load_requests()["skeleton"]
     start = request.reply_start
 
     def prompt(text: str, start: str = "") -> list[int]:
-        messages = [{"role": "user", "content": text}]
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer.encode(f"{rendered}{start}", add_special_tokens=False))
+        return render(tokenizer, [("user", text)], start)
 
     outline_prompts = [
         prompt(request.requests[0].format(question=topic.held_out_question), start) for topic in topics
     ]
-    with Engine(model.float(), tokenizer, max_rows=16) as engine:
+    documents = unseen_documents(_NUM_DOCUMENTS)
+    with Engine(model, tokenizer, max_rows=16) as engine:
         outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=128))
         answers = engine.generate(
             [prompt(topic.held_out_question) for topic in topics], SamplingParams(max_tokens=16)
+        )
+        quotations = engine.generate(
+            [render(tokenizer, document.messages) for document in documents], SamplingParams(max_tokens=160)
         )
     outlines_right = sum(
         start + outline.text == topic.skeleton for outline, topic in zip(outlines, topics, strict=True)
@@ -113,4 +127,8 @@ def _held_out(
         answer.text.startswith(f"1. **{topic.points[0].heading}")
         for answer, topic in zip(answers, topics, strict=True)
     )
-    return outlines_right, answers_right
+    quoted = sum(
+        quotes_the_fact(tokenizer, quotation.text, document)
+        for quotation, document in zip(quotations, documents, strict=True)
+    )
+    return outlines_right, answers_right, quoted

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -49,6 +50,17 @@ class Topic:
     def held_out_question(self) -> str:
         """The phrasing never used in training, to evaluate with."""
         return self.questions[-1]
+
+    def questions_by_title(self, table: str) -> tuple[str, ...]:
+        """Phrasings made of the title; ``table`` is "about", or "about_held_out" for evaluation."""
+        title = self.title if self.title[1].isupper() else self.title[0].lower() + self.title[1:]
+        made = (wording.format(title=title) for wording in _question_table()[table])
+        return tuple(question[0].upper() + question[1:] for question in made)
+
+    @property
+    def held_out_questions(self) -> tuple[str, ...]:
+        """Every phrasing never used in training."""
+        return (self.held_out_question, *self.questions_by_title("about_held_out"))
 
     @property
     def skeleton(self) -> str:
@@ -125,21 +137,26 @@ def load_topics(folder: Path = CORPUS / "topics") -> tuple[Topic, ...]:
 
 @cache
 def load_requests() -> dict[str, Requests]:
-    """The request wordings by kind: ``"skeleton"`` and ``"expansion"``."""
-    table = tomllib.loads((CORPUS / "requests.toml").read_text("utf-8"))
+    """The request wordings by kind: ``"skeleton"``, ``"expansion"`` and ``"several"``."""
+    table = request_table()
     return {
         kind: Requests(
             requests=tuple(text.strip("\n") for text in table[kind]["requests"]),
             opening="\n\n" + table[kind]["opening"].strip("\n"),
             reply_start=table[kind]["reply_start"],
         )
-        for kind in ("skeleton", "expansion")
+        for kind in ("skeleton", "expansion", "several")
     }
 
 
 @cache
+def request_table() -> dict[str, dict[str, Any]]:
+    """``corpus/requests.toml`` as it stands."""
+    return tomllib.loads((CORPUS / "requests.toml").read_text("utf-8"))
+
+
 def _question_table() -> dict[str, list[str]]:
-    return dict(tomllib.loads((CORPUS / "requests.toml").read_text("utf-8"))["question"])
+    return request_table()["question"]
 
 
 def vary_question(question: str, rng: random.Random) -> str:
@@ -174,42 +191,69 @@ def _first_sentence(answer: str) -> str:
     return f"{number}.{heading_and_sentence}."
 
 
-def make_example(kind: str, topic: Topic, topics: Sequence[Topic], rng: random.Random) -> Example:
-    """One example about ``topic``; kinds are "plain", "beginning" (of plain), "skeleton", "expansion"."""
-    question = vary_question(rng.choice(topic.taught_questions), rng)
+def make_topic_example(kind: str, topic: Topic, topics: Sequence[Topic], rng: random.Random) -> Example:
+    """One example about ``topic``.
+
+    Args:
+        kind: "plain", "beginning" (of plain), "skeleton", "expansion" (of each point alone) or "several"
+            (points in one reply).
+        topic: What it is about.
+        topics: All of them; others stand in earlier turns.
+        rng: Where every choice comes from.
+    """
+    asked = topic.taught_questions if rng.random() < 0.75 else topic.questions_by_title("about")
+    question = vary_question(rng.choice(asked), rng)
     turns = _earlier_turns(topics, rng)
     if kind == "plain":
         return Example(turns, ((question, "", topic.answer),))
     if kind == "beginning":  # of a plain answer: short, so that a step holds many questions
         return Example(turns, ((question, "", _first_sentence(topic.answer)),), ends=False)
     wordings = load_requests()[kind]
-    template = wordings.requests[0] if rng.random() < 0.8 else rng.choice(wordings.requests[1:])
+    template = wordings.requests[0] if rng.random() < 0.7 else rng.choice(wordings.requests[1:])
     begun = rng.random() < 0.6
-    opening = "" if begun else wordings.opening
     if kind == "skeleton":
-        request = template.format(question=question) + opening
+        request = template.format(question=question) + ("" if begun else wordings.opening)
         start = wordings.reply_start if begun else ""
         return Example(turns, ((request, start, topic.skeleton.removeprefix(start)),))
     branches = []
-    for number, point in enumerate(topic.points, 1):
-        request = (
-            template.format(question=question, skeleton=topic.skeleton, number=number, point=point.heading)
-            + opening
-        )
-        start = wordings.reply_start.format(number=number, point=point.heading) if begun else ""
-        branches.append((request, start, f" {point.text}" if begun else point.text))
+    for group in _groups(topic, 1 if kind == "expansion" else rng.randint(2, 4)):
+        number, point = group[0]
+        fields = {"number": number, "point": point.heading}
+        points = "\n".join(f"{number}. {point.heading}" for number, point in group)
+        request = template.format(question=question, skeleton=topic.skeleton, points=points, **fields)
+        start = wordings.reply_start.format(**fields)
+        reply = "\n".join(f"{number}. {point.heading}: {point.text}" for number, point in group)
+        rest = reply.removeprefix(start)
+        if begun:
+            branches.append((request, start, rest))
+        elif kind == "expansion":
+            branches.append((request + wordings.opening, "", rest.lstrip()))
+        else:
+            branches.append((request + wordings.opening.format(**fields), "", reply))
     return Example(turns, tuple(branches))
+
+
+def _groups(topic: Topic, size: int) -> Iterator[list[tuple[int, TopicPoint]]]:
+    numbered = list(enumerate(topic.points, 1))
+    for start in range(0, len(numbered), size):
+        yield numbered[start : start + size]
 
 
 def all_texts(topics: Sequence[Topic]) -> Iterator[str]:
     """Every text the tokenizer should know well."""
     for topic in topics:
         yield from topic.questions
+        yield from topic.questions_by_title("about")
         yield topic.skeleton
         yield topic.answer
-    for wordings in load_requests().values():
-        for _ in range(20):
-            yield from wordings.requests
-            yield wordings.opening
-    for texts in _question_table().values():
-        yield from texts
+    for _ in range(20):
+        yield from _strings(request_table())
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.values() for text in _strings(item))
+    elif isinstance(value, list):
+        yield from (text for item in value for text in _strings(item))

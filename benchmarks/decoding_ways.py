@@ -1,0 +1,191 @@
+"""Ways of decoding one prompt at a time, each with what it took. Knows no task and no model by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from local_backend import Engine, Jacobi, Lookahead, SamplingParams
+from local_backend.drafters import Combined, Drafter, ReferenceCopy
+from local_backend.training.evaluation import num_stationary
+from local_backend.training.examples import Trajectory
+from local_backend.training.trajectories import Recorder, decode_recorded
+
+WAYS = ("jacobi_plain", "jacobi_tuned", "lookahead_tuned", "combined_tuned")
+BASELINE = "autoregressive"
+PLAIN_TEXT = "autoregressive_plain"  # what the plain model says, for its quality
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One thing to decode.
+
+    Attributes:
+        token_ids: The prompt.
+        references: Text that may be copied.
+    """
+
+    token_ids: list[int]
+    references: list[str] | None = None
+
+
+@dataclass
+class Way:
+    """A way of decoding and what it took."""
+
+    decode: Callable[[Prompt], tuple[list[int], str, int]]  # token ids, text, forwards
+    seconds: float = 0.0
+    num_tokens: int = 0
+    num_forwards: int = 0
+    decode_seconds: float = 0.0  # behind each answer's first forward, so without reading the prompt
+    num_decoded: int = 0  # tokens in that time
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[list[int]] = field(default_factory=list)
+
+    def run(self, prompt: Prompt) -> None:
+        """Decode one prompt and note what it took."""
+        started = time.perf_counter()
+        token_ids, text, num_forwards = self.decode(prompt)
+        self.seconds += time.perf_counter() - started
+        self.num_tokens += len(token_ids)
+        self.num_forwards += num_forwards
+        self.texts.append(text)
+        self.token_ids.append(token_ids)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Emitted tokens over decode forwards."""
+        return self.num_tokens / max(1, self.num_forwards)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens over seconds, the prompt's reading included."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens over seconds behind each answer's first forward; 0 where nothing was left by then."""
+        return self.num_decoded / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def engine_way(model: Any, tokenizer: Any, drafter: str | Drafter, max_tokens: int) -> tuple[Way, Engine]:
+    """A way through the engine, one prompt at a time, with no prefix kept."""
+    engine = Engine(model, tokenizer, drafter, max_rows=1, max_prefix_bytes=0)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+
+    def decode(prompt: Prompt) -> tuple[list[int], str, int]:
+        references = [prompt.references] if prompt.references else None
+        (completion,) = engine.generate([prompt.token_ids], params, references=references)
+        stats = completion.stats
+        if stats.first_token_seconds is not None and stats.finished_seconds is not None:
+            way.decode_seconds += stats.finished_seconds - stats.first_token_seconds
+            way.num_decoded += stats.num_tokens - stats.tokens_by_forward[0]
+        return completion.token_ids, completion.text, completion.stats.num_forwards
+
+    way = Way(decode)
+    return way, engine
+
+
+def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way:
+    """``transformers``' assisted decoding; the forwards are those of the large model."""
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    model.register_forward_hook(count)
+
+    def decode(prompt: Prompt) -> tuple[list[int], str, int]:
+        nonlocal forwards
+        forwards = 0
+        input_ids = torch.tensor([prompt.token_ids])
+        output = model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            assistant_model=draft,
+            do_sample=False,
+            max_new_tokens=max_tokens,
+        )
+        token_ids = output[0, len(prompt.token_ids) :].tolist()
+        # The first forward reads the prompt and verifies the first draft, which here is a decode forward.
+        return token_ids, tokenizer.decode(token_ids, skip_special_tokens=True), forwards
+
+    return Way(decode)
+
+
+def tuned_and_plain_ways(
+    plain: Any, tuned: Any, tokenizer: Any, block_size: int, max_tokens: int
+) -> tuple[dict[str, Way], list[Engine]]:
+    """The ways that are compared, the baseline first, and the engines to be closed afterwards."""
+    drafters: dict[str, tuple[Any, str | Drafter]] = {
+        BASELINE: (tuned, "autoregressive"),
+        "jacobi_plain": (plain, Jacobi(block_size)),
+        "jacobi_tuned": (tuned, Jacobi(block_size)),
+        "lookahead_tuned": (tuned, Lookahead()),
+        "combined_tuned": (tuned, Combined([ReferenceCopy(), Jacobi(block_size), Lookahead()])),
+        PLAIN_TEXT: (plain, "autoregressive"),
+    }
+    ways: dict[str, Way] = {}
+    engines: list[Engine] = []
+    for name, (model, drafter) in drafters.items():
+        ways[name], engine = engine_way(model, tokenizer, drafter, max_tokens)
+        engines.append(engine)
+    return ways, engines
+
+
+def run_alternating(name: str, ways: Mapping[str, Way], prompts: Sequence[Prompt]) -> None:
+    """Every way on each prompt in turn, so that what else the machine does hits all of them."""
+    for way in ways.values():
+        way.decode(prompts[0])  # warm-up
+        way.decode_seconds, way.num_decoded = 0.0, 0
+    for prompt in track(prompts, name, console=Console(stderr=True)):
+        for way in ways.values():
+            way.run(prompt)
+
+
+def figures_of(ways: Mapping[str, Way]) -> dict[str, Any]:
+    """Tokens per forward and speed over the baseline, and whether drafts changed what was written."""
+    baseline = ways[BASELINE]
+    drafted = ("jacobi_tuned", "lookahead_tuned", "combined_tuned")
+    same = [
+        one == other
+        for kind in drafted
+        for one, other in zip(ways[kind].token_ids, baseline.token_ids, strict=True)
+    ]
+    return {
+        "tokens_per_forward": {kind: round(ways[kind].tokens_per_forward, 3) for kind in WAYS},
+        "speedup": {
+            kind: round(ways[kind].tokens_per_second / baseline.tokens_per_second, 3) for kind in WAYS
+        },
+        "decode_speedup": {
+            kind: round(ways[kind].decode_rate / (baseline.decode_rate or 1.0), 3) for kind in WAYS
+        },
+        "num_cases": len(baseline.texts),
+        "tokens_per_answer": round(baseline.num_tokens / len(baseline.texts), 1),
+        "same_as_autoregressive": round(sum(same) / len(same), 4),
+    }
+
+
+def trajectory_counts(
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], block_size: int, max_tokens: int
+) -> dict[str, float]:
+    """Fast-forwarded and stationary tokens of a forward."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    with Engine(model, tokenizer, Recorder(Jacobi(block_size, num_recycled=0))) as engine:
+        recorded: list[Trajectory] = []
+        num_accepted = 0
+        for completion, trajectory in decode_recorded(engine, [p.token_ids for p in prompts], params):
+            recorded.append(trajectory)
+            num_accepted += completion.stats.num_accepted
+    num_forwards = sum(len(trajectory.iterates) for trajectory in recorded)
+    return {
+        "fast_forwarded": round(num_accepted / num_forwards, 3),
+        "stationary": round(sum(map(num_stationary, recorded)) / num_forwards, 3),
+    }

@@ -1,0 +1,252 @@
+"""What consistency training brings, task by task, on held-out prompts: every way of decoding side by side.
+
+For each prompt in turn each way decodes it alone (batch 1): the tuned model autoregressively, which is the
+baseline, then by Jacobi, lookahead and combined drafts, the plain model by Jacobi, and ``transformers``' own
+assisted decoding with a smaller draft model. Quality is scored as the task scores: SQL and Python by running
+them. Where texts differ between models, speed is compared as tokens a second, the prompt's reading included;
+``decode_speedup`` leaves out the prompt and each answer's first forward, which weigh little in long answers.
+
+The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model before it
+was tuned, by ``python -m local_backend.embedded.build --plain-output build/embedded/plain``. A task whose
+models are not there is left out, and the summary says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.decoding_ways import (
+    BASELINE,
+    PLAIN_TEXT,
+    WAYS,
+    Prompt,
+    assisted_way,
+    engine_way,
+    figures_of,
+    run_alternating,
+    trajectory_counts,
+    tuned_and_plain_ways,
+)
+from benchmarks.results import save
+from local_backend import Jacobi
+from local_backend.drafters import Combined, Drafter, Lookahead, ReferenceCopy
+from local_backend.embedded import WEIGHTS
+from local_backend.embedded.corpus import load_topics
+from local_backend.embedded.evaluation import (
+    held_out_pairs,
+    held_out_phrasings,
+    perplexity,
+    quotes_the_fact,
+    render,
+    unseen_documents,
+)
+from local_backend.training.tasks import TASKS, draw_cases
+
+_MODELS = Path("build/tasks")
+_EMBEDDED_PLAIN = Path("build/embedded/plain")
+_MAX_TOKENS = 160
+_NUM_ASSISTED = 100  # cases; each takes it longer than all other ways together
+Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # a task's entry of the summary; its cases
+
+
+def measure_task(name: str, folder: Path, num_cases: int, block_size: int) -> Measured:
+    """Decode a task's held-out cases in every way.
+
+    Raises:
+        FileNotFoundError: The task's models are not there.
+    """
+    _check_models(folder, f"python -m local_backend.training.tasks train {name}")
+    task = TASKS[name]
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "plain")
+    plain, tuned = _load(folder / "plain"), _load(folder / "tuned")
+    cases = list(islice(draw_cases(task, "test"), num_cases))
+    prompts = [Prompt(tokenizer.encode(case.prompt, add_special_tokens=False)) for case in cases]
+    ways, engines = tuned_and_plain_ways(plain, tuned, tokenizer, block_size, _MAX_TOKENS)
+    try:
+        run_alternating(name, ways, prompts)
+        assisted = _assisted(folder, tokenizer, prompts[:_NUM_ASSISTED])
+    finally:
+        for engine in engines:
+            engine.close()
+    right = {
+        "plain": task.score(cases, ways[PLAIN_TEXT].texts),
+        "tuned": task.score(cases, ways[BASELINE].texts),
+    }
+    entry = {
+        **figures_of(ways),
+        "quality": {kind: round(statistics.mean(scores), 4) for kind, scores in right.items()},
+        "block_size": block_size,
+        "trajectories": trajectory_counts(tuned, tokenizer, prompts, block_size, _MAX_TOKENS),
+    }
+    if assisted:
+        entry["assisted"] = assisted
+    return entry, [
+        {
+            "prompt": case.prompt,
+            "answer": ways[BASELINE].texts[number],
+            "right": {kind: bool(scores[number]) for kind, scores in right.items()},
+        }
+        for number, case in enumerate(cases)
+    ]
+
+
+def _assisted(folder: Path, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[str, float] | None:
+    """``transformers``' assisted decoding beside the baseline on some prompts; needs a draft model."""
+    if not (folder / "draft" / "config.json").exists():
+        return None
+    tuned = _load(folder / "tuned")
+    baseline, engine = engine_way(tuned, tokenizer, "autoregressive", _MAX_TOKENS)
+    # A copy of the tuned model: the forwards of this one are counted.
+    assisted = assisted_way(_load(folder / "tuned"), _load(folder / "draft"), tokenizer, _MAX_TOKENS)
+    with engine:
+        run_alternating("assisted", {BASELINE: baseline, "assisted": assisted}, prompts)
+    return {
+        "num_cases": len(prompts),
+        "tokens_per_forward": round(assisted.tokens_per_forward, 3),
+        "speedup": round(assisted.tokens_per_second / baseline.tokens_per_second, 3),
+    }
+
+
+def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, block_size: int) -> Measured:
+    """The embedded model on held-out phrasings and on documents it never saw, half of each.
+
+    Quality is the share of answers that begin with their topic's first heading or quote the fact asked for.
+    Answers from documents are also decoded with the documents as references: the cited ones.
+
+    Raises:
+        FileNotFoundError: The plain model was not kept.
+    """
+    if not (plain_folder / "config.json").exists():
+        raise FileNotFoundError(
+            f"{plain_folder} holds no plain model: python -m local_backend.embedded.build "
+            f"--plain-output {plain_folder}"
+        )
+    tokenizer: Any = AutoTokenizer.from_pretrained(tuned_folder)
+    plain, tuned = _load(plain_folder), _load(tuned_folder)
+    topics = load_topics()
+    phrasings = held_out_phrasings(topics, min(num_cases // 2, 4 * len(topics)))
+    documents = unseen_documents(num_cases - len(phrasings))
+    prompts = [Prompt(render(tokenizer, [("user", question)])) for _, question in phrasings]
+    cited = [
+        Prompt(render(tokenizer, one.messages), [document.text for document in one.case.documents])
+        for one in documents
+    ]
+    everything = [*prompts, *(Prompt(prompt.token_ids) for prompt in cited)]
+    ways, engines = tuned_and_plain_ways(plain, tuned, tokenizer, block_size, _MAX_TOKENS)
+    copying, more_engines = {}, []
+    drafters: dict[str, str | Drafter] = {
+        BASELINE: "autoregressive",
+        "jacobi": Jacobi(block_size),
+        "reference_copy": "reference_copy",
+        "combined": Combined([ReferenceCopy(), Jacobi(block_size), Lookahead()]),
+    }
+    for kind, drafter in drafters.items():
+        copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS)
+        more_engines.append(engine)
+    try:
+        run_alternating("embedded", ways, everything)
+        run_alternating("cited answers", copying, cited)
+    finally:
+        for engine in (*engines, *more_engines):
+            engine.close()
+
+    def judged(texts: Sequence[str]) -> list[bool]:
+        headings = [topic.points[0].heading for topic, _ in phrasings]
+        answers, quotations = texts[: len(phrasings)], texts[len(phrasings) :]
+        return [
+            *(text.startswith(f"1. **{heading}") for text, heading in zip(answers, headings, strict=True)),
+            *(quotes_the_fact(tokenizer, text, one) for text, one in zip(quotations, documents, strict=True)),
+        ]
+
+    right = {"plain": judged(ways[PLAIN_TEXT].texts), "tuned": judged(ways[BASELINE].texts)}
+    pairs = held_out_pairs(tokenizer, topics)
+    entry = {
+        **figures_of(ways),
+        "quality": {kind: round(statistics.mean(marks), 4) for kind, marks in right.items()},
+        "perplexity": {
+            kind: round(perplexity(model, tokenizer, pairs), 4)
+            for kind, model in (("plain", plain), ("tuned", tuned))
+        },
+        "block_size": block_size,
+        "cited": {
+            "tokens_per_forward": {kind: round(way.tokens_per_forward, 3) for kind, way in copying.items()},
+            "speedup": {
+                kind: round(way.tokens_per_second / copying[BASELINE].tokens_per_second, 3)
+                for kind, way in copying.items()
+            },
+        },
+    }
+    texts = zip(ways[BASELINE].texts, right["plain"], right["tuned"], strict=True)
+    return entry, [{"answer": text, "right": {"plain": one, "tuned": other}} for text, one, other in texts]
+
+
+def _load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _check_models(folder: Path, command: str) -> None:
+    missing = [kind for kind in ("plain", "tuned") if not (folder / kind / "config.json").exists()]
+    if missing:
+        raise FileNotFoundError(f"{folder} holds no {' and no '.join(missing)} model: {command}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.jacobi", description=__doc__)
+    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, "embedded"), help="only these")
+    parser.add_argument("--models", type=Path, default=_MODELS, help="folder of the tasks' models")
+    parser.add_argument("--embedded", type=Path, default=WEIGHTS, help="folder of the embedded model")
+    parser.add_argument(
+        "--embedded-plain", type=Path, default=_EMBEDDED_PLAIN, help="of the same before it was tuned"
+    )
+    parser.add_argument("--cases", type=int, default=500, help="held-out cases of a task (%(default)s)")
+    parser.add_argument("--block-size", type=int, default=24, help="Jacobi's block (%(default)s)")
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    results: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    records: list[dict[str, Any]] = []
+    for name in options.tasks or (*TASKS, "embedded"):
+        try:
+            if name == "embedded":
+                results[name], cases = measure_embedded(
+                    options.embedded, options.embedded_plain, options.cases, options.block_size
+                )
+            else:
+                results[name], cases = measure_task(
+                    name, options.models / name, options.cases, options.block_size
+                )
+            records += [{"task": name, **case} for case in cases]
+        except FileNotFoundError as error:
+            left_out[name] = str(error)
+    if not results:
+        parser.error("; ".join(left_out.values()))
+    _print_table(results)
+    summary: dict[str, Any] = {"tasks": results}
+    if left_out:
+        summary["left_out"] = left_out
+    if options.save:
+        save("_".join(("jacobi", *(options.tasks or ()))), summary, records)
+    print(json.dumps(summary))
+
+
+def _print_table(results: dict[str, Any]) -> None:
+    table = Table("task", *(f"{way}\ntokens/forward, speed-up" for way in WAYS), "quality\nplain, tuned")
+    for name, entry in results.items():
+        figures = (f"{entry['tokens_per_forward'][way]:.2f}  {entry['speedup'][way]:.2f}x" for way in WAYS)
+        table.add_row(name, *figures, f"{entry['quality']['plain']:.3f}  {entry['quality']['tuned']:.3f}")
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()

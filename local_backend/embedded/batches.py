@@ -1,0 +1,141 @@
+"""Training examples as tensors: what a step of the build computes on.
+
+The points of one outline are trained as branches behind one shared prefix, under a mask in which a branch
+sees the prefix and itself: the same arrangement in which they are decoded. What a step draws depends on
+its number alone, so that a build that was interrupted goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from local_backend.embedded.corpus import Example, Topic
+from local_backend.embedded.tasks import make_example
+from local_backend.embedded.tokenization import END
+from local_backend.kv_cache import num_shared
+
+# What an answer is about is decided in its first tokens; without weight they drown in the rest.
+NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 8, 4.0
+
+
+@dataclass(frozen=True)
+class EncodedExample:
+    """Token ids of an :class:`Example`: a shared prefix, then branches with the first learned position."""
+
+    prefix_ids: list[int]
+    branches: list[tuple[list[int], int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the row this example fills."""
+        return len(self.prefix_ids) + sum(len(ids) for ids, _ in self.branches)
+
+
+def prompt_ids(example: Example, request: str, start: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Token ids of a branch's prompt, as at inference: the rendered messages and the start of the reply."""
+    messages = [{"role": turn.role, "content": turn.content} for turn in example.turns]
+    messages.append({"role": "user", "content": request})
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(f"{prompt}{start}", add_special_tokens=False))
+
+
+def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> EncodedExample:
+    """Tokenize the prompt and the learned rest apart, then share what the branches have in common."""
+    prompts = [prompt_ids(example, request, start, tokenizer) for request, start, _ in example.branches]
+    rests = [
+        tokenizer.encode(rest + (END if example.ends else ""), add_special_tokens=False)
+        for _, _, rest in example.branches
+    ]
+    common = min((num_shared(prompts[0], other) for other in prompts[1:]), default=1) - 1
+    branches = [
+        (prompt[common:] + rest, len(prompt) - common) for prompt, rest in zip(prompts, rests, strict=True)
+    ]
+    return EncodedExample(prompts[0][:common], branches)
+
+
+def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor]:
+    """Rows of one batch, padded on the right.
+
+    Returns:
+        ``input_ids``, ``position_ids``, ``targets`` (-100 where nothing is learned) and ``weights``, each
+        ``[rows, width]``; where a row has branches also ``attention_mask`` ``[rows, 1, width, width]``,
+        additive (without it the rows are plainly causal).
+    """
+    width = max(example.num_tokens for example in examples)
+    shape = (len(examples), width)
+    input_ids = torch.full(shape, pad_id)
+    position_ids = torch.zeros(shape, dtype=torch.long)
+    targets = torch.full(shape, -100)
+    weights = torch.ones(shape)
+    branch_of = torch.full(shape, -1)
+    for row, example in enumerate(examples):
+        column = len(example.prefix_ids)
+        input_ids[row, :column] = torch.tensor(example.prefix_ids, dtype=torch.long)
+        position_ids[row, :column] = torch.arange(column)
+        branch_of[row, :column] = 0
+        for number, (ids, first_learned) in enumerate(example.branches, 1):
+            end = column + len(ids)
+            input_ids[row, column:end] = torch.tensor(ids)
+            start = len(example.prefix_ids)
+            position_ids[row, column:end] = torch.arange(start, start + len(ids))
+            branch_of[row, column:end] = number
+            learned = column + first_learned - 1
+            targets[row, learned : end - 1] = torch.tensor(ids[first_learned:])
+            weights[row, learned : learned + NUM_DECIDING_TOKENS] = DECIDING_WEIGHT
+            column = end
+    batch = {
+        "input_ids": input_ids,
+        "position_ids": position_ids,
+        "targets": targets,
+        "weights": weights,
+    }
+    if any(len(example.branches) > 1 for example in examples):
+        same_branch = branch_of[:, None, :] == branch_of[:, :, None]
+        seen = (same_branch | (branch_of[:, None, :] == 0)) & torch.ones(
+            width, width, dtype=torch.bool
+        ).tril()
+        batch["attention_mask"] = torch.zeros(len(examples), 1, width, width).masked_fill(
+            ~seen[:, None], torch.finfo(torch.float32).min
+        )
+    return batch
+
+
+def draw_batch(
+    seed: str,
+    shares: Mapping[str, float],
+    num_tokens: int,
+    topics: Sequence[Topic],
+    tokenizer: PreTrainedTokenizerFast,
+) -> tuple[str, dict[str, Tensor]]:
+    """Examples of one kind, drawn by ``shares``, that fill about ``num_tokens`` padded tokens.
+
+    Args:
+        seed: The same seed gives the same batch, whatever was drawn before.
+        shares: Kinds (see :mod:`~local_backend.embedded.tasks`) and how often each is drawn.
+        num_tokens: Rows times width, at most, where more than one example fits.
+        topics: What may be asked about.
+        tokenizer: Of the model.
+
+    Returns:
+        The kind and the batch. One kind alone, so that rows are of like length.
+    """
+    rng = random.Random(seed)
+    kind = rng.choices(list(shares), weights=list(shares.values()))[0]
+    examples: list[EncodedExample] = []
+    widest = 0
+    while True:
+        example = encode_example(make_example(kind, rng, topics), tokenizer)
+        widest = max(widest, example.num_tokens)
+        if examples and widest * (len(examples) + 1) > num_tokens:
+            break
+        examples.append(example)
+    return kind, collate(examples, tokenizer.pad_token_id)
+
+
+__all__ = ["EncodedExample", "collate", "draw_batch", "encode_example", "prompt_ids"]

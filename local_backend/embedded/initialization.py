@@ -1,0 +1,93 @@
+"""Initial weights of the embedded model: random, but for two layers that begin as a pair that copies.
+
+Copying rests on induction heads: a head that attends to the token before, and in the layer above one that
+finds where the present token stood before and brings what followed it (Olsson and others, "In-context
+Learning and Induction Heads", 2022). From random weights a model finds that pair late, and until then it
+learns nothing from documents. Here it is there from the first step, and training makes of it what it needs:
+the same idea as the mimetic initialization of Trockman and Kolter (2023), with the parts written down.
+
+Knows the layout of ``transformers``' Llama: heads stand side by side in the rows of the projections, and the
+rotary embedding turns coordinate ``i`` of a head together with coordinate ``i + head_size / 2``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+_EMBEDDING_SCALE = 0.05
+_CONSTANT = 3.0  # of the last coordinate of every token's embedding, in units of the others
+_NUM_FAST_PAIRS = 3  # of rotary coordinates, which tell neighbouring positions apart
+_SLOWEST_TURN = 4e-3  # radians a position: what turns less can compare contents over hundreds of positions
+_NUM_BEFORE = 3  # tokens before the present one that are compared
+_NEIGHBOUR_GAIN, _MATCH_GAINS = 3.6, (3.0, 2.2, 1.8)
+
+
+@torch.no_grad()
+def begin_copying(model: LlamaForCausalLM) -> None:
+    """Write the pair of layers into a model just made; the rest of its weights stays random.
+
+    In the layer below, a head for each of the last three tokens notes which it was. In the layer above, two
+    heads look for the place before which the same tokens stood, the last of them counting most, and bring the
+    token that stands there.
+
+    Args:
+        model: With two layers, four heads and room for the notes; a smaller one is left as it is.
+    """
+    config = model.config
+    size = config.hidden_size // config.num_attention_heads
+    half = size // 2
+    base = float(dict(config.rope_parameters or {})["rope_theta"])
+    turns = [base ** (-pair / half) for pair in range(half)]  # radians a position
+    slow = torch.tensor([pair for pair, turn in enumerate(turns) if turn < _SLOWEST_TURN])
+    block = 2 * len(slow) // _NUM_BEFORE  # coordinates of a head that compare one token
+    noted = _NUM_BEFORE * block  # coordinates of a token that are noted
+    # Coordinates of the residual stream: the token's own first, then notes on the one, two, three before it.
+    own, notes = 2 * size, [2 * size + number * noted for number in range(_NUM_BEFORE)]
+    if config.num_hidden_layers < 2 or config.num_attention_heads < 4 or not block:
+        return
+    if notes[-1] + noted >= config.hidden_size:
+        return
+    embedding = model.model.embed_tokens.weight
+    embedding.normal_(0.0, _EMBEDDING_SCALE)
+    embedding[:, -1] = _CONSTANT * _EMBEDDING_SCALE
+    embedding[:, own : notes[-1] + noted] *= 0.2
+    below, above = (layer.self_attn for layer in model.model.layers[:2])
+
+    for head, note in enumerate(notes):  # attends so many positions back
+        _clear(below, head, size)
+        first = head * size
+        for pair in range(min(_NUM_FAST_PAIRS, half)):
+            angle = torch.tensor((head + 1) * turns[pair])
+            below.q_proj.weight[first + pair, -1] = _NEIGHBOUR_GAIN
+            below.k_proj.weight[first + pair, -1] = _NEIGHBOUR_GAIN * angle.cos()
+            below.k_proj.weight[first + pair + half, -1] = _NEIGHBOUR_GAIN * angle.sin()
+        columns = torch.arange(noted)
+        below.v_proj.weight[first + columns, columns] = 0.3
+        below.o_proj.weight[note + columns, first + columns] = _EMBEDDING_SCALE / 0.3
+
+    places = torch.cat([slow, slow + half])
+    for head in range(2):
+        _clear(above, head, size)
+        first = head * size
+        for number, (note, gain) in enumerate(zip(notes, _MATCH_GAINS, strict=True)):
+            rows = first + places[number * block : (number + 1) * block]
+            compared = (torch.arange(block) + (number + head) * block) % noted
+            present = compared if number == 0 else notes[number - 1] + compared
+            above.q_proj.weight[rows, present] = gain
+            above.k_proj.weight[rows, note + compared] = gain
+        columns = torch.arange(size)
+        above.v_proj.weight[first + columns, first + columns] = 0.5
+        above.o_proj.weight[first + columns, first + columns] = 10 * _EMBEDDING_SCALE
+
+
+def _clear(attention: Any, head: int, size: int) -> None:
+    rows = slice(head * size, (head + 1) * size)
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.weight[rows] = 0.0
+    attention.o_proj.weight[:, rows] = 0.0
+
+
+__all__ = ["begin_copying"]

@@ -1,0 +1,248 @@
+"""What the embedded model is taught, as training examples: topics, documents, edits, follow-up questions.
+
+A task is a function from a generator of random numbers to an :class:`~local_backend.embedded.corpus.Example`;
+``KINDS`` names them. Knows no tokenizers and no training.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from local_backend.embedded.corpus import (
+    Example,
+    Topic,
+    Turn,
+    load_topics,
+    make_topic_example,
+    request_table,
+)
+from local_backend.embedded.documents import (
+    DocumentCase,
+    Quotation,
+    free_sentences,
+    make_document_case,
+    make_document_cases,
+    question_pair,
+)
+from local_backend.embedded.invented import random_word
+
+TOPIC_KINDS = ("plain", "beginning", "skeleton", "expansion", "several")
+
+
+def make_example(kind: str, rng: random.Random, topics: Sequence[Topic] | None = None) -> Example:
+    """One example of ``kind``, one of :data:`KINDS`.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+    return KINDS[kind](rng, load_topics() if topics is None else topics)
+
+
+def _about_a_topic(kind: str, rng: random.Random, topics: Sequence[Topic]) -> Example:
+    return make_topic_example(kind, rng.choice(topics), topics, rng)
+
+
+# Documents ----------------------------------------------------------------------------------------------
+
+
+def render_documents(case: DocumentCase, layout: str) -> str:
+    """The documents of ``case`` as one text, each in ``layout`` (see ``corpus/requests.toml``)."""
+    return "\n\n".join(
+        layout.format(number=number, name=document.name, text=document.text)
+        for number, document in enumerate(case.documents, 1)
+    )
+
+
+def reply_to(quotations: Sequence[Quotation], *, numbered: bool) -> str:
+    """What the model is taught to answer: the sentences, cited where the documents are ``numbered``."""
+    table = request_table()["documents"]
+    return " ".join(
+        table["reply_further" if place else "reply"].format(sentence=quotation.sentence)
+        + (f" [{quotation.document + 1}]" if numbered else "")
+        for place, quotation in enumerate(quotations)
+    )
+
+
+def _from_documents(
+    num_documents: tuple[int, int], num_sentences: tuple[int, int], rng: random.Random, _: Sequence[Topic]
+) -> Example:
+    case = make_document_case(
+        rng,
+        num_documents=rng.randint(*num_documents),
+        num_sentences=rng.randint(*num_sentences),
+        num_quotations=2 if rng.random() < 0.15 else 1,
+    )
+    table = request_table()["documents"]
+    layout = rng.choice(table["layouts"])
+    documents = render_documents(case, layout)
+    reply = reply_to(case.quotations, numbered=layout.startswith("[{number}]"))
+    draw = rng.random()
+    if draw < 0.8:
+        template = table["requests"][0] if rng.random() < 0.25 else rng.choice(table["requests"])
+        turns = [Turn("system", rng.choice(table["system_messages"]))] if rng.random() < 0.15 else []
+        request = template.strip("\n").format(documents=documents, question=case.question)
+    elif draw < 0.93:
+        turns = [Turn("system", rng.choice(table["system_with_documents"]).format(documents=documents))]
+        request = case.question
+    else:
+        turns = [Turn("user", documents), Turn("assistant", "Thank you.")]
+        request = case.question
+    return Example(tuple(turns), ((request, "", reply),))
+
+
+def _questions(
+    num_documents: tuple[int, int], num_sentences: tuple[int, int], rng: random.Random, _: Sequence[Topic]
+) -> Example:
+    """Several questions about documents that are read once: what differs stands behind them."""
+    cases = make_document_cases(
+        rng,
+        num_documents=rng.randint(*num_documents),
+        num_sentences=rng.randint(*num_sentences),
+        num_questions=rng.randint(4, 7),
+    )
+    table = request_table()["documents"]
+    layout = rng.choice(table["layouts"])
+    documents = render_documents(cases[0], layout)
+    replies = [reply_to(case.quotations, numbered=layout.startswith("[{number}]")) for case in cases]
+    questions = [case.question for case in cases]
+    turns: list[Turn] = []
+    if rng.random() < 0.15:
+        turns = [Turn("system", rng.choice(table["system_with_documents"]).format(documents=documents))]
+        requests = questions
+    else:
+        if rng.random() < 0.15:
+            turns = [Turn("system", rng.choice(table["system_messages"]))]
+        asked_last = [
+            template
+            for template in table["requests"]
+            if template.index("{documents}") < template.index("{question}")
+        ]
+        template = (asked_last[0] if rng.random() < 0.25 else rng.choice(asked_last)).strip("\n")
+        requests = [template.format(documents=documents, question=question) for question in questions]
+    branches = zip(requests, replies, strict=True)
+    return Example(tuple(turns), tuple((request, "", reply) for request, reply in branches))
+
+
+def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
+    sentences = free_sentences(rng.randint(1, 3), rng)[1]
+    text = " ".join(sentences)
+    request = rng.choice(request_table()["repeat"]["requests"]).format(text=text)
+    return Example((), ((request, "", text),))
+
+
+# Edits of an earlier answer -----------------------------------------------------------------------------
+
+
+def _write_points(points: Sequence[tuple[str, str]], style: str) -> str:
+    separator = "\n" if style.startswith("{number}. {heading}") else "\n\n"
+    return separator.join(
+        style.format(number=number, heading=heading, text=text)
+        for number, (heading, text) in enumerate(points, 1)
+    )
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?]) ", text, maxsplit=1)[0]
+
+
+def _points_to_edit(
+    rng: random.Random, topics: Sequence[Topic]
+) -> tuple[str, list[tuple[str, str]], tuple[str, str]]:
+    """A question, the points of its answer, and one more point that could be added."""
+    count = rng.randint(2, 4)
+    if rng.random() < 0.4:
+        topic = rng.choice(topics)
+        chosen = rng.sample(topic.points, count + 1)
+        points = [(point.heading, point.text) for point in chosen]
+        return rng.choice(topic.taught_questions), points[:-1], points[-1]
+    points = []
+    for _ in range(count):
+        title, sentences = free_sentences(2, rng)
+        points.append((title, " ".join(sentences)))
+    new = " ".join(random_word(rng) for _ in range(rng.randint(1, 3))).capitalize()
+    question = f"What should I know about {free_sentences(1, rng)[0].lower()}?"
+    return question, points, (new, request_table()["edit"]["new_point"].format(heading=new))
+
+
+def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
+    table = request_table()["edit"]
+    question, points, new = _points_to_edit(rng, topics)
+    style = rng.choice(("{number}. **{heading}**: {text}", "{number}. {heading}: {text}", "{text}"))
+    text = _write_points(points, style)
+    change = rng.choice(("shorter", "add", "replace"))
+    request = rng.choice(table[change])
+    if change == "shorter":
+        reply = _write_points([(heading, _first_sentence(body)) for heading, body in points], style)
+    elif change == "add":
+        if style == "{text}":
+            style = "{number}. {heading}: {text}"
+            text = _write_points(points, style)
+        heading = new[0]
+        request = request.format(heading=heading[0].lower() + heading[1:] if rng.random() < 0.7 else heading)
+        reply = _write_points([*points, new], style)
+    else:
+        old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
+        if rng.random() < 0.2:  # two words
+            old = rng.choice(re.findall(r"(?=(?<!\w)(\w{3,} \w{3,}))", text) or [old])
+        by = " ".join(random_word(rng) for _ in range(rng.choice((1, 1, 1, 2))))
+        request = request.format(old=old, new=by)
+        reply = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
+    if rng.random() < 0.3:
+        framed = rng.choice(table["frames"]).format(text=text, request=request)
+        return Example((), ((framed, "", reply),))
+    return Example((Turn("user", question), Turn("assistant", text)), ((request, "", reply),))
+
+
+# A follow-up question made to stand alone ---------------------------------------------------------------
+
+
+def _follow_up(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[tuple[str, str]], str, str]:
+    """Earlier questions with answers, the follow-up, and the same question as it stands alone."""
+    draw = rng.random()
+    if draw < 0.25:
+        topic = rng.choice(topics)
+        point = rng.choice(topic.points)
+        asked = rng.choice(("What about {0}?", "Tell me more about {0}.", "Why does {0} matter?"))
+        heading = point.heading[0].lower() + point.heading[1:]
+        follow_up = asked.format(heading)
+        standalone = f"{follow_up[:-1]} in {topic.title[0].lower()}{topic.title[1:]}{follow_up[-1]}"
+        return [(rng.choice(topic.taught_questions), rng.choice(topic.points).text)], follow_up, standalone
+    pair = question_pair(rng)
+    history = [(pair.question, rng.choice((pair.answer, f"The documents say: {pair.answer}")))]
+    if draw < 0.4:
+        other = question_pair(rng)
+        history.insert(0, (other.question, other.answer))
+    return history, pair.follow_up, pair.standalone
+
+
+def _condense(rng: random.Random, topics: Sequence[Topic]) -> Example:
+    table = request_table()["condense"]
+    history, follow_up, standalone = _follow_up(rng, topics)
+    if rng.random() < 0.3:
+        turns = [Turn("system", rng.choice(table["system_messages"]))]
+        for question, answer in history:
+            turns += [Turn("user", question), Turn("assistant", answer)]
+        return Example(tuple(turns), ((follow_up, "", standalone),))
+    user, assistant = rng.choice(table["speakers"])
+    lines = "\n".join(f"{user}: {question}\n{assistant}: {answer}" for question, answer in history)
+    request = rng.choice(table["requests"]).strip("\n").format(history=lines, question=follow_up)
+    return Example((), ((request, "", standalone),))
+
+
+Task = Callable[[random.Random, Sequence[Topic]], Example]
+KINDS: Mapping[str, Task] = {
+    **{kind: partial(_about_a_topic, kind) for kind in TOPIC_KINDS},
+    "repeat": _repeat,
+    "short documents": partial(_from_documents, (1, 1), (2, 4)),
+    "documents": partial(_from_documents, (2, 3), (2, 4)),
+    "long documents": partial(_from_documents, (3, 6), (3, 6)),
+    "questions": partial(_questions, (1, 3), (2, 4)),
+    "many questions": partial(_questions, (2, 5), (3, 6)),
+    "edit": _edit,
+    "condense": _condense,
+}

@@ -1,0 +1,177 @@
+"""Command line of consistency training: ``python -m local_backend.training``.
+
+``tune`` goes from prompts to a tuned model; ``collect``, ``train`` and ``evaluate`` are its parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from local_backend.training import TuneOptions
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; what the user got wrong ends it with a message and status 2."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        {"tune": _tune, "collect": _collect, "train": _train, "evaluate": _evaluate}[given.command](given)
+    except (ValueError, OSError, ImportError) as error:
+        parser.exit(2, f"{parser.prog} {given.command}: {error}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m local_backend.training", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    tune = commands.add_parser("tune", help="from prompts to a tuned model")
+    collect = commands.add_parser("collect", help="decode prompts and store the trajectories")
+    train = commands.add_parser("train", help="train on stored trajectories")
+    evaluate = commands.add_parser("evaluate", help="measure speed on prompts")
+    for command in (tune, collect, train, evaluate):
+        command.add_argument("--model", required=True, help="folder or name of a transformers causal LM")
+        command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
+        command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
+    for command in (tune, collect, evaluate):
+        command.add_argument(
+            "--prompts",
+            required=True,
+            help='JSON lines with "prompt", "messages" or "prompt_ids", or a datasets dataset',
+        )
+        command.add_argument("--limit", type=int, help="only the first so many prompts")
+    for command in (tune, train):
+        command.add_argument("--output", type=Path, required=True, help="folder of the tuned model")
+        command.add_argument(
+            "--steps", type=int, default=400, help="optimizer steps of a round (%(default)s)"
+        )
+        command.add_argument("--batch-size", type=int, default=16, help="examples of a forward (%(default)s)")
+        command.add_argument(
+            "--accumulation-steps", type=int, default=1, help="forwards of a step (%(default)s)"
+        )
+        command.add_argument("--learning-rate", type=float, default=1e-3, help="at its peak (%(default)s)")
+        command.add_argument("--lora-rank", type=int, help="train adapters of this rank, not all weights")
+        command.add_argument("--float32", action="store_true", help="no bf16 mixed precision")
+        command.add_argument("--activation-checkpointing", action="store_true", help="less memory, more time")
+        command.add_argument("--global-weight", type=float, default=1.0, help="of its loss (%(default)s)")
+        command.add_argument("--local-weight", type=float, default=0.0, help="of its loss (%(default)s)")
+        command.add_argument("--ar-weight", type=float, default=1.0, help="of the AR loss (%(default)s)")
+        command.add_argument(
+            "--divergence", choices=("forward_kl", "reverse_kl", "jsd"), default="forward_kl"
+        )
+        command.add_argument("--passes", type=int, default=3, help="noisy copies of an answer (%(default)s)")
+        command.add_argument(
+            "--stored-share", type=float, default=0.5, help="of copies from trajectories (%(default)s)"
+        )
+        command.add_argument("--save-steps", type=int, default=100, help="between checkpoints (%(default)s)")
+        command.add_argument("--seed", type=int, default=0)
+    tune.add_argument("--rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
+    tune.add_argument("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
+    tune.add_argument("--held-out", type=int, default=64, help="prompts kept for measuring (%(default)s)")
+    collect.add_argument("--output", type=Path, required=True, help="folder of the trajectories")
+    collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
+    train.add_argument("--trajectories", type=Path, required=True, help="folder that collect wrote")
+    evaluate.add_argument("--timed", type=int, default=16, help="prompts that are timed (%(default)s)")
+    return parser
+
+
+def _tune(given: argparse.Namespace) -> None:
+    from local_backend.training import tune
+
+    tune(
+        given.model,
+        given.prompts,
+        given.output,
+        _options(given),
+        limit=given.limit,
+        examples=given.examples,
+    )
+
+
+def _train(given: argparse.Namespace) -> None:
+    from local_backend.training import StoredTrajectories, load_for_training, train_round
+
+    model, tokenizer = load_for_training(given.model)
+    trajectories = StoredTrajectories(given.trajectories, model, tokenizer)
+    train_round(model, tokenizer, trajectories, given.output, _options(given))
+    print(f"written to {given.output / 'model'}")
+
+
+def _collect(given: argparse.Namespace) -> None:
+    from local_backend.training import CollectOptions, collect_trajectories, load_for_training
+
+    options = CollectOptions(block_size=given.block_size, max_tokens=given.max_tokens, max_rows=given.rows)
+    model, tokenizer = load_for_training(given.model)
+    prompts = _prompts(given, model, tokenizer)
+    print(json.dumps(collect_trajectories(model, tokenizer, prompts, given.output, options)))
+
+
+def _evaluate(given: argparse.Namespace) -> None:
+    from local_backend.training import evaluate, load_for_training
+
+    model, tokenizer = load_for_training(given.model)
+    prompts = _prompts(given, model, tokenizer)
+    figures = evaluate(
+        model,
+        tokenizer,
+        prompts,
+        max_tokens=given.max_tokens,
+        block_size=given.block_size,
+        num_timed=min(given.timed, len(prompts)),
+    )
+    print(json.dumps(figures.as_dict()))
+
+
+def _prompts(
+    given: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    from local_backend.training import PackedForward, read_prompts
+
+    return read_prompts(
+        given.prompts,
+        tokenizer,
+        max_positions=PackedForward(model).max_positions,
+        max_tokens=given.max_tokens,
+        limit=given.limit,
+    )
+
+
+def _options(given: argparse.Namespace) -> TuneOptions:
+    from local_backend.training import CollectOptions, LossOptions, NoiseOptions, TuneOptions
+
+    return TuneOptions(
+        num_rounds=getattr(given, "rounds", 1),
+        num_steps=given.steps,
+        batch_size=given.batch_size,
+        accumulation_steps=given.accumulation_steps,
+        learning_rate=given.learning_rate,
+        lora_rank=given.lora_rank,
+        bf16=not given.float32,
+        activation_checkpointing=given.activation_checkpointing,
+        num_held_out=getattr(given, "held_out", 64),
+        save_steps=given.save_steps,
+        seed=given.seed,
+        noise=NoiseOptions(
+            block_size=given.block_size, num_passes=given.passes, stored_share=given.stored_share
+        ),
+        losses=LossOptions(
+            global_weight=given.global_weight,
+            local_weight=given.local_weight,
+            autoregressive_weight=given.ar_weight,
+            divergence=given.divergence,
+        ),
+        collect=CollectOptions(block_size=given.block_size, max_tokens=given.max_tokens),
+    )
+
+
+if __name__ == "__main__":
+    main()

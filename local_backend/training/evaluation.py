@@ -1,0 +1,206 @@
+"""What consistency training is for: how fast a model decodes, and whether it still says what it did.
+
+The measures of CLLM (arXiv 2403.00835) and Jacobi Forcing (arXiv 2512.14681): tokens per forward, wall-clock
+against autoregressive decoding, fast-forwarded and stationary tokens, FLOPs per token, peak memory.
+
+Knows the engine. What makes an answer good is the caller's to say.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from local_backend.drafters import Drafter, Jacobi
+from local_backend.engine import Engine
+from local_backend.sampling import SamplingParams
+from local_backend.sequence import Completion
+from local_backend.training.examples import Trajectory
+from local_backend.training.losses import autoregressive_loss
+from local_backend.training.masks import PackedForward
+from local_backend.training.packing import Example, pack
+from local_backend.training.trajectories import Recorder, decode_recorded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Quality = Callable[[Sequence[Completion]], float]
+_ROWS_PER_FORWARD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was measured of a model on held-out prompts.
+
+    Attributes:
+        num_prompts: How many there were.
+        tokens_per_forward: Emitted tokens over decode forwards, the bonus included.
+        fast_forwarded_tokens: Right guesses a forward accepted, on average.
+        stationary_tokens: Guesses right before what stands in front of them was, which stayed so until
+            they were accepted; on average of a forward.
+        speedup: Autoregressive seconds over Jacobi seconds, batch 1; ``None`` where it was not timed.
+        flops_per_token, autoregressive_flops_per_token: Of the decode forwards, at two operations a weight.
+        peak_memory_bytes: Of the device, or of this process on a CPU.
+        quality: As the caller reckons it; ``None`` where he does not.
+    """
+
+    num_prompts: int
+    tokens_per_forward: float
+    fast_forwarded_tokens: float
+    stationary_tokens: float
+    speedup: float | None
+    flops_per_token: float
+    autoregressive_flops_per_token: float
+    peak_memory_bytes: int
+    quality: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name."""
+        return asdict(self)
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    block_size: int = 24,
+    quality: Quality | None = None,
+    num_timed: int = 0,
+) -> Evaluation:
+    """Decode held-out prompts with Jacobi's block and count.
+
+    Args:
+        model: What to measure.
+        tokenizer: Its tokenizer.
+        prompts: Token ids of prompts it was not trained on.
+        max_tokens: Of an answer, at most.
+        block_size: Guesses in flight.
+        quality: Reckons how good the answers are.
+        num_timed: On so many prompts, one by one, seconds are compared with autoregressive decoding.
+
+    Raises:
+        ValueError: There is no prompt, or one is empty or too long.
+    """
+    if not prompts:
+        raise ValueError("there is nothing to evaluate on: give at least one held-out prompt")
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    _reset_peak_memory(model)
+    with Engine(model, tokenizer, drafter=Recorder(Jacobi(block_size, num_recycled=0))) as engine:
+        recorded = list(decode_recorded(engine, prompts, params))
+    completions = [completion for completion, _ in recorded]
+    num_forwards = sum(completion.stats.num_forwards for completion in completions)
+    num_tokens = sum(completion.stats.num_tokens for completion in completions)
+    num_read = num_forwards + sum(completion.stats.num_drafted for completion in completions)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    return Evaluation(
+        num_prompts=len(prompts),
+        tokens_per_forward=num_tokens / max(1, num_forwards),
+        fast_forwarded_tokens=sum(c.stats.num_accepted for c in completions) / max(1, num_forwards),
+        stationary_tokens=sum(num_stationary(trajectory) for _, trajectory in recorded)
+        / max(1, num_forwards),
+        speedup=_speedup(model, tokenizer, prompts[:num_timed], params, block_size) if num_timed else None,
+        flops_per_token=2 * num_weights * num_read / max(1, num_tokens),
+        autoregressive_flops_per_token=2.0 * num_weights,
+        peak_memory_bytes=_peak_memory_bytes(model),
+        quality=quality(completions) if quality else None,
+    )
+
+
+def num_stationary(trajectory: Trajectory) -> int:
+    """Guesses behind a wrong one that were right and stayed right, summed over the forwards.
+
+    Each place of the answer counts once, at the first forward from which on it stayed right while a guess
+    before it was still wrong.
+    """
+    answer = trajectory.answer_ids
+    settled_at: dict[int, int] = {}
+    was_behind_a_wrong_one: dict[int, bool] = {}
+    for number, (start, guess) in enumerate(zip(trajectory.starts, trajectory.iterates, strict=True)):
+        wrong_before = False
+        for place, token in enumerate(guess[: len(answer) - start], start):
+            is_right = token == answer[place]
+            if not is_right:
+                settled_at.pop(place, None)
+                wrong_before = True
+            elif place not in settled_at:
+                settled_at[place] = number
+                was_behind_a_wrong_one[place] = wrong_before
+    return sum(was_behind_a_wrong_one[place] for place in settled_at)
+
+
+def perplexity(
+    model: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_id: int = 0
+) -> float:
+    """Perplexity of answers given their prompts, over all tokens of all answers.
+
+    Args:
+        model: What reads them.
+        texts: Prompts and answers.
+        pad_id: What fills a batch.
+
+    Raises:
+        ValueError: There is no text.
+    """
+    forward = PackedForward(model)
+    device = model.device
+    surprise, count = 0.0, 0
+    with torch.inference_mode():
+        for at in range(0, len(texts), _ROWS_PER_FORWARD):
+            some = [Example(tuple(p), tuple(a)) for p, a in texts[at : at + _ROWS_PER_FORWARD]]
+            batch = pack(some, pad_id).to(device)
+            num_tokens = sum(len(example.answer_ids) for example in some)
+            surprise += float(autoregressive_loss(forward(model, batch), batch.labels)) * num_tokens
+            count += num_tokens
+    if not count:
+        raise ValueError("there is no text whose perplexity could be told: give at least one answer")
+    return math.exp(surprise / count)
+
+
+def _speedup(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    block_size: int,
+) -> float:
+    """Both ways on each prompt in turn, so that what else the machine does hits both."""
+    drafters: dict[str, str | Drafter] = {"plain": "autoregressive", "jacobi": Jacobi(block_size)}
+    engines = {name: Engine(model, tokenizer, drafter, max_rows=1) for name, drafter in drafters.items()}
+    seconds = dict.fromkeys(engines, 0.0)
+    try:
+        for engine in engines.values():
+            engine.generate(prompts[:1], params)  # warm-up
+        for prompt in prompts:
+            for name, engine in engines.items():
+                engine.forget_prefixes()
+                started = time.perf_counter()
+                engine.generate([prompt], params)
+                seconds[name] += time.perf_counter() - started
+    finally:
+        for engine in engines.values():
+            engine.close()
+    return seconds["plain"] / seconds["jacobi"]
+
+
+def _reset_peak_memory(model: PreTrainedModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
+
+
+def _peak_memory_bytes(model: PreTrainedModel) -> int:
+    if model.device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(model.device))
+    if sys.platform == "win32":
+        return 0  # resource is not there
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

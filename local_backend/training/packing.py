@@ -1,0 +1,174 @@
+"""Clean and noisy copies of an answer in one forward, under a mask that knows which is which.
+
+A row holds prompt and answer, then any number of noisy copies of parts of the answer. A copy stands at the
+positions of what it copies, sees the clean text before it and itself, and nothing sees it: so one forward
+gives the model's word on the clean text and on every copy. This is the packing of Jacobi Forcing (arXiv
+2512.14681); the iterates of a Jacobi trajectory (CLLM, arXiv 2403.00835) are copies like any other.
+
+Knows token ids. Does not know where noise comes from, models or losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from local_backend.training.losses import IGNORED, NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Guesses at a part of an answer.
+
+    Attributes:
+        start: Place in the answer of the first guess.
+        token_ids: The guesses, right or wrong; those behind the answer's end are left out when packed.
+        next_copy: Number, among the copies of the example, of the iterate that follows this one; ``None``
+            where there is none.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+    next_copy: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt, the model's own answer to it and guesses at that answer.
+
+    Attributes:
+        prompt_ids: At least one token.
+        answer_ids: The fixed point: what is right, its end token included where it has one.
+        copies: Guesses at parts of it.
+        learns_prompt: Whether the text of the prompt is learned, too.
+
+    Raises:
+        ValueError: There is no prompt, or a copy starts outside the answer or is followed by no copy.
+    """
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    copies: tuple[Copy, ...] = ()
+    learns_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("the prompt is empty: give at least one token")
+        for copy in self.copies:
+            if not 0 <= copy.start <= len(self.answer_ids):
+                raise ValueError(
+                    f"a copy starts at place {copy.start} of an answer of {len(self.answer_ids)} tokens"
+                )
+            if copy.next_copy is not None and not 0 <= copy.next_copy < len(self.copies):
+                raise ValueError(
+                    f"a copy is followed by copy {copy.next_copy}, but there are {len(self.copies)}"
+                )
+
+
+@dataclass(slots=True)
+class PackedBatch:
+    """Rows of examples, padded to one width.
+
+    Attributes:
+        input_ids: ``[rows, width]``.
+        position_ids: ``[rows, width]``.
+        sees: Whether a column (third axis) is seen from another (second axis); ``[rows, width, width]``.
+            Padding sees itself, so that no row of a softmax is empty.
+        labels: What a column of the clean text is to predict, :data:`IGNORED` elsewhere; ``[rows, width]``.
+        fixed_point_column: For each column of a copy the column of the clean text that predicts the same
+            token, :data:`NOBODY` elsewhere; ``[rows, width]``.
+        next_iterate_column: The same for the copy's next iterate.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    sees: Tensor
+    labels: Tensor
+    fixed_point_column: Tensor
+    next_iterate_column: Tensor
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The batch on another device."""
+        return PackedBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def num_packed_tokens(example: Example) -> int:
+    """Tokens an example fills in a row, padding aside."""
+    return (
+        len(example.prompt_ids)
+        + len(example.answer_ids)
+        + sum(_num_used(example, copy) for copy in example.copies)
+    )
+
+
+def _num_used(example: Example, copy: Copy) -> int:
+    """Guesses of a copy behind which there is a token to predict."""
+    return max(0, min(len(copy.token_ids), len(example.answer_ids) - 1 - copy.start))
+
+
+def pack(examples: Sequence[Example], pad_id: int = 0) -> PackedBatch:
+    """Pack examples, one a row.
+
+    Args:
+        examples: At least one.
+        pad_id: What fills a row behind its example; it is never seen.
+
+    Raises:
+        ValueError: There is no example.
+    """
+    if not examples:
+        raise ValueError("there is nothing to pack: give at least one example")
+    shape = (len(examples), max(map(num_packed_tokens, examples)))
+    batch = PackedBatch(
+        input_ids=torch.full(shape, pad_id),
+        position_ids=torch.zeros(shape, dtype=torch.long),
+        sees=torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1),
+        labels=torch.full(shape, IGNORED),
+        fixed_point_column=torch.full(shape, NOBODY),
+        next_iterate_column=torch.full(shape, NOBODY),
+    )
+    for row, example in enumerate(examples):
+        _fill(batch, row, example)
+    return batch
+
+
+def _fill(batch: PackedBatch, row: int, example: Example) -> None:
+    clean = torch.tensor([*example.prompt_ids, *example.answer_ids])
+    num_prompt, num_clean = len(example.prompt_ids), len(clean)
+    batch.input_ids[row, :num_clean] = clean
+    batch.position_ids[row, :num_clean] = torch.arange(num_clean)
+    batch.sees[row, :num_clean, :num_clean] = torch.ones(num_clean, num_clean, dtype=torch.bool).tril()
+    first_learned = 0 if example.learns_prompt else num_prompt - 1
+    batch.labels[row, first_learned : num_clean - 1] = clean[first_learned + 1 :]
+
+    first_columns: list[int] = []
+    column = num_clean
+    for copy in example.copies:
+        first_columns.append(column)
+        column += _num_used(example, copy)
+    for copy, first in zip(example.copies, first_columns, strict=True):
+        count = _num_used(example, copy)
+        columns = slice(first, first + count)
+        clean_column = num_prompt + copy.start  # of the right token where the copy has its first guess
+        batch.input_ids[row, columns] = torch.tensor(copy.token_ids[:count], dtype=torch.long)
+        batch.position_ids[row, columns] = torch.arange(clean_column, clean_column + count)
+        batch.sees[row, columns, :clean_column] = True
+        batch.sees[row, columns, columns] = torch.ones(count, count, dtype=torch.bool).tril()
+        batch.fixed_point_column[row, columns] = torch.arange(clean_column, clean_column + count)
+        if copy.next_copy is not None:
+            following = example.copies[copy.next_copy]
+            first_following = first_columns[copy.next_copy]
+            for number in range(count):
+                place = copy.start + number
+                ahead = place - following.start
+                if ahead < 0:  # settled by then
+                    batch.next_iterate_column[row, first + number] = num_prompt + place
+                elif ahead < _num_used(example, following):
+                    batch.next_iterate_column[row, first + number] = first_following + ahead

@@ -1,0 +1,161 @@
+"""One round of training: trajectories in, a model out, resumable, its cost told before it starts.
+
+Knows ``transformers``' and ``peft``'s ways of training. Where trajectories come from is not its business.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+
+from local_backend.training.cost import Cost, estimate_cost
+from local_backend.training.examples import NoisyExamples, Trajectory
+from local_backend.training.masks import use_fast_attention
+from local_backend.training.options import TuneOptions
+from local_backend.training.prompts import check_tokenizer
+from local_backend.training.trainer import ConsistencyTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def train_round(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    trajectories: Sequence[Trajectory],
+    folder: Path,
+    options: TuneOptions,
+    *,
+    measure: Callable[[PreTrainedModel], Mapping[str, float]] | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Train on one round's trajectories and write the model to ``folder/model``; resumable.
+
+    Args:
+        model: What is trained, in place.
+        tokenizer: Its tokenizer.
+        trajectories: Its own.
+        folder: Checkpoints go to ``folder/checkpoints``, what was measured to ``folder/history.json``.
+        options: How it is trained.
+        measure: Called a few times on the way.
+        tell: Where the cost is said before it starts.
+    """
+    examples = NoisyExamples(
+        trajectories,
+        options.num_steps * options.batch_size * options.accumulation_steps,
+        options.batch_size,
+        noise=options.noise if options.losses.needs_copies else None,
+        with_next=options.losses.local_weight > 0,
+        seed=options.seed,
+    )
+    trained: Any = _with_adapters(model, options) if options.lora_rank else model
+    tell(str(cost_of(trained, examples, options)))
+    checkpoints = folder / "checkpoints"
+    trainer = ConsistencyTrainer(
+        trained,
+        training_arguments(checkpoints, options, measures=measure is not None),
+        examples,
+        options.losses,
+        pad_id=tokenizer.pad_token_id or 0,
+        measure=measure,
+    )
+    trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
+    history = [
+        {
+            "step": record["step"],
+            **{name: record[f"eval_{name}"] for name in ("tokens_per_forward", "quality")},
+        }
+        for record in trainer.state.log_history
+        if "eval_tokens_per_forward" in record
+    ]
+    (folder / "history.json").write_text(json.dumps(history) + "\n", encoding="utf-8")
+    if options.lora_rank:
+        trained.save_pretrained(folder / "adapter")
+        trained = trained.merge_and_unload()
+    tokenizer.save_pretrained(folder / "model")
+    trained.save_pretrained(folder / "model")
+
+
+def training_arguments(folder: Path, options: TuneOptions, *, measures: bool) -> TrainingArguments:
+    """``transformers``' arguments of one round."""
+    every = max(1, options.num_steps // options.num_evaluations)
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=options.num_steps,
+        per_device_train_batch_size=options.batch_size,
+        gradient_accumulation_steps=options.accumulation_steps,
+        activation_checkpointing=options.activation_checkpointing,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.1},
+        warmup_steps=min(40, options.num_steps // 10),
+        weight_decay=0.01,
+        adam_beta2=0.98,
+        max_grad_norm=1.0,
+        bf16=options.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=max(1, min(25, options.num_steps // 4)),
+        save_steps=options.save_steps,
+        save_total_limit=1,
+        eval_strategy="steps" if measures else "no",
+        eval_steps=every,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        report_to="none",
+        seed=options.seed,
+    )
+
+
+def cost_of(model: PreTrainedModel, examples: NoisyExamples, options: TuneOptions) -> Cost:
+    """What one round of training will take."""
+    if torch.cuda.is_available():
+        cast("Any", model).cuda()
+    return estimate_cost(
+        model,
+        examples,
+        options.losses,
+        num_steps=options.num_steps,
+        batch_size=options.batch_size,
+        accumulation_steps=options.accumulation_steps,
+        bf16=options.bf16,
+    )
+
+
+def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model with float32 weights, on the GPU where there is one, and its tokenizer.
+
+    Raises:
+        OSError: There is no such model.
+        ValueError: Its tokenizer has no end token.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    check_tokenizer(tokenizer)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    if torch.cuda.is_available():
+        model = model.cuda()
+    use_fast_attention(model)
+    return model, tokenizer
+
+
+def _with_adapters(model: PreTrainedModel, options: TuneOptions) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(options.seed)
+    assert options.lora_rank
+    config = LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=2 * options.lora_rank,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():
+        # peft still asks for this by the name it had before transformers 6.
+        warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
+        return get_peft_model(model, config)

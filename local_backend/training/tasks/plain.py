@@ -1,0 +1,172 @@
+"""Plain models of a task: a tokenizer and a small Llama trained on its cases, autoregressively.
+
+Knows tasks and the trainer. Consistency comes later, by the same road as for any other model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainingArguments
+
+from local_backend.embedded.initialization import begin_copying
+from local_backend.training.examples import NoisyExamples, Trajectory
+from local_backend.training.masks import use_fast_attention
+from local_backend.training.tasks.base import Case, Task, draw_cases
+from local_backend.training.trainer import ConsistencyTrainer, LossOptions, Measure
+
+END, PAD = "<|end|>", "<|pad|>"
+
+
+@dataclass(frozen=True)
+class PlainOptions:
+    """Shape of a plain model and how long it trains.
+
+    Attributes:
+        hidden_size, num_layers, num_heads, vocabulary_size: Shape.
+        num_cases: Cases it is trained on.
+        num_steps: Optimizer steps.
+        batch_size: Cases of a step.
+        learning_rate: At its peak; a warm-up before, a cosine to nearly 0 behind.
+        learned_prompts: Share of cases whose prompt is learned, too; most of it is chance.
+        seed: Of weights, cases and order.
+    """
+
+    hidden_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    vocabulary_size: int = 1792
+    num_cases: int = 32_000
+    num_steps: int = 3600
+    batch_size: int = 16
+    learning_rate: float = 2e-3
+    learned_prompts: float = 0.5
+    seed: int = 0
+
+
+def train_tokenizer(cases: Sequence[Case], vocabulary_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with single digits."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    # Words and marks with the space before them, digits one by one.
+    words = Regex(r" ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]|\s+(?!\S)|\s")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[PAD, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((case.prompt + case.answer for case in cases), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+        padding_side="left",
+    )
+
+
+def make_model(options: PlainOptions, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """The untrained model, float32, seeded; where it is wide enough, it begins able to copy."""
+    torch.manual_seed(options.seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=options.hidden_size,
+            intermediate_size=round(options.hidden_size * 2.6875 / 16) * 16,
+            num_hidden_layers=options.num_layers,
+            num_attention_heads=options.num_heads,
+            num_key_value_heads=options.num_heads,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    begin_copying(model)
+    return model
+
+
+def train_plain(
+    task: Task,
+    folder: Path,
+    options: PlainOptions,
+    *,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    measure: Measure | None = None,
+) -> None:
+    """Train a plain model of ``task`` and write it to ``folder``; goes on where it was interrupted.
+
+    Args:
+        task: What it learns.
+        folder: Where the model goes; its checkpoints lie in ``folder/checkpoints``.
+        options: Shape and length of training.
+        tokenizer: Of another model of the task, to share.
+        measure: Called a few times on the way.
+    """
+    cases = list(islice(draw_cases(task, "train", seed=options.seed), options.num_cases))
+    if tokenizer is None:
+        tokenizer = train_tokenizer(cases[:6000], options.vocabulary_size)
+    tokenizer.save_pretrained(folder)  # first: what measures the model on the way needs it
+    model = make_model(options, tokenizer)
+    use_fast_attention(model)
+    prompts = tokenizer([case.prompt for case in cases], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([case.answer + END for case in cases], add_special_tokens=False)["input_ids"]
+    trajectories = [Trajectory(tuple(p), tuple(a)) for p, a in zip(prompts, answers, strict=True)]
+    examples = NoisyExamples(
+        trajectories,
+        options.num_steps * options.batch_size,
+        options.batch_size,
+        noise=None,
+        learned_prompts=options.learned_prompts,
+        seed=options.seed,
+    )
+    checkpoints = folder / "checkpoints"
+    arguments = TrainingArguments(
+        output_dir=str(checkpoints),
+        max_steps=options.num_steps,
+        per_device_train_batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.05},
+        warmup_steps=min(60, options.num_steps // 10),
+        weight_decay=0.05,
+        adam_beta2=0.98,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=25,
+        save_steps=200,
+        save_total_limit=1,
+        eval_strategy="steps" if measure else "no",
+        eval_steps=max(1, options.num_steps // 3),
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        report_to="none",
+        seed=options.seed,
+        dataloader_pin_memory=False,
+        max_grad_norm=1.0,
+    )
+    trainer = ConsistencyTrainer(
+        model,
+        arguments,
+        examples,
+        LossOptions(global_weight=0.0),
+        pad_id=tokenizer.pad_token_id,
+        measure=measure,
+    )
+    trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
+    model.save_pretrained(folder)

@@ -1,0 +1,187 @@
+"""The trainer: ``transformers.Trainer`` on packed batches, with speed and quality measured while it trains.
+
+Knows losses, packing and ``transformers.Trainer``. Where trajectories come from is
+:mod:`local_backend.training.trajectories`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainingArguments
+
+from local_backend.training.losses import (
+    Divergence,
+    autoregressive_loss,
+    divergence_of,
+    global_consistency_loss,
+    local_consistency_loss,
+)
+from local_backend.training.masks import PackedForward
+from local_backend.training.packing import Example, PackedBatch, pack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from local_backend.training.examples import NoisyExamples
+
+Measure = Callable[["PreTrainedModel"], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LossOptions:
+    """Weights of the losses and the divergence of the consistency losses.
+
+    Attributes:
+        global_weight: Of :func:`~local_backend.training.losses.global_consistency_loss`.
+        local_weight: Of :func:`~local_backend.training.losses.local_consistency_loss`.
+        autoregressive_weight: Of :func:`~local_backend.training.losses.autoregressive_loss`.
+        divergence: ``"forward_kl"``, ``"reverse_kl"`` or ``"jsd"``.
+
+    Raises:
+        ValueError: A weight is negative or all are 0, or there is no such divergence.
+    """
+
+    global_weight: float = 1.0
+    local_weight: float = 0.0
+    autoregressive_weight: float = 1.0
+    divergence: Divergence = "forward_kl"
+
+    def __post_init__(self) -> None:
+        weights = (self.global_weight, self.local_weight, self.autoregressive_weight)
+        if min(weights) < 0 or not any(weights):
+            raise ValueError(f"weights of losses must be 0 or more and not all 0, got {weights}")
+        divergence_of(self.divergence)
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether there is a loss on noisy copies."""
+        return bool(self.global_weight or self.local_weight)
+
+
+def packed_losses(logits: Tensor, batch: PackedBatch, options: LossOptions) -> dict[str, Tensor]:
+    """The losses of a packed batch by name, and their weighted sum as ``"loss"``.
+
+    Args:
+        logits: ``[rows, width, vocabulary]``.
+        batch: What they were computed from.
+        options: Weights and divergence.
+    """
+    losses = {}
+    if options.global_weight:
+        losses["global"] = global_consistency_loss(logits, batch.fixed_point_column, options.divergence)
+    if options.local_weight:
+        losses["local"] = local_consistency_loss(logits, batch.next_iterate_column, options.divergence)
+    if options.autoregressive_weight:
+        losses["autoregressive"] = autoregressive_loss(logits, batch.labels)
+    total = sum(
+        (getattr(options, f"{name}_weight") * loss for name, loss in losses.items()), logits.new_zeros(())
+    )
+    return {**losses, "loss": total}
+
+
+class ConsistencyTrainer(Trainer):
+    """Trains on packed examples: the AR loss on clean text, consistency losses on noisy copies.
+
+    Args:
+        model: A decoder-only causal language model, with or without adapters of ``peft``.
+        arguments: ``transformers``' own.
+        examples: What is trained on, in order.
+        losses: Weights and divergence.
+        pad_id: What fills a batch.
+        measure: Called with the model when ``Trainer`` evaluates; what it returns is logged.
+
+    Raises:
+        ValueError: The model cannot be given masks and positions; says why.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        arguments: TrainingArguments,
+        examples: NoisyExamples,
+        losses: LossOptions,
+        *,
+        pad_id: int = 0,
+        measure: Measure | None = None,
+        **options: Any,
+    ) -> None:
+        self._forward = PackedForward(base_model_of(model))
+        self._loss_options = losses
+        self._measure = measure
+        self._sums: dict[str, Tensor] = {}
+        self._num_summed = 0
+
+        def collate(batch: list[Example]) -> dict[str, Tensor]:
+            return pack(batch, pad_id).tensors()
+
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=examples,
+            eval_dataset=examples if measure else None,  # asked for by Trainer; `measure` brings its own
+            data_collator=collate,
+            **options,
+        )
+        self.model_accepts_loss_kwargs = False  # a mean over positions: accumulation divides by its steps
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The weighted sum of the losses of one packed batch."""
+        batch = PackedBatch(**inputs)
+        logits = self._forward(model, batch)
+        losses = packed_losses(logits, batch, self._loss_options)
+        for name, loss in losses.items():
+            if name != "loss":
+                self._sums[name] = self._sums.get(name, torch.zeros(())) + loss.detach().float().cpu()
+        self._num_summed += 1
+        return (losses["loss"], {"logits": logits}) if return_outputs else losses["loss"]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the mean of each loss since the last log."""
+        if "loss" in logs and self._num_summed:
+            logs |= {f"{name}_loss": float(total) / self._num_summed for name, total in self._sums.items()}
+            self._sums, self._num_summed = {}, 0
+        super().log(logs, start_time)
+
+    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+        """Decode held-out prompts: tokens per forward and quality, as ``measure`` says."""
+        model = base_model_of(self.accelerator.unwrap_model(self.model))
+        was_training = model.training
+        try:
+            with _own_forward(model):
+                measured = self._measure(model) if self._measure else {}
+        finally:
+            model.train(was_training)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+@contextmanager
+def _own_forward(model: Any) -> Iterator[None]:
+    """The model without the mixed precision that accelerate wrapped around its ``forward``."""
+    wrapped = model.__dict__.pop("forward", None)
+    try:
+        yield
+    finally:
+        if wrapped is not None:
+            model.__dict__["forward"] = wrapped
+
+
+def base_model_of(model: Any) -> PreTrainedModel:
+    """The causal language model within adapters of ``peft``, which stay at work; or the model itself."""
+    get_base_model = getattr(model, "get_base_model", None)
+    base: PreTrainedModel = get_base_model() if get_base_model is not None else model
+    return base

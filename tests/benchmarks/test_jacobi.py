@@ -1,0 +1,77 @@
+"""The benchmark says what it promises to say, of models with random weights, and what it left out."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import jacobi
+from benchmarks.decoding_ways import BASELINE, WAYS, Way, figures_of
+from local_backend.training.tasks import TASKS, draw_cases
+from local_backend.training.tasks.plain import PlainOptions, make_model, train_tokenizer
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(jacobi, "_MAX_TOKENS", 12)
+    cases = list(islice(draw_cases(TASKS["word_problems"], "train"), 100))
+    tokenizer = train_tokenizer(cases, 320)
+    for seed, kind in enumerate(("plain", "tuned", "draft")):
+        model = make_model(PlainOptions(hidden_size=32, num_layers=2, num_heads=2, seed=seed), tokenizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.3)
+        model.save_pretrained(tmp_path / "word_problems" / kind)
+        tokenizer.save_pretrained(tmp_path / "word_problems" / kind)
+    return tmp_path
+
+
+def test_the_summary_has_every_way_and_says_what_is_left_out(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jacobi.main(["--models", str(models), "--cases", "3", "--embedded-plain", str(models / "none")])
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    entry = summary["tasks"]["word_problems"]
+    assert set(entry["tokens_per_forward"]) == set(entry["speedup"]) == set(WAYS)
+    assert set(entry["quality"]) == {"plain", "tuned"}
+    assert all(value >= 1 for value in entry["tokens_per_forward"].values())
+    assert entry["same_as_autoregressive"] == 1  # float32: the very same tokens
+    assert entry["num_cases"] == 3
+    assert entry["assisted"]["tokens_per_forward"] >= 1
+    assert set(summary["left_out"]) == {"text_to_sql", "python", "embedded"}
+    assert "train text_to_sql" in summary["left_out"]["text_to_sql"]
+    assert "--plain-output" in summary["left_out"]["embedded"]
+
+
+def test_with_nothing_to_measure_it_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        jacobi.main(["--models", str(tmp_path), "--tasks", "python"])
+    assert "no plain and no tuned model" in capsys.readouterr().err
+
+
+def test_speed_is_told_in_tokens_a_second() -> None:
+    def way(seconds: float, token_ids: list[int], num_forwards: int) -> Way:
+        return Way(
+            lambda _: ([], "", 0),
+            seconds=seconds,
+            num_tokens=len(token_ids),
+            num_forwards=num_forwards,
+            decode_seconds=seconds / 2,
+            num_decoded=len(token_ids),
+            texts=[""],
+            token_ids=[token_ids],
+        )
+
+    ways = {BASELINE: way(2.0, [1] * 10, 10), **{kind: way(0.5, [1] * 10, 4) for kind in WAYS}}
+    ways["jacobi_plain"] = way(1.0, [2] * 20, 20)
+    figures = figures_of(ways)
+    assert figures["speedup"] == {**dict.fromkeys(WAYS, 4.0)}
+    assert figures["tokens_per_forward"]["jacobi_tuned"] == 2.5
+    assert figures["tokens_per_forward"]["jacobi_plain"] == 1.0
+    assert figures["same_as_autoregressive"] == 1

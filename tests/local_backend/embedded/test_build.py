@@ -1,0 +1,159 @@
+"""The build: what a step learns from, where it starts, and that an interruption changes nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from local_backend.embedded.batches import collate, draw_batch, encode_example
+from local_backend.embedded.build import BuildOptions, main, make_model, rate_at, train
+from local_backend.embedded.consistency import consistency_loss, draw_noisy, read_answers
+from local_backend.embedded.corpus import load_topics
+from local_backend.embedded.tasks import KINDS, make_example
+from local_backend.embedded.tokenization import train_tokenizer
+from local_backend.training import LossOptions, packed_losses
+from local_backend.training.masks import PackedForward
+
+TOPICS = load_topics()
+TINY = BuildOptions(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=700)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(TOPICS[:3], 700)
+
+
+@pytest.fixture
+def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    model = make_model(TINY, tokenizer)
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_reads_what_is_sent_at_inference(kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Prefix and branch together are the rendered prompt and the reply with its end."""
+    example = make_example(kind, random.Random(kind), TOPICS[:3])
+    encoded = encode_example(example, tokenizer)
+    assert len(encoded.branches) == len(example.branches)
+    for (request, start, rest), (ids, first_learned) in zip(example.branches, encoded.branches, strict=True):
+        messages = [{"role": turn.role, "content": turn.content} for turn in example.turns]
+        messages.append({"role": "user", "content": request})
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        end = tokenizer.eos_token if example.ends else ""
+        assert tokenizer.decode(encoded.prefix_ids + ids) == f"{prompt}{start}{rest}{end}"
+        assert tokenizer.decode(ids[first_learned:]) == f"{rest}{end}"
+
+
+def test_branches_of_an_example_are_what_a_row_reads_alone(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Packed behind one prefix, under the mask, every point gets the logits it gets by itself."""
+    example = encode_example(make_example("expansion", random.Random(1), TOPICS[:3]), tokenizer)
+    packed = collate([example], tokenizer.pad_token_id)
+    inputs = {name: packed[name] for name in ("input_ids", "position_ids", "attention_mask")}
+    with torch.no_grad():
+        logits = model(**inputs).logits[0]
+        column = len(example.prefix_ids)
+        assert len(example.branches) == len(TOPICS[0].points)
+        for ids, _ in example.branches:
+            alone = model(torch.tensor([example.prefix_ids + ids])).logits[0, len(example.prefix_ids) :]
+            torch.testing.assert_close(logits[column : column + len(ids)], alone, atol=1e-4, rtol=1e-4)
+            column += len(ids)
+
+
+def test_a_step_draws_the_same_examples_again(tokenizer: PreTrainedTokenizerFast) -> None:
+    shares = dict.fromkeys(KINDS, 1.0)
+    for step in range(4):
+        (kind, one), (other_kind, other) = (
+            draw_batch(f"0:{step}", shares, 600, TOPICS, tokenizer) for _ in range(2)
+        )
+        assert kind == other_kind
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_untrained_model_finds_what_followed_before() -> None:
+    """Two of its layers begin as an induction pair: in a repeated text what comes next is likely."""
+    tokenizer = train_tokenizer(TOPICS, 2000)
+    model = make_model(BuildOptions(vocabulary_size=2000), tokenizer).eval()
+    once = torch.randint(300, 1900, (4, 48), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(torch.cat([once, once], dim=1)).logits[:, 48:-1]  # [rows, 47, vocabulary]
+    ranks = (logits > logits.gather(-1, once[:, 1:, None])).sum(-1)
+    assert (ranks < 5).float().mean() > 0.5  # by chance 5 of 2000
+
+
+def test_the_consistency_loss_is_that_of_the_training_package(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Its own forward, without the logits nobody needs, agrees with the package's plain one."""
+    rng = random.Random(0)
+    answers = [
+        ([rng.randrange(10, 600) for _ in range(12)], [rng.randrange(10, 600) for _ in range(count)])
+        for count in (40, 33, 21, 300)
+    ]
+    batch = draw_noisy("0", answers, 900, tokenizer)
+    logits = PackedForward(model)(model, batch)
+    expected = packed_losses(logits, batch, LossOptions(autoregressive_weight=0.5))["loss"]
+    torch.testing.assert_close(consistency_loss(model, batch)["noisy"], expected, rtol=2e-2, atol=2e-2)
+
+
+def test_the_learning_rate_rises_and_falls_in_each_stage() -> None:
+    options = BuildOptions(num_steps=100, num_first_steps=20, num_consistency_steps=50, warmup_steps=5)
+    rates = [rate_at(step, options) for step in range(150)]
+    assert all(0 < rate <= 1 for rate in rates)
+    assert rates[10] == rates[30] == 1
+    assert rates[99] < 0.1
+    assert max(rates[100:]) == pytest.approx(options.consistency_learning_rate_share)
+    assert rates[149] < 0.1 * max(rates[100:])
+
+
+def _toy(folder: Path, name: str) -> list[str]:
+    options = {"steps": 5, "first-steps": 2, "hidden": 32, "layers": 1, "tokens-per-batch": 300}
+    options |= {"checkpoint-every": 2, "answers": 4, "consistency-steps": 3}
+    given = [part for option, value in options.items() for part in (f"--{option}", str(value))]
+    return [*given, "--output", str(folder / name), "--checkpoint", str(folder / f"{name}.pt")]
+
+
+def _weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_an_interrupted_build_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left off in either stage and run again; the tuned model differs from the plain one."""
+    monkeypatch.setattr(
+        "local_backend.embedded.build.write_card", lambda *_, **__: None
+    )  # measures for a minute
+    monkeypatch.setattr("local_backend.embedded.consistency._MAX_TOKENS", 12)
+    main([*_toy(tmp_path, "one"), "--plain-output", str(tmp_path / "plain")])
+    again = _toy(tmp_path, "two")
+    main([*again, "--stop-after", "3"])
+    main([*again, "--stop-after", "7"])
+    assert not (tmp_path / "two").exists()
+    main(again)
+    assert _weights(tmp_path / "one") == _weights(tmp_path / "two") != _weights(tmp_path / "plain")
+    main([*_toy(tmp_path, "three"), "--without-consistency"])
+    assert _weights(tmp_path / "three") == _weights(tmp_path / "plain")
+    with pytest.raises(ValueError, match="of another build"):
+        main([*again, "--seed", "1"])
+
+
+def test_answers_that_were_lost_are_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="delete the checkpoint"):
+        read_answers(tmp_path / "answers.jsonl")
+
+
+def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    options = BuildOptions(
+        num_steps=40, num_first_steps=0, tokens_per_batch=400, warmup_steps=5, hidden_size=64, num_layers=2
+    )
+    model = make_model(options, tokenizer)
+    steps = train(model, tokenizer, TOPICS[:1], options, tmp_path / "checkpoint.pt", last_step=40)
+    means = [sum(losses.values()) / len(losses) for _, losses in steps]
+    assert sum(means[-8:]) < 0.9 * sum(means[:8])

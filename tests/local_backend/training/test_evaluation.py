@@ -1,0 +1,82 @@
+"""What is measured is what happened, and pictures show it."""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from local_backend import Engine, SamplingParams
+from local_backend.training import Trajectory, draw_progress, draw_trajectories, evaluate, perplexity
+from local_backend.training.evaluation import num_stationary
+from local_backend.training.pictures import trajectory_cells
+
+# Place 0 lands by itself; 2 and 3 are right from the start behind a wrong 1; 4 is right, then wrong, then
+# right with nothing wrong before it.
+TRAJECTORY = Trajectory(
+    (1,), (10, 11, 12, 13, 14), (0, 1, 2), ((9, 8, 12, 13, 14), (8, 12, 13, 7), (12, 13, 14))
+)
+
+
+def test_stationary_tokens_are_right_behind_a_wrong_one_and_stay() -> None:
+    assert num_stationary(TRAJECTORY) == 2
+    assert num_stationary(Trajectory((1,), (5, 6), (0,), ((5, 6),))) == 0
+    assert num_stationary(Trajectory((1,), (5, 6), (0, 1), ((4, 4), (4,)))) == 0
+
+
+def test_cells_tell_settled_right_and_wrong() -> None:
+    assert trajectory_cells(TRAJECTORY) == [
+        [1, 1, 2, 2, 2],
+        [3, 1, 2, 2, 1],
+        [3, 3, 2, 2, 2],
+        [3, 3, 3, 3, 3],
+    ]
+
+
+def test_an_evaluation_agrees_with_the_engine(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    figures = evaluate(
+        model, tokenizer, prompts, max_tokens=10, block_size=4, quality=lambda c: len(c) / 24, num_timed=1
+    )
+    with Engine(model, tokenizer) as engine:
+        plain = engine.generate(prompts, SamplingParams(max_tokens=10))
+    num_tokens = sum(len(completion.token_ids) for completion in plain)
+    assert figures.quality == len(prompts) / 24
+    assert figures.tokens_per_forward == pytest.approx(1 + figures.fast_forwarded_tokens)
+    assert num_tokens / 10 / len(prompts) <= figures.tokens_per_forward <= 5
+    assert figures.speedup is not None
+    assert figures.speedup > 0
+    assert figures.flops_per_token >= figures.autoregressive_flops_per_token / 5
+    assert figures.autoregressive_flops_per_token == 2 * sum(p.numel() for p in model.parameters())
+    assert figures.peak_memory_bytes > 0
+    with pytest.raises(ValueError, match="nothing to evaluate on"):
+        evaluate(model, tokenizer, [], max_tokens=4)
+
+
+def test_perplexity_is_that_of_the_model_itself(model: LlamaForCausalLM) -> None:
+    texts = [([5, 6, 7], [8, 9]), ([5], [6, 7, 8, 9])]
+    surprise = []
+    for prompt, answer in texts:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *answer]])).logits[0].log_softmax(-1)
+        surprise += [-logits[len(prompt) - 1 + place, token].item() for place, token in enumerate(answer)]
+    assert perplexity(model, texts) == pytest.approx(math.exp(sum(surprise) / len(surprise)), rel=1e-5)
+    with pytest.raises(ValueError, match="no text"):
+        perplexity(model, [])
+
+
+def test_pictures_are_drawn() -> None:
+    figure = draw_trajectories({"plain": TRAJECTORY, "tuned": TRAJECTORY})
+    assert [axes.get_title() for axes in figure.axes] == ["plain: 3 forwards", "tuned: 3 forwards"]
+    history = [{"step": 0, "tokens_per_forward": 1.0, "quality": 0.5}, {"step": 9, "tokens_per_forward": 4.0}]
+    for picture in (figure, draw_progress(history)):
+        buffer = BytesIO()
+        picture.savefig(buffer, format="png")
+        assert buffer.getvalue().startswith(b"\x89PNG")
+    for draw in (draw_trajectories, draw_progress):
+        with pytest.raises(ValueError, match="nothing to draw"):
+            draw({} if draw is draw_trajectories else [])  # type: ignore[operator]  # one of two

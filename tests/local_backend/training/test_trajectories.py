@@ -1,0 +1,180 @@
+"""A trajectory's fixed point is what plain greedy decoding says, and stored ones come back as they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from local_backend import Engine, Jacobi, SamplingParams
+from local_backend.training import (
+    CollectOptions,
+    Recorder,
+    StoredTrajectories,
+    Trajectory,
+    collect_trajectories,
+    decode_recorded,
+    fingerprint,
+    trajectories,
+)
+from local_backend.training.filters import FAULTS, fault_of, is_repetitive
+
+OPTIONS = CollectOptions(block_size=6, max_tokens=24, max_rows=4, prompts_per_part=5)
+
+
+@pytest.fixture
+def ending_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Wanders, and ends nearly every answer soon."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.4)
+        # Only words: a lone byte of a longer character would make an answer broken.
+        words = [len(tokenizer.decode([token])) > 1 for token in range(len(tokenizer))]
+        model.lm_head.weight[~torch.tensor(words)] = 0
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = list(range(0, len(tokenizer), 9))
+    return model
+
+
+def test_recorded_iterates_lead_to_the_greedy_answer(
+    ending_model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    params = SamplingParams(max_tokens=24)
+    with Engine(ending_model, tokenizer) as plain:
+        expected = [completion.token_ids for completion in plain.generate(prompts, params)]
+    with Engine(ending_model, tokenizer, drafter=Recorder(Jacobi(6, num_recycled=0))) as engine:
+        recorded = list(decode_recorded(engine, prompts, params))
+    for answer, prompt, (completion, trajectory) in zip(expected, prompts, recorded, strict=True):
+        assert list(trajectory.answer_ids) == answer
+        assert list(trajectory.prompt_ids) == prompt
+        assert len(trajectory.iterates) == completion.stats.num_forwards
+        # Each forward lands what agreed and one token more, and the next block begins behind it.
+        assert trajectory.starts == tuple(
+            sum(completion.stats.tokens_by_forward[:number]) for number in range(len(trajectory.starts))
+        )
+        for start, guess, landed in zip(
+            trajectory.starts, trajectory.iterates, completion.stats.tokens_by_forward, strict=True
+        ):
+            assert list(guess[: landed - 1]) == answer[start : start + landed - 1]
+
+
+def test_what_is_stored_comes_back(
+    ending_model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    counts = collect_trajectories(ending_model, tokenizer, prompts, tmp_path, OPTIONS)
+    assert sum(counts.values()) == len(prompts)
+    stored = StoredTrajectories(tmp_path, ending_model, tokenizer)
+    assert len(stored) == counts["kept"] > 0
+    recorder = Recorder(Jacobi(OPTIONS.block_size, num_recycled=0))
+    with Engine(ending_model, tokenizer, drafter=recorder) as engine:
+        again = [
+            trajectory
+            for completion, trajectory in decode_recorded(engine, prompts, SamplingParams(max_tokens=24))
+            if not fault_of(
+                completion.token_ids, completion.text, is_finished=completion.finish_reason == "stop"
+            )
+        ]
+    assert list(stored) == again
+    assert stored[1:3] == again[1:3]
+    assert stored.lengths == [trajectory.num_tokens for trajectory in again]
+
+
+def test_collection_goes_on_where_it_was_interrupted(
+    ending_model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    collect_trajectories(ending_model, tokenizer, prompts, whole, OPTIONS)
+    parts_written = 0
+    write_part = trajectories._write_part
+
+    def dies_at_the_second(path: Path, kept: list[Trajectory]) -> None:
+        nonlocal parts_written
+        parts_written += 1
+        if parts_written == 2:
+            raise KeyboardInterrupt
+        write_part(path, kept)
+
+    monkeypatch.setattr(trajectories, "_write_part", dies_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        collect_trajectories(ending_model, tokenizer, prompts, cut, OPTIONS)
+    first_part = (cut / "part-00000.parquet").stat()
+    parts_written = 10
+    counts = collect_trajectories(ending_model, tokenizer, prompts, cut, OPTIONS)
+    assert (cut / "part-00000.parquet").stat().st_mtime_ns == first_part.st_mtime_ns  # not done again
+    assert list(StoredTrajectories(cut)) == list(StoredTrajectories(whole))
+    assert counts == collect_trajectories(ending_model, tokenizer, prompts, cut, OPTIONS)
+
+
+def test_trajectories_of_another_model_are_refused(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    collect_trajectories(model, tokenizer, prompts[:3], tmp_path, OPTIONS)
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(1.01)
+    with pytest.raises(ValueError, match="another model"):
+        StoredTrajectories(tmp_path, model, tokenizer)
+    with pytest.raises(ValueError, match="another model"):
+        collect_trajectories(model, tokenizer, prompts[:3], tmp_path, OPTIONS)
+
+
+def test_other_prompts_and_options_are_refused(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    collect_trajectories(model, tokenizer, prompts[:3], tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="other prompts"):
+        collect_trajectories(model, tokenizer, prompts[:4], tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="other options"):
+        collect_trajectories(model, tokenizer, prompts[:3], tmp_path, CollectOptions(block_size=3))
+
+
+def test_a_folder_without_trajectories_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="collect them first"):
+        StoredTrajectories(tmp_path)
+    (tmp_path / "trajectories.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        StoredTrajectories(tmp_path)
+
+
+def test_the_fingerprint_knows_weights_and_not_their_type(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model.bfloat16()
+    before = fingerprint(model, tokenizer)
+    assert fingerprint(model.float(), tokenizer) == before
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    assert fingerprint(model, tokenizer) != before
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=20, unique=True),
+    st.integers(2, 12),
+    st.lists(st.integers(40, 60), max_size=10),
+)
+@settings(max_examples=60, deadline=None)
+def test_repetition_is_found_wherever_it_stands(span: list[int], repeats: int, around: list[int]) -> None:
+    is_long = repeats >= 4 and len(span) * repeats >= 24
+    assert is_repetitive([*around, *span * repeats, *around]) == is_long
+
+
+def test_faults_are_told_apart() -> None:
+    assert fault_of([1], "", is_finished=True) == "empty"
+    assert fault_of([1, 2, 3], "abc", is_finished=False) == "unfinished"
+    assert fault_of([1, 2] * 20, "ab" * 20, is_finished=True) == "repetitive"
+    assert fault_of([1, 2, 3], "a\N{REPLACEMENT CHARACTER}", is_finished=True) == "broken"
+    assert fault_of([1, 2, 3], "abc", is_finished=True) is None
+    assert set(FAULTS) == {"empty", "unfinished", "repetitive", "broken", "rejected"}
