@@ -1,0 +1,300 @@
+"""Where Skeleton-of-Thought stops paying: seconds an answer takes as questions come faster and faster.
+
+Questions arrive at random (Poisson) at rising rates, the same ones at the same moments for every way: plain,
+Skeleton-of-Thought always, by the shipped router (SoT-R), and load-aware. Twice: against one engine with the
+embedded model, where more rows make every forward slower, and against an API that writes at a fixed pace
+but takes only so many requests in a window. Seconds are from a question's arrival to the end of its answer,
+waiting included. The API is paced in this process; the limiter before it is the one that ships.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.results import RESULTS, save
+from local_backend import ChatLocal
+from local_backend.embedded import known_topics
+from sot_chains import Delta, Limits, SkeletonOfThought
+from sot_chains.router import LoadAwareRouter, Route, Router, TrainedRouter
+
+WAYS = ("plain", "sot", "sot_r", "load_aware")
+_NAMES = {"plain": "plain", "sot": "SoT always", "sot_r": "SoT-R", "load_aware": "load-aware"}
+_PATIENCE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """Something questions are put to.
+
+    Attributes:
+        name: For the table.
+        chains: One for each way.
+        rates: Questions a second.
+        reset: Called between runs, so that none profits from the one before.
+    """
+
+    name: str
+    chains: dict[str, SkeletonOfThought]
+    rates: Sequence[float]
+    reset: Callable[[], None]
+
+
+class _Plainly(Router):
+    async def adecide(self, conversation: object, config: RunnableConfig) -> Route:
+        return Route(False, "to compare with", 1.0, "benchmark")
+
+
+class PacedProvider:
+    """An API that answers at a fixed pace: an outline, a point or a whole answer of typical length.
+
+    What it writes is as long as the answers of the embedded model; which words it writes does not matter.
+    """
+
+    supports_prefill = False
+    model_name = "paced"
+
+    def __init__(self, seconds_per_token: float, first_token_seconds: float) -> None:
+        self._seconds_per_token = seconds_per_token
+        self._first_token_seconds = first_token_seconds
+
+    async def stream(
+        self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
+    ) -> AsyncIterator[Delta]:
+        """Writes in chunks of ten tokens, which is what the loop's clock can keep to."""
+        request = str(messages[-1].text)
+        draw = random.Random(request)  # the same request, the same reply
+        if "Write only the outline" in request:
+            text = "\n".join(f"{number}. Point number {number}" for number in range(1, draw.randint(6, 9)))
+        elif "Write out your point" in request:
+            text = " ".join(["word"] * draw.randint(30, 60))
+        else:
+            text = " ".join(["word"] * draw.randint(220, 420))
+        words = text.split(" ")
+        await asyncio.sleep(self._first_token_seconds)
+        for start in range(0, len(words), 10):
+            part = words[start : start + 10]
+            await asyncio.sleep(self._seconds_per_token * len(part))
+            yield Delta(" ".join(part) + " ")
+
+
+def engine_service(rates: Sequence[float], *, num_needed: int) -> tuple[Service, ChatLocal]:
+    """The embedded model on one engine. To be closed."""
+    chat = ChatLocal.embedded()
+    busy = LoadAwareRouter(chat.engine, num_needed=num_needed)
+    chains = {
+        "plain": SkeletonOfThought(chat, router=_Plainly()),
+        "sot": SkeletonOfThought(chat),
+        "sot_r": SkeletonOfThought(chat, router=TrainedRouter()),
+        "load_aware": SkeletonOfThought(chat, router=busy),
+    }
+    return Service("engine", chains, rates, chat.engine.forget_prefixes), chat
+
+
+def api_service(
+    rates: Sequence[float], *, requests_per_window: int, window_seconds: float, num_needed: int
+) -> Service:
+    """The paced API; every way has an account of its own, so that none pays for another."""
+    provider = PacedProvider(seconds_per_token=0.002, first_token_seconds=0.05)
+    routers: dict[str, Router | None] = {"plain": _Plainly(), "sot": None, "sot_r": TrainedRouter()}
+    chains = {}
+    for way in WAYS:
+        limits = Limits(
+            requests_per_minute=requests_per_window,
+            window_seconds=window_seconds,
+            key=f"benchmarks.load, {way}",
+        )
+        chain = SkeletonOfThought(provider, limits=limits, router=routers.get(way))
+        if way == "load_aware":
+            assert chain.method.limiter is not None
+            router = LoadAwareRouter(chain.method.limiter, num_needed=num_needed)
+            chain = SkeletonOfThought(provider, limits=limits, router=router)
+        chains[way] = chain
+    # What was sent in the last window still counts in the next run.
+    return Service("paced API", chains, rates, lambda: time.sleep(window_seconds))
+
+
+async def run(
+    chain: SkeletonOfThought, questions: Sequence[str], rate: float, *, seed: int
+) -> dict[str, Any]:
+    """Lets ``questions`` arrive at ``rate`` a second; seconds of each, and how many took which route."""
+    draw = random.Random(seed)
+    begin = time.perf_counter()
+    seconds: list[float] = []
+    routes: list[str] = []
+
+    async def ask(question: str) -> None:
+        arrived = time.perf_counter()
+        message = await chain.ainvoke(question)
+        seconds.append(time.perf_counter() - arrived)
+        routes.append(message.response_metadata["sot"]["route"])
+
+    async with asyncio.timeout(_PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+        due = begin
+        for question in questions:
+            due += draw.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(ask(question))
+    ordered = sorted(seconds)
+    return {
+        "median_seconds": statistics.median(ordered),
+        "p95_seconds": ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))],
+        "answers_per_second": len(ordered) / (time.perf_counter() - begin),
+        "share_of_sot": routes.count("sot") / len(routes),
+    }
+
+
+def measure(service: Service, questions: Sequence[str], *, repeats: int) -> list[dict[str, Any]]:
+    """Every way at every rate, in turns; of ``repeats`` runs the median of each figure."""
+    cases = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(service.name, total=len(service.rates) * len(WAYS) * repeats)
+        for rate in service.rates:
+            runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+            for repeat in range(repeats):
+                # In turns another way goes first; arrivals differ between repeats, not between ways.
+                for way in WAYS[repeat % len(WAYS) :] + WAYS[: repeat % len(WAYS)]:
+                    service.reset()
+                    runs[way].append(asyncio.run(run(service.chains[way], questions, rate, seed=repeat)))
+                    progress.advance(task)
+            cases += [
+                {
+                    "service": service.name,
+                    "rate": rate,
+                    "way": way,
+                    **{
+                        key: round(statistics.median(one[key] for one in runs[way]), 4)
+                        for key in runs[way][0]
+                    },
+                }
+                for way in WAYS
+            ]
+    return cases
+
+
+def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """By service: the rate from which plain is sooner, and how far load-aware is off the better of both."""
+    found: dict[str, Any] = {}
+    for service in dict.fromkeys(case["service"] for case in cases):
+        by_rate: dict[float, dict[str, float]] = {}
+        for case in cases:
+            if case["service"] == service:
+                by_rate.setdefault(case["rate"], {})[case["way"]] = case["median_seconds"]
+        found[service] = {
+            "speed_up_by_rate": {
+                str(rate): round(medians["plain"] / medians["sot"], 3) for rate, medians in by_rate.items()
+            },
+            "plain_is_sooner_from_rate": next(
+                (rate for rate, medians in by_rate.items() if medians["plain"] < medians["sot"]), None
+            ),
+            "load_aware_over_better_by_rate": {
+                str(rate): round(medians["load_aware"] / min(medians["plain"], medians["sot"]), 3)
+                for rate, medians in by_rate.items()
+            },
+        }
+        found[service]["worst_load_aware_over_better"] = max(
+            found[service]["load_aware_over_better_by_rate"].values()
+        )
+    return found
+
+
+def picture(cases: Sequence[dict[str, Any]]) -> Any:
+    """Seconds and throughput against rate: a matplotlib figure, a row for each service."""
+    from matplotlib.figure import Figure
+
+    services = list(dict.fromkeys(case["service"] for case in cases))
+    kinds = (
+        ("median_seconds", "median, s"),
+        ("p95_seconds", "95th percentile, s"),
+        ("answers_per_second", "answers a second"),
+    )
+    figure = Figure(figsize=(12, 3.4 * len(services)), layout="constrained")
+    axes = figure.subplots(len(services), len(kinds), squeeze=False)
+    for row, service in zip(axes, services, strict=True):
+        for axis, (key, title) in zip(row, kinds, strict=True):
+            for way in WAYS:
+                line = [case for case in cases if case["service"] == service and case["way"] == way]
+                style = {"linewidth": 3, "alpha": 0.6} if way == "load_aware" else {"linewidth": 1.5}
+                axis.plot([c["rate"] for c in line], [c[key] for c in line], "o-", label=_NAMES[way], **style)
+            axis.set(title=f"{service}: {title}", xlabel="questions a second", xscale="log")
+            if key != "answers_per_second":
+                axis.set_yscale("log")
+            axis.grid(alpha=0.3)
+    axes[0][0].legend()
+    return figure
+
+
+def questions_of(count: int) -> list[str]:
+    """The same ``count`` questions each time, about what the embedded model knows."""
+    topics = known_topics()
+    return [topics[number % len(topics)].held_out_question for number in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
+    parser.add_argument("--service", choices=("engine", "api", "both"), default="both")
+    parser.add_argument("--questions", type=int, default=24, help="for each run (24)")
+    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts (3)")
+    parser.add_argument("--engine-rates", type=float, nargs="+", default=[0.25, 0.5, 1, 2, 4, 8])
+    parser.add_argument("--api-rates", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, 16])
+    parser.add_argument(
+        "--engine-needs", type=int, default=8, help="free rows of 64 for Skeleton-of-Thought (8)"
+    )
+    parser.add_argument(
+        "--api-needs", type=int, default=24, help="free requests for Skeleton-of-Thought (24)"
+    )
+    parser.add_argument("--picture", type=Path, help="where the picture goes, a .png or .svg file")
+    parser.add_argument(
+        "--save", action="store_true", help="keep result and picture under benchmarks/results"
+    )
+    options = parser.parse_args()
+    questions = questions_of(options.questions)
+    cases: list[dict[str, Any]] = []
+    if options.service in ("engine", "both"):
+        service, chat = engine_service(options.engine_rates, num_needed=options.engine_needs)
+        with chat:
+            asyncio.run(run(service.chains["sot"], questions[:2], 10.0, seed=0))  # warms up
+            cases += measure(service, questions, repeats=options.repeats)
+    if options.service in ("api", "both"):
+        api = api_service(
+            options.api_rates, requests_per_window=60, window_seconds=4.0, num_needed=options.api_needs
+        )
+        cases += measure(api, questions, repeats=options.repeats)
+    table = Table("service", "rate", "way", "median s", "95 % s", "answers/s", "by SoT")
+    for case in cases:
+        table.add_row(
+            case["service"],
+            f"{case['rate']:g}",
+            _NAMES[case["way"]],
+            f"{case['median_seconds']:.2f}",
+            f"{case['p95_seconds']:.2f}",
+            f"{case['answers_per_second']:.2f}",
+            f"{100 * case['share_of_sot']:.0f} %",
+        )
+    Console().print(table)
+    found = {**summary(cases), "num_questions": len(questions), "repeats": options.repeats}
+    path = options.picture
+    if options.save:
+        path = save(f"load_{options.service}", found, cases).with_suffix(".png") if path is None else path
+        RESULTS.mkdir(exist_ok=True)
+    if path is not None:
+        picture(cases).savefig(path, dpi=110)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

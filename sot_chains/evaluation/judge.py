@@ -1,0 +1,206 @@
+"""A chat model as the judge of two answers: what it is asked, and what its reply says.
+
+Every pair is judged in both orders, since judges favour a place (arXiv 2305.17926). Only a readable verdict
+is
+one: a reply without any, a refusal and a call that fails or takes too long are counted as what they are and
+    never as ties. The general question is put as in FastChat's evaluation, the aspects are those of LLMZoo;
+    both in our own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from sot_chains.evaluation.store import Store, key_of
+from sot_chains.providers import Provider, provider_of
+
+Verdict = Literal["first", "second", "tie"]
+Outcome = Literal["first", "second", "tie", "unreadable", "refused", "timed_out", "failed"]
+VERDICTS: tuple[Verdict, ...] = ("first", "second", "tie")
+FAILURES: tuple[Outcome, ...] = ("unreadable", "refused", "timed_out", "failed")
+
+GENERAL = "general"
+ASPECTS = {
+    "coherence": "Coherence: does the answer hang together, each part following from the question and "
+    "fitting the others?",
+    "diversity": "Diversity: does the answer look at the matter from several sides, with different ideas and "
+    "examples rather than one in many words?",
+    "immersion": "Immersion: does the answer take on the situation, tone or role the question sets, as "
+    "somebody would who is in it?",
+    "integrity": "Integrity: is the answer whole and right, without gaps, invented facts or contradictions?",
+    "relevance": "Relevance: does the answer keep to what was asked, without things nobody asked for?",
+}
+CRITERIA: tuple[str, ...] = (GENERAL, *ASPECTS)
+
+_REQUEST = """Two assistants were asked the same thing. Compare what they wrote.
+
+<question>
+{question}
+</question>
+
+<answer_1>
+{first}
+</answer_1>
+
+<answer_2>
+{second}
+</answer_2>
+
+{criterion}
+
+Which answer stands first here is chance, and a longer answer is not better for being long. \
+Give your reasons in two or three sentences. Then end with one line that says exactly one of
+VERDICT: 1
+VERDICT: 2
+VERDICT: TIE"""
+_GENERAL_CRITERION = (
+    "Judge which of them serves the one who asked better. Consider whether it helps, is to the point, right, "
+    "detailed enough and easy to follow."
+)
+_ASPECT_CRITERION = "Judge one aspect only and leave everything else aside.\n{aspect}"
+
+_VERDICT = re.compile(r"VERDICT\W{0,6}(?:answer[ _]?)?(1|2|TIE)\b", re.IGNORECASE)
+_READINGS: dict[str, Verdict] = {"1": "first", "2": "second", "TIE": "tie"}
+_REFUSAL = re.compile(
+    r"\b(?:I(?:'m| am) (?:sorry|unable|not able)|I (?:can(?:no|')t|won't|must decline)|as an AI)\b"
+    r"|抱歉|无法(?:评判|判断|回答)",
+    re.IGNORECASE,
+)
+_REFUSED_REASONS = ("content_filter", "refusal")
+_MAX_CHARACTERS = 20_000
+
+
+def read_verdict(reply: str, finish_reason: str | None = None) -> Outcome:
+    """What a judge's reply says; the last verdict counts, since reasons may speak of others.
+
+    Args:
+        reply: All of it.
+        finish_reason: Why it ended, in the model's words.
+    """
+    if found := _VERDICT.findall(reply):
+        return _READINGS[found[-1].upper()]
+    if finish_reason in _REFUSED_REASONS or _REFUSAL.search(reply):
+        return "refused"
+    return "unreadable"
+
+
+def request_of(criterion: str, question: str, first: str, second: str) -> str:
+    """What the judge is asked.
+
+    Raises:
+        ValueError: There is no such criterion.
+    """
+    if criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
+    asked = (
+        _GENERAL_CRITERION if criterion == GENERAL else _ASPECT_CRITERION.format(aspect=ASPECTS[criterion])
+    )
+    # Fields of one pass: braces and fields in answers are text.
+    fields = {"question": question, "first": first, "second": second, "criterion": asked}
+    return re.sub(r"\{(question|first|second|criterion)\}", lambda match: fields[match[1]], _REQUEST)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two answers, ours and the one it is compared with, were judged in both orders.
+
+    Attributes:
+        ours_first: The outcome with ours in the first place.
+        ours_second: The outcome with ours in the second.
+    """
+
+    ours_first: Outcome
+    ours_second: Outcome
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether there are two verdicts."""
+        return self.ours_first in VERDICTS and self.ours_second in VERDICTS
+
+    @property
+    def score(self) -> float | None:
+        """From 1 (ours won in both orders) to -1; ``None`` without two verdicts, which would be biased."""
+        if not self.is_valid:
+            return None
+        points = {"first": 1, "second": -1, "tie": 0}
+        return (points[self.ours_first] - points[self.ours_second]) / 2
+
+    @property
+    def outcomes(self) -> tuple[Outcome, Outcome]:
+        """Of both orders."""
+        return self.ours_first, self.ours_second
+
+
+class Judge:
+    """Compares answers by a chat model.
+
+    Args:
+        model: Any chat model, ``"openai:NAME"`` or ``"anthropic:NAME"``.
+        store: Where its replies are kept.
+        label: Names the judge in the store: another label is another judge.
+        timeout_seconds: How long one reply may take.
+        max_concurrency: Replies waited for at once.
+        **options: For a model given by name.
+    """
+
+    def __init__(
+        self,
+        model: str | Runnable[LanguageModelInput, Any] | Provider,
+        *,
+        store: Store,
+        label: str | None = None,
+        timeout_seconds: float = 120.0,
+        max_concurrency: int = 8,
+        **options: Any,
+    ) -> None:
+        for name, value in (("timeout_seconds", timeout_seconds), ("max_concurrency", max_concurrency)):
+            if value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        self._provider = provider_of(model, **options)
+        self._store = store
+        self._label = label or self._provider.model_name
+        self._timeout_seconds = timeout_seconds
+        self._free = asyncio.Semaphore(max_concurrency)
+
+    async def compare(self, criterion: str, question: str, ours: str, other: str) -> Comparison:
+        """Judges in both orders."""
+        ours_first, ours_second = await asyncio.gather(
+            self._judge(request_of(criterion, question, ours, other)),
+            self._judge(request_of(criterion, question, other, ours)),
+        )
+        return Comparison(ours_first, ours_second)
+
+    async def _judge(self, request: str) -> Outcome:
+        key = key_of(kind="judgement", judge=self._label, request=request)
+        kept = self._store.get(key)
+        if kept is None:
+            async with self._free:
+                try:
+                    async with asyncio.timeout(self._timeout_seconds):
+                        kept = await self._ask(request)
+                except TimeoutError:
+                    return "timed_out"
+                except Exception:  # whatever a model raises is one judgement less, not the end of the run
+                    return "failed"
+            # What failed is not kept: it is tried again when the run is taken up.
+            self._store.put(key, kept)
+        return read_verdict(kept["reply"], kept["finish_reason"])
+
+    async def _ask(self, request: str) -> dict[str, Any]:
+        reply, finish_reason = "", None
+        deltas = self._provider.stream([HumanMessage(request)], config=RunnableConfig(run_name="judge"))
+        async with aclosing(cast("Any", deltas)):
+            async for delta in deltas:
+                reply += delta.text
+                finish_reason = delta.finish_reason or finish_reason
+                if len(reply) > _MAX_CHARACTERS:
+                    break
+        return {"reply": reply, "finish_reason": finish_reason}

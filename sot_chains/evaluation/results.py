@@ -1,0 +1,220 @@
+"""What an evaluation found, by model and category. Knows answers and comparisons, not how they look."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sot_chains.evaluation.answers import Answers, Way, length_of
+from sot_chains.evaluation.judge import CRITERIA, Comparison
+from sot_chains.evaluation.statistics import JudgeHealth, NetWinRate, mean, median, rounded
+
+OURS: tuple[Way, ...] = ("sot", "sot_r")
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One question of one model: its answers and, by criterion, how SoT compares with plain.
+
+    Where there is nothing to compare, because an answer failed or no judge was asked, ``by_criterion`` is
+    empty.
+    """
+
+    answers: Answers
+    by_criterion: dict[str, Comparison] = field(default_factory=dict)
+
+    @property
+    def category(self) -> str:
+        """The question's."""
+        return self.answers.question.category
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether every way has an answer."""
+        return not any(record.has_failed for record in self.answers.by_way.values())
+
+    def speed_up(self, way: Way) -> float | None:
+        """Plain seconds over the seconds of ``way``."""
+        records = self.answers.by_way
+        if not self.is_answered or way not in records or records[way].seconds <= 0:
+            return None
+        return records["plain"].seconds / records[way].seconds
+
+    def score(self, way: Way, criterion: str) -> float | None:
+        """Of ``way`` against plain; 0 where SoT-R is the plain answer itself."""
+        comparison = self.by_criterion.get(criterion)
+        if way == "sot_r" and self.answers.route is not None and not self.answers.route.use_sot:
+            return 0.0 if self.by_criterion else None
+        return comparison.score if comparison else None
+
+
+@dataclass(frozen=True)
+class WayFigures:
+    """What one way is worth against plain, over some questions.
+
+    Attributes:
+        num_questions: With an answer of every way.
+        num_sot: Of them, those answered by Skeleton-of-Thought.
+        speed_up: The median of plain seconds over this way's.
+        speed_up_of_sums: All plain seconds over all of this way's.
+        net_win_rates: By criterion.
+        seconds: The median.
+        skeleton_share: Of the time of answers by Skeleton-of-Thought, what the outline takes.
+        num_points: The mean over answers by Skeleton-of-Thought.
+        words_per_point: Likewise.
+        words: Of a whole answer, the mean.
+        prefill_overhead: Prompt tokens over those of the plain answers, ``None`` where they are not counted.
+    """
+
+    num_questions: int
+    num_sot: int
+    speed_up: float
+    speed_up_of_sums: float
+    net_win_rates: dict[str, NetWinRate]
+    seconds: float
+    skeleton_share: float
+    num_points: float
+    words_per_point: float
+    words: float
+    prefill_overhead: float | None
+
+    @classmethod
+    def of(cls, judged: Sequence[Judged], way: Way) -> WayFigures:
+        """Over ``judged``."""
+        usable = [one for one in judged if one.is_answered and way in one.answers.by_way]
+        plain = [one.answers.by_way["plain"] for one in usable]
+        ours = [one.answers.by_way[way] for one in usable]
+        by_sot = [record for record in ours if record.route == "sot"]
+        counted = [
+            (a.input_tokens, b.input_tokens)
+            for a, b in zip(ours, plain, strict=True)
+            if a.input_tokens is not None and b.input_tokens
+        ]
+        scores = {
+            criterion: [score for one in usable if (score := one.score(way, criterion)) is not None]
+            for criterion in CRITERIA
+        }
+        total = sum(record.seconds for record in ours)
+        return cls(
+            num_questions=len(usable),
+            num_sot=len(by_sot),
+            speed_up=median([s for one in usable if (s := one.speed_up(way)) is not None]),
+            speed_up_of_sums=sum(record.seconds for record in plain) / total if total else 0.0,
+            net_win_rates={name: NetWinRate.of(values) for name, values in scores.items() if values},
+            seconds=median([record.seconds for record in ours]),
+            skeleton_share=mean([r.skeleton_seconds / r.seconds for r in by_sot if r.seconds > 0]),
+            num_points=mean([len(record.point_lengths) for record in by_sot]),
+            words_per_point=mean([length for record in by_sot for length in record.point_lengths]),
+            words=mean([length_of(record.text) for record in ours]),
+            prefill_overhead=sum(a for a, _ in counted) / sum(b for _, b in counted) if counted else None,
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that was found.
+
+    Attributes:
+        by_model: The judged questions of each model, by its label.
+        judge: The judge's label, ``None`` if none was asked.
+    """
+
+    by_model: dict[str, list[Judged]]
+    judge: str | None
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """Those compared with plain."""
+        present = {way for judged in self.by_model.values() for one in judged for way in one.answers.by_way}
+        return tuple(way for way in OURS if way in present)
+
+    def categories(self, model: str) -> list[str]:
+        """In the order of the questions."""
+        return list(dict.fromkeys(one.category for one in self.by_model[model]))
+
+    def figures(self, model: str, way: Way, category: str = ALL) -> WayFigures:
+        """Of one model and way, over one category or all questions."""
+        judged = self.by_model[model]
+        return WayFigures.of([one for one in judged if category in (ALL, one.category)], way)
+
+    @property
+    def health(self) -> JudgeHealth:
+        """Of the judge, over all comparisons."""
+        return JudgeHealth.of(
+            [
+                comparison
+                for judged in self.by_model.values()
+                for one in judged
+                for comparison in one.by_criterion.values()
+            ]
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain values, rounded."""
+        models = {}
+        for model, judged in self.by_model.items():
+            figures: dict[str, Any] = {
+                "num_questions": len(judged),
+                "num_failed": sum(not one.is_answered for one in judged),
+                **{
+                    way: {
+                        **rounded(self.figures(model, way)),
+                        "by_category": {
+                            category: rounded(self.figures(model, way, category))
+                            for category in self.categories(model)
+                        },
+                    }
+                    for way in self.ways
+                },
+            }
+            models[model] = figures
+        return {"models": models, "judge": self.judge, "judge_health": rounded(self.health)}
+
+    def csv(self) -> str:
+        """One line a question and model."""
+        text = io.StringIO()
+        ways: tuple[Way, ...] = ("plain", *self.ways)
+        criteria = [name for name in CRITERIA if any(name in one.by_criterion for _, one in self._each())]
+        columns = [
+            *("model", "question", "category", "text", "route", "route_reason", "num_points"),
+            *(f"{way}_seconds" for way in ways),
+            *(f"{way}_words" for way in ways),
+            *("skeleton_seconds", "points_seconds", "router_seconds"),
+            *(f"{way}_input_tokens" for way in ways),
+            *(f"{name}_{place}" for name in criteria for place in ("sot_first", "sot_second")),
+            "failed",
+        ]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        for model, one in self._each():
+            records, route = one.answers.by_way, one.answers.route
+            row: dict[str, Any] = {
+                "model": model,
+                "question": one.answers.question.name,
+                "category": one.category,
+                "text": one.answers.question.text,
+                "route": "" if route is None else ("sot" if route.use_sot else "plain"),
+                "route_reason": "" if route is None else route.reason,
+                "num_points": len(records["sot"].point_lengths),
+                "skeleton_seconds": round(records["sot"].skeleton_seconds, 4),
+                "points_seconds": round(records["sot"].points_seconds, 4),
+                "router_seconds": round(records["sot_r"].router_seconds, 4) if "sot_r" in records else "",
+                "failed": "; ".join(record.reason for record in records.values() if record.has_failed),
+            }
+            for way in ways:
+                row[f"{way}_seconds"] = round(records[way].seconds, 4)
+                row[f"{way}_words"] = length_of(records[way].text)
+                row[f"{way}_input_tokens"] = records[way].input_tokens
+            for name in criteria:
+                if comparison := one.by_criterion.get(name):
+                    row[f"{name}_sot_first"] = comparison.ours_first
+                    row[f"{name}_sot_second"] = comparison.ours_second
+            writer.writerow(row)
+        return text.getvalue()
+
+    def _each(self) -> list[tuple[str, Judged]]:
+        return [(model, one) for model, judged in self.by_model.items() for one in judged]

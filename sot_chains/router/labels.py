@@ -1,0 +1,59 @@
+"""Files of labelled questions: one JSON object a line with ``question`` and ``use_sot``.
+
+The questions that ship were written for this project; ``questions/README.md`` states the rule they are
+labelled by. Knows files and labels, not routers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+QUESTIONS = Path(__file__).parent / "questions"
+TRAINING = (QUESTIONS / "english.jsonl", QUESTIONS / "chinese.jsonl")
+HELD_OUT_CHINESE = QUESTIONS / "chinese_held_out.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledQuestion:
+    """A question and whether it suits Skeleton-of-Thought.
+
+    Attributes:
+        question: As a user would send it.
+        use_sot: Whether a good answer is a list of points that can be written independently.
+        genre: What kind of question it is, possibly empty.
+    """
+
+    question: str
+    use_sot: bool
+    genre: str = ""
+
+
+def read_labels(paths: Iterable[Path | str]) -> list[LabelledQuestion]:
+    """Reads label files.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+        ValueError: A line has another form; the text names file and line.
+    """
+    return [
+        _read_line(line, f"{path}, line {number}")
+        for path in paths
+        for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1)
+        if line.strip()
+    ]
+
+
+def _read_line(line: str, place: str) -> LabelledQuestion:
+    try:
+        fields = json.loads(line)
+        question, label = fields["question"], fields["use_sot"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f'{place}: expected {{"question": "...", "use_sot": 0 or 1}}, got {line!r:.120}'
+        ) from error
+    if not isinstance(question, str) or not question.strip() or label not in (0, 1):
+        raise ValueError(f"{place}: expected a question with text and use_sot 0 or 1, got {line!r:.120}")
+    return LabelledQuestion(question, bool(label), str(fields.get("genre", "")))

@@ -1,0 +1,131 @@
+"""The prompted router: asks a chat model what kind of answer a question wants.
+
+The paper's way (arXiv 2307.15337, section 4.1: one short three-way question before the answer), in our own
+words. Knows providers and the reply's form. Costs a call, so replies are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from contextlib import aclosing
+from typing import Any, cast
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from sot_chains.conversation import Conversation
+from sot_chains.prompts import language_of
+from sot_chains.providers import Provider, provider_of
+from sot_chains.router.route import Route, Router
+
+CONFIDENCE = 0.9
+
+_REQUESTS = {
+    "en": (
+        "Somebody asks:\n\n<question>\n{question}\n</question>\n\n"
+        "Do not answer it. Say which form a good answer has:\n"
+        "A. Several points side by side. Each can be worked out by somebody who has not read the others.\n"
+        "B. Several steps, each of which builds on those before it: a calculation, a program, a story.\n"
+        "C. One thing: a fact, a choice, a sentence or two, a translation, a letter, a text of one piece.\n\n"
+        "Reply with a single letter, A, B or C."
+    ),
+    "zh": (
+        "有人提问：\n\n<question>\n{question}\n</question>\n\n"
+        "请不要回答这个问题，只判断好的回答是哪种形式：\n"
+        "A. 并列的几个要点，没有读过其他要点的人也能单独写出其中一个。\n"
+        "B. 前后相接的几个步骤，后一步依赖前一步，例如计算、程序或故事。\n"
+        "C. 一个整体：一个事实、一个选择、一两句话、译文、书信或一篇连贯的文章。\n\n"
+        "只回复一个字母：A、B或C。"
+    ),
+}
+_KINDS = {
+    "A": (True, "the model sees independent points in a good answer"),
+    "B": (False, "the model sees steps that build on one another"),
+    "C": (False, "the model sees an answer of one piece"),
+}
+# The letter alone at the beginning, or named as the answer; "A" also begins English sentences.
+_LETTER = re.compile(
+    r"^\W*([ABC])(?:[\s.,:;)\]*。，：]*$|[.):*。：]|\s*[-\u2013\u2014]\s)"
+    r"|(?:answer|form|letter|reply|option|答案|选择|选)(?: is|是|为)?\W{0,4}([ABC])\b"
+)
+_MAX_REPLY_CHARACTERS = 400
+_MAX_CACHED = 4096
+
+
+def read_letter(reply: str) -> str | None:
+    """``"A"``, ``"B"`` or ``"C"`` as ``reply`` says, ``None`` if it says none of them clearly."""
+    match = _LETTER.search(reply.strip())
+    return (match[1] or match[2]) if match else None
+
+
+class PromptedRouter(Router):
+    """Asks a model whether a question suits Skeleton-of-Thought.
+
+    Args:
+        model: What :class:`~sot_chains.chain.SkeletonOfThought` takes; a small model is enough.
+        requests: The request by language, with the field ``{question}``; replies are read as a letter from A
+            (independent points) to C.
+        **options: For a model given by name.
+
+    Raises:
+        ValueError: A request has no ``{question}``, or the model's name is not supported.
+
+    Example:
+        >>> from langchain_core.language_models import FakeListChatModel
+        >>> PromptedRouter(FakeListChatModel(responses=["B"])).invoke("Solve 3x = 9.").use_sot
+        False
+    """
+
+    def __init__(
+        self,
+        model: str | Runnable[LanguageModelInput, Any] | Provider,
+        *,
+        requests: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._provider = provider_of(model, **options)
+        self._requests = requests or _REQUESTS
+        for language, request in self._requests.items():
+            if "{question}" not in request:
+                raise ValueError(f"the request in {language!r} has no field {{question}}: {request!r:.80}")
+        if "en" not in self._requests:
+            raise ValueError(f"requests need an 'en' entry to fall back to, got {sorted(self._requests)}")
+        self._kept: OrderedDict[str, str | None] = OrderedDict()
+
+    async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
+        """Asks the model, unless it has been asked the same before.
+
+        Raises:
+            ProviderError: The model could not be asked.
+        """
+        question = conversation.question
+        if question in self._kept:
+            self._kept.move_to_end(question)
+            letter = self._kept[question]
+        else:
+            letter = self._kept[question] = await self._ask(question, config)
+            if len(self._kept) > _MAX_CACHED:
+                self._kept.popitem(last=False)
+        if letter is None:
+            return Route(False, "the model's reply was none of A, B and C", 0.0, "prompted")
+        use_sot, reason = _KINDS[letter]
+        return Route(use_sot, reason, CONFIDENCE, "prompted")
+
+    async def _ask(self, question: str, config: RunnableConfig) -> str | None:
+        template = self._requests.get(language_of(question), self._requests["en"])
+        # Not str.format: braces stand in questions, too.
+        messages = [HumanMessage(template.replace("{question}", question))]
+        config = RunnableConfig(**{**config, "run_name": "router"})
+        reply = ""
+        deltas = self._provider.stream(messages, config=config)
+        async with aclosing(cast("Any", deltas)):
+            async for delta in deltas:
+                reply += delta.text
+                if len(reply) > _MAX_REPLY_CHARACTERS:
+                    break  # a model that answers the question instead
+        return read_letter(reply)
+
+    def __repr__(self) -> str:
+        return f"PromptedRouter({self._provider.model_name!r})"

@@ -1,0 +1,184 @@
+"""The trained router: a small classifier that decides from the question alone, without asking any model.
+
+A logistic regression over the words of the question (:mod:`~sot_chains.router.features`) and its sentence
+vector (:mod:`~sot_chains.router.encoder`). The paper trains a RoBERTa for this (arXiv 2307.15337, section
+4.2); this one needs no torch and a hundredth of the time. Does not know how it is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from langchain_core.runnables import RunnableConfig
+from numpy.typing import NDArray
+
+from sot_chains.conversation import Conversation
+from sot_chains.router.encoder import WEIGHTS, Encoder
+from sot_chains.router.features import NUM_PLACES, NUM_SHAPES, shape_features, word_features
+from sot_chains.router.route import Route, Router
+
+# The three views of a question are on different scales; chosen in cross-validation on our own questions.
+WORD_SCALE, SHAPE_SCALE, ENCODING_SCALE = np.float32(2.0), np.float32(0.25), np.float32(1.0)
+
+
+SHIPPED_HEAD = WEIGHTS / "head.safetensors"
+
+
+@dataclass(frozen=True)
+class Features:
+    """A question as the classifier sees it.
+
+    Attributes:
+        places: Where in the word weights its words fall, ``[words]``.
+        words: Their values, ``[words]``.
+        dense: Shape and encoding, ``[NUM_SHAPES + width]``.
+    """
+
+    places: NDArray[np.int64]
+    words: NDArray[np.float32]
+    dense: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, question: str, encoder: Encoder) -> Features:
+        """Reads ``question``; it takes some 10 ms."""
+        places, words = word_features(question)
+        dense = np.concatenate(
+            [SHAPE_SCALE * shape_features(question), ENCODING_SCALE * encoder.encode(question)]
+        )
+        return cls(places, WORD_SCALE * words, dense)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is learned: weights, and how to read the score they give.
+
+    Attributes:
+        words: ``[NUM_PLACES]``.
+        dense: ``[NUM_SHAPES + width]``.
+        bias: Added to every score.
+        slope: With ``offset`` makes of the score a calibrated probability (Platt scaling).
+        offset: See ``slope``.
+        threshold: The probability from which a question takes Skeleton-of-Thought.
+    """
+
+    words: NDArray[np.float32]
+    dense: NDArray[np.float32]
+    bias: float
+    slope: float
+    offset: float
+    threshold: float
+
+    def score(self, features: Features) -> float:
+        """The log-odds as learned, before calibration."""
+        return float(
+            features.words @ self.words[features.places] + features.dense @ self.dense + np.float32(self.bias)
+        )
+
+    def probability(self, features: Features) -> float:
+        """How probable it is that a good answer is a list of independent points."""
+        return _sigmoid(self.slope * self.score(features) + self.offset)
+
+    def save(self, path: Path) -> None:
+        """Writes a ``.safetensors`` file; no pickle."""
+        from safetensors.numpy import save_file
+
+        numbers = np.array([self.bias, self.slope, self.offset, self.threshold], dtype=np.float32)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"words": self.words, "dense": self.dense, "numbers": numbers}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Head:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It is no router's, or one of another version.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            tensors = load_file(path)
+            words, dense, numbers = tensors["words"], tensors["dense"], tensors["numbers"]
+        except (SafetensorError, KeyError) as error:
+            raise ValueError(
+                f"{path} is not a router: expected a file that 'python -m sot_chains.router train' wrote"
+            ) from error
+        if (
+            words.shape != (NUM_PLACES,)
+            or dense.ndim != 1
+            or len(dense) <= NUM_SHAPES
+            or numbers.shape != (4,)
+        ):
+            raise ValueError(
+                f"{path} has {words.shape} word weights and {dense.shape} others, expected {(NUM_PLACES,)}: "
+                "it was written by another version; train it again with 'python -m sot_chains.router train'"
+            )
+        return cls(words, dense, *map(float, numbers))
+
+
+class TrainedRouter(Router):
+    """Decides by a classifier; no model is called.
+
+    Args:
+        head: The learned weights; those that ship by default.
+        threshold: In place of the trained one: higher takes Skeleton-of-Thought less often.
+
+    Example:
+        >>> router = TrainedRouter()
+        >>> router.invoke("How can I sleep better?").use_sot
+        True
+        >>> router.invoke("Solve 3x + 4 = 19 for x.").use_sot
+        False
+    """
+
+    def __init__(self, head: Head | Path | str | None = None, *, threshold: float | None = None) -> None:
+        if threshold is not None and not 0.0 <= threshold <= 1.0:
+            raise ValueError(f"threshold must be from 0 to 1, got {threshold}")
+        self._encoder = shipped_encoder()
+        self.head = head if isinstance(head, Head) else Head.load(Path(head or SHIPPED_HEAD))
+        if len(self.head.dense) != NUM_SHAPES + self._encoder.width:
+            raise ValueError(
+                f"the head has {len(self.head.dense)} dense weights, but the encoder needs "
+                f"{NUM_SHAPES + self._encoder.width}: train it again"
+            )
+        self.threshold = self.head.threshold if threshold is None else threshold
+
+    def probability(self, question: str) -> float:
+        """How probable it is that a good answer to ``question`` is a list of independent points."""
+        return self.head.probability(Features.of(question, self._encoder))
+
+    def decide(self, question: str) -> Route:
+        """The route of a bare question."""
+        probability = self.probability(question)
+        use_sot = probability >= self.threshold
+        reading = "reads" if use_sot else "does not read"
+        return Route(
+            use_sot,
+            f"{reading} like a question whose answer is a list of independent points ({probability:.2f}; "
+            f"Skeleton-of-Thought from {self.threshold:.2f})",
+            probability if use_sot else 1 - probability,
+            "trained",
+        )
+
+    async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
+        """See :meth:`decide`; worked out on a thread, so that a loop with many questions goes on."""
+        return await asyncio.to_thread(self.decide, conversation.question)
+
+    def __repr__(self) -> str:
+        return f"TrainedRouter(threshold={self.threshold:.2f})"
+
+
+@cache
+def shipped_encoder() -> Encoder:
+    """The encoder whose weights ship; read once."""
+    return Encoder()
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value >= 0 else (e := math.exp(value)) / (1 + e)

@@ -1,0 +1,272 @@
+"""Training of the router's head on labelled questions, in numpy.
+
+The loss is cross-entropy plus the Tversky loss with which the paper trains its router (arXiv 2307.15337,
+section 4.2; Tversky loss: arXiv 1706.05721): it weighs a wrong Skeleton-of-Thought, which spoils an answer,
+more than a missed one, which only costs time. Probabilities are calibrated and the threshold is chosen on
+questions that were held out, fold by fold. The encoder is not trained. Knows labelled questions and heads,
+not files or commands.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sot_chains.router.features import NUM_PLACES
+from sot_chains.router.labels import LabelledQuestion
+from sot_chains.router.measures import cheapest_threshold
+from sot_chains.router.trained import Features, Head
+
+Doubles = NDArray[np.float64]
+
+_MEMORY, _MAX_STEPS, _TOLERANCE = 10, 300, 1e-5
+_MAX_TRIALS, _ENOUGH_DESCENT, _FLATTER = 40, 1e-4, 0.9
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How a head is trained.
+
+    Attributes:
+        tversky_weight: Of the Tversky loss; the cross-entropy has weight 1.
+        wrong_sot: Tversky's weight of wrong Skeleton-of-Thoughts.
+        missed_sot: Tversky's weight of missed ones.
+        decay: Weight decay, over the number of questions.
+        cost_of_wrong_sot: By which the threshold is chosen; a missed one costs 1.
+        num_folds: Into which questions are divided to be held out in turn.
+    """
+
+    tversky_weight: float = 1.0
+    wrong_sot: float = 0.7
+    missed_sot: float = 0.3
+    decay: float = 1 / 3
+    cost_of_wrong_sot: float = 2.0
+    num_folds: int = 5
+
+    def __post_init__(self) -> None:
+        if self.num_folds < 2:
+            raise ValueError(f"num_folds must be at least 2, got {self.num_folds}")
+        for name in ("tversky_weight", "wrong_sot", "missed_sot", "decay", "cost_of_wrong_sot"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gives.
+
+    Attributes:
+        head: Trained on all questions.
+        held_out: For each question the probability given by a head that had not seen it.
+    """
+
+    head: Head
+    held_out: list[float]
+
+
+def train(
+    questions: Sequence[LabelledQuestion],
+    features: Sequence[Features],
+    settings: TrainingSettings | None = None,
+) -> Trained:
+    """Trains a head.
+
+    Args:
+        questions: With labels of both kinds.
+        features: Of each question.
+        settings: See there.
+
+    Raises:
+        ValueError: There are too few questions of a kind to hold some out.
+    """
+    settings = settings or TrainingSettings()
+    labels = np.array([question.use_sot for question in questions], dtype=np.float64)
+    fewest = int(min(labels.sum(), (1 - labels).sum()))
+    if fewest < 2 * settings.num_folds:
+        raise ValueError(
+            f"{fewest} questions of one label are too few to hold out {settings.num_folds} folds: "
+            f"give at least {2 * settings.num_folds} of each"
+        )
+    matrix = _Matrix(features)
+    folds = np.array([_fold(question.question, settings.num_folds) for question in questions])
+    scores = np.zeros(len(questions))
+    for fold in range(settings.num_folds):
+        weights = _fit(matrix.rows(folds != fold), labels[folds != fold], settings)
+        scores[folds == fold] = matrix.rows(folds == fold).scores(weights)
+    slope, offset = _calibrate(scores, labels)
+    held_out = _sigmoid(slope * scores + offset)
+    threshold = cheapest_threshold(
+        [question.use_sot for question in questions],
+        held_out.tolist(),
+        cost_of_wrong_sot=settings.cost_of_wrong_sot,
+    )
+    weights = _fit(matrix, labels, settings)
+    head = Head(
+        words=weights[:NUM_PLACES].astype(np.float32),
+        dense=weights[NUM_PLACES:-1].astype(np.float32),
+        bias=float(weights[-1]),
+        slope=slope,
+        offset=offset,
+        threshold=threshold,
+    )
+    return Trained(head, held_out.tolist())
+
+
+class _Matrix:
+    """Features of many questions; the words in compressed sparse rows."""
+
+    def __init__(self, features: Sequence[Features]) -> None:
+        self._features = list(features)
+        lengths = [len(one.places) for one in self._features]
+        self._row_of = np.repeat(np.arange(len(lengths)), lengths)
+        self._places = np.concatenate([one.places for one in self._features])
+        self._values = np.concatenate([one.words for one in self._features]).astype(np.float64)
+        self._dense = np.stack([one.dense for one in self._features]).astype(np.float64)
+
+    @property
+    def num_weights(self) -> int:
+        """One for each feature, and the bias."""
+        return NUM_PLACES + int(self._dense.shape[1]) + 1
+
+    def rows(self, chosen: NDArray[np.bool_]) -> _Matrix:
+        """The questions that are chosen."""
+        return _Matrix([one for one, is_chosen in zip(self._features, chosen, strict=True) if is_chosen])
+
+    def scores(self, weights: Doubles) -> Doubles:
+        """Of each question, under ``weights`` of all features and, last, the bias."""
+        words = np.bincount(
+            self._row_of, weights=self._values * weights[self._places], minlength=len(self._features)
+        )
+        total: Doubles = words + self._dense @ weights[NUM_PLACES:-1] + weights[-1]
+        return total
+
+    def gradient(self, of_scores: Doubles) -> Doubles:
+        """Of the weights, from the gradient of the scores."""
+        words = np.bincount(
+            self._places, weights=self._values * of_scores[self._row_of], minlength=NUM_PLACES
+        )
+        return np.concatenate([words, of_scores @ self._dense, [of_scores.sum()]])
+
+
+def _fit(matrix: _Matrix, labels: Doubles, settings: TrainingSettings) -> Doubles:
+    num_questions = len(labels)
+
+    def loss(weights: Doubles) -> tuple[float, Doubles]:
+        scores = matrix.scores(weights)
+        probabilities = _sigmoid(scores)
+        entropy = float((np.logaddexp(0, scores) - labels * scores).mean())
+        tversky, of_probabilities = tversky_loss(
+            probabilities, labels, settings.wrong_sot, settings.missed_sot
+        )
+        of_scores = (probabilities - labels) / num_questions
+        of_scores += settings.tversky_weight * of_probabilities * probabilities * (1 - probabilities)
+        decay = settings.decay / num_questions
+        penalised = weights.copy()
+        penalised[-1] = 0  # the bias is free
+        value = entropy + settings.tversky_weight * tversky + decay / 2 * float(penalised @ penalised)
+        return value, matrix.gradient(of_scores) + decay * penalised
+
+    return minimise(loss, np.zeros(matrix.num_weights))
+
+
+def tversky_loss(
+    probabilities: Doubles, labels: Doubles, wrong_sot: float, missed_sot: float
+) -> tuple[float, Doubles]:
+    """One minus the Tversky index of soft counts, and its gradient.
+
+    Args:
+        probabilities: ``[questions]``.
+        labels: 0 or 1, ``[questions]``.
+        wrong_sot: Weight of false positives; above ``missed_sot`` they cost more.
+        missed_sot: Weight of false negatives.
+    """
+    hits = float(probabilities @ labels)
+    total = (
+        hits
+        + wrong_sot * float(probabilities @ (1 - labels))
+        + missed_sot * float((1 - probabilities) @ labels)
+    )
+    if total == 0:
+        return 0.0, np.zeros_like(probabilities)
+    of_total = labels + wrong_sot * (1 - labels) - missed_sot * labels
+    return 1 - hits / total, -(labels * total - hits * of_total) / total**2
+
+
+def minimise(loss: Callable[[Doubles], tuple[float, Doubles]], start: Doubles) -> Doubles:
+    """Where ``loss`` is least, by L-BFGS (Nocedal and Wright, Numerical Optimization, algorithm 7.5).
+
+    Args:
+        loss: Gives value and gradient.
+        start: Where to begin.
+    """
+    point = start
+    value, gradient = loss(point)
+    steps: list[tuple[Doubles, Doubles]] = []  # of the point and of the gradient
+    for _ in range(_MAX_STEPS):
+        if np.abs(gradient).max() < _TOLERANCE:
+            break
+        direction = -_inverse_hessian_times(gradient, steps)
+        slope = float(gradient @ direction)
+        size, shortest, longest = 1.0, 0.0, np.inf
+        for _ in range(_MAX_TRIALS):  # bisection until both of Wolfe's conditions hold
+            new_point = point + size * direction
+            new_value, new_gradient = loss(new_point)
+            if new_value > value + _ENOUGH_DESCENT * size * slope:
+                longest = size
+            elif float(new_gradient @ direction) < _FLATTER * slope:
+                shortest = size
+            else:
+                break
+            size = 2 * shortest if longest == np.inf else (shortest + longest) / 2
+        else:
+            break  # no descent left within the precision of floats
+        step, change = new_point - point, new_gradient - gradient
+        steps = [*steps[-_MEMORY + 1 :], (step, change)]
+        point, value, gradient = new_point, new_value, new_gradient
+    return point
+
+
+def _inverse_hessian_times(gradient: Doubles, steps: Sequence[tuple[Doubles, Doubles]]) -> Doubles:
+    result = gradient.copy()
+    parts: list[float] = []
+    for step, change in reversed(steps):
+        part = float(step @ result) / float(step @ change)
+        parts.append(part)
+        result -= part * change
+    if steps:
+        step, change = steps[-1]
+        result *= float(step @ change) / float(change @ change)
+    for (step, change), part in zip(steps, reversed(parts), strict=True):
+        result += (part - float(change @ result) / float(step @ change)) * step
+    return result
+
+
+def _calibrate(scores: Doubles, labels: Doubles) -> tuple[float, float]:
+    """Slope and offset that make probabilities of held-out scores (Platt, 1999)."""
+    # Platt's targets keep the slope finite where the scores divide the labels perfectly.
+    num_positive, num_negative = labels.sum(), (1 - labels).sum()
+    targets = np.where(labels == 1, (num_positive + 1) / (num_positive + 2), 1 / (num_negative + 2))
+
+    def loss(line: Doubles) -> tuple[float, Doubles]:
+        logits = line[0] * scores + line[1]
+        error = (_sigmoid(logits) - targets) / len(scores)
+        return float((np.logaddexp(0, logits) - targets * logits).mean()), np.array(
+            [error @ scores, error.sum()]
+        )
+
+    slope, offset = minimise(loss, np.array([1.0, 0.0]))
+    return float(slope), float(offset)
+
+
+def _fold(question: str, num_folds: int) -> int:
+    """Where a question is held out; of the text alone, so that it does not change as others come and go."""
+    return zlib.crc32(b"fold:" + question.encode()) % num_folds
+
+
+def _sigmoid(values: Doubles) -> Doubles:
+    result: Doubles = 1 / (1 + np.exp(-np.clip(values, -500, 500)))
+    return result

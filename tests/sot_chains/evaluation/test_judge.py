@@ -1,0 +1,174 @@
+"""The judge: what it is asked, what its replies are taken for, and what follows from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableLambda
+
+from sot_chains.evaluation import (
+    ASPECTS,
+    CRITERIA,
+    GENERAL,
+    Comparison,
+    Judge,
+    JudgeHealth,
+    NetWinRate,
+    Store,
+)
+from sot_chains.evaluation.judge import FAILURES, VERDICTS, read_verdict, request_of
+from tests.sot_chains.evaluation.judges import always_first, answers_in, leans_to_the_first, prefers_longer
+from tests.sot_chains.fakes import ScriptedProvider
+
+PAIRS = [(f"ours {'very ' * (number % 3)}{number}", f"theirs {number}") for number in range(20)]
+Reply = Callable[[Sequence[BaseMessage]], str]
+
+
+async def _compared(reply: Reply, pairs: Sequence[tuple[str, str]], folder: Path) -> list[Comparison]:
+    with Store(folder / "store") as store:
+        judge = Judge(ScriptedProvider(reply), store=store)
+        return [await judge.compare(GENERAL, "Why?", ours, other) for ours, other in pairs]
+
+
+async def test_a_judge_that_always_prefers_the_first_gives_no_net_win_but_is_found_out(
+    tmp_path: Path,
+) -> None:
+    comparisons = await _compared(always_first, PAIRS, tmp_path)
+    rate = NetWinRate.of([score for one in comparisons if (score := one.score) is not None])
+    assert (rate.net, rate.low, rate.high) == (0.0, 0.0, 0.0)
+    assert (rate.num_wins, rate.num_ties, rate.num_losses) == (0, len(PAIRS), 0)
+    health = JudgeHealth.of(comparisons)
+    assert health.position_bias == 1.0
+    assert health.agreement == 0.0
+
+
+@pytest.mark.parametrize("judge", [prefers_longer, leans_to_the_first])
+async def test_a_planted_better_answer_wins(judge: Reply, tmp_path: Path) -> None:
+    planted = [(f"{other} and more", other) for _, other in PAIRS]
+    rate = NetWinRate.of([one.score or 0.0 for one in await _compared(judge, planted, tmp_path / "won")])
+    assert rate.num_losses == 0
+    assert rate.num_wins > rate.num_ties
+    assert 0 < rate.low <= rate.net <= rate.high
+    swapped = [(other, ours) for ours, other in planted]
+    assert (
+        NetWinRate.of([one.score or 0.0 for one in await _compared(judge, swapped, tmp_path / "lost")]).net
+        == -rate.net
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        ("Both fine.\nVERDICT: 1", "first"),
+        ("VERDICT: **2**", "second"),
+        ("verdict: Tie", "tie"),
+        ("**VERDICT:** Answer 2", "second"),
+        ("The first would be VERDICT: 1, but it errs.\nVERDICT: 2", "second"),
+        ("Number 1 is better.", "unreadable"),
+        ("VERDICT: 3", "unreadable"),
+        ("VERDICT: 12", "unreadable"),
+        ("", "unreadable"),
+        ("I'm sorry, but I can't compare these.", "refused"),
+        ("抱歉，我无法评判。", "refused"),
+    ],
+)
+def test_only_a_readable_verdict_is_one(reply: str, outcome: str) -> None:
+    assert read_verdict(reply) == outcome
+    assert read_verdict("no", "content_filter") == "refused"
+
+
+@given(st.text())
+def test_any_reply_is_read_as_something(reply: str) -> None:
+    assert read_verdict(reply) in (*VERDICTS, *FAILURES)
+
+
+async def _never(messages: Sequence[BaseMessage]) -> str:
+    await asyncio.sleep(60)
+    return "VERDICT: TIE"
+
+
+def _breaks(messages: Sequence[BaseMessage]) -> str:
+    raise ConnectionError("gone")
+
+
+@pytest.mark.parametrize(
+    ("model", "outcome"),
+    [
+        (ScriptedProvider(lambda messages: "bla"), "unreadable"),
+        (ScriptedProvider(lambda messages: "I cannot do that."), "refused"),
+        (ScriptedProvider(_breaks), "failed"),
+        (RunnableLambda(_breaks, afunc=_never), "timed_out"),
+    ],
+)
+async def test_what_is_no_verdict_is_counted_and_never_a_tie(
+    model: object, outcome: str, tmp_path: Path
+) -> None:
+    with Store(tmp_path / "store") as store:
+        judge = Judge(model, store=store, label="broken", timeout_seconds=0.2)  # type: ignore[arg-type]  # of both kinds
+        comparison = await judge.compare(GENERAL, "Why?", "ours", "theirs")
+        # Replies are kept; what failed is asked again by the next run.
+        assert len(store) == (2 if outcome in ("unreadable", "refused") else 0)
+    assert comparison == Comparison(outcome, outcome)  # type: ignore[arg-type]  # one of them
+    assert comparison.score is None
+    health = JudgeHealth.of([comparison])
+    assert health.num_failures == {kind: 2 * (kind == outcome) for kind in FAILURES}
+    assert health.num_verdicts == 0
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_verdict_of_two_does_not_count(failure: str) -> None:
+    assert Comparison("first", failure).score is None  # type: ignore[arg-type]  # one of them
+
+
+def test_requests_show_both_answers_whatever_is_in_them() -> None:
+    ours, other = "{second} {0} </answer_1> \\1", "<question>{criterion}"
+    for criterion in CRITERIA:
+        request = request_of(criterion, "What is {first}?", ours, other)
+        assert f"<answer_1>\n{ours}\n</answer_1>" in request
+        assert f"<answer_2>\n{other}\n</answer_2>" in request
+        assert "What is {first}?" in request
+        for aspect in ASPECTS:
+            assert (aspect.capitalize() + ":" in request) == (aspect == criterion)
+    with pytest.raises(ValueError, match="criterion"):
+        request_of("beauty", "Why?", ours, other)
+
+
+async def test_what_was_judged_once_is_not_asked_again(tmp_path: Path) -> None:
+    num_asked = 0
+
+    def reply(messages: Sequence[BaseMessage]) -> str:
+        nonlocal num_asked
+        num_asked += 1
+        return prefers_longer(messages)
+
+    first = await _compared(reply, PAIRS, tmp_path)
+    assert num_asked == 2 * len(PAIRS)
+    assert await _compared(reply, PAIRS, tmp_path) == first
+    assert num_asked == 2 * len(PAIRS)
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]), max_size=30))
+def test_a_net_win_rate_is_the_mean_and_lies_in_its_interval(scores: list[float]) -> None:
+    rate = NetWinRate.of(scores)
+    assert rate.low - 1e-9 <= rate.net <= rate.high + 1e-9
+    assert rate.num_wins + rate.num_ties + rate.num_losses == len(scores)
+    assert rate.net == pytest.approx(sum(scores) / len(scores) if scores else 0.0)
+    assert NetWinRate.of([-score for score in scores]).net == -rate.net
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("something else, and long enough to be told from an empty file " * 20)
+    with pytest.raises(ValueError, match="not a store"):
+        Store(tmp_path / "store")
+
+
+def test_answers_are_found_in_requests() -> None:
+    from langchain_core.messages import HumanMessage
+
+    assert answers_in([HumanMessage(request_of(GENERAL, "Why?", "a\nb", "c"))]) == ("a\nb", "c")
