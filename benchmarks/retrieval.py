@@ -1,0 +1,321 @@
+"""What copying brings where people retrieve: three scenarios on the embedded model, float32, nothing forced.
+
+``documents``: questions about documents that were invented for the occasion, found by BM25 among those of
+all cases. ``similar_answers``: a question asked before in other words, whose answer is found by its
+embedding. ``earlier_turns``: the request to edit an answer that stands in the conversation.
+
+With the documents go the chain's last answers, as they do by default; how many tokens a forward there are
+without them is told beside.
+
+Each prompt is decoded in one run, alternating, by the engine with references, by the engine without
+(``autoregressive``), by ``transformers`` and by ``transformers`` with prompt lookup. The bounds are on
+decoding alone: the time of a call less that of the same call for one token. Beside them stands the way from
+question to answer, with retrieval, prompt and, on our side, citations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, HumanMessage, convert_to_openai_messages
+from langchain_core.vectorstores import InMemoryVectorStore
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers.utils import logging
+
+from benchmarks.results import save
+from local_backend import ChatLocal, Engine, References, SamplingParams
+from local_backend.embedded.corpus import load_topics
+from local_backend.embedded.documents import make_document_case
+from retrieval_copy import BM25Retriever, RetrievalCopyChain, Search, SentenceEmbeddings, SimilarAnswers
+from retrieval_copy.answering import Request
+from retrieval_copy.driving import drive
+
+_DOCUMENTS_A_CASE, _SENTENCES, _QUOTATIONS, _RETRIEVED = 4, 6, 2, 3
+_POINTS_TO_EDIT = 4
+_LOOKUP_TOKENS = 10  # as transformers' documentation has it
+_MAX_TOKENS = 512
+_METHODS = ("reference_copy", "autoregressive", "transformers_greedy", "prompt_lookup")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question to one chain.
+
+    Attributes:
+        given: What the chain is asked.
+        chain: With references.
+        arguments: Of the chain's call.
+    """
+
+    given: LanguageModelInput
+    chain: RetrievalCopyChain
+    arguments: dict[str, Any]
+
+
+# The scenarios ---------------------------------------------------------------------------------------
+
+
+def document_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
+    """Questions about invented documents, every document of every case in one index."""
+    made = [
+        make_document_case(
+            rng, num_documents=_DOCUMENTS_A_CASE, num_sentences=_SENTENCES, num_quotations=_QUOTATIONS
+        )
+        for _ in range(count)
+    ]
+    documents = [
+        Document(document.text, id=f"{number}.{place}", metadata={"title": document.name})
+        for number, case in enumerate(made)
+        for place, document in enumerate(case.documents)
+    ]
+    chain = RetrievalCopyChain(BM25Retriever(documents=documents, k=_RETRIEVED), chat)
+    return (Case(case.question, chain, {}) for case in made)
+
+
+def similar_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
+    """A topic's question in a wording never taught, when one wording of each topic has been answered."""
+    topics = rng.sample(load_topics(), min(count, len(load_topics())))
+    answers = SimilarAnswers(InMemoryVectorStore(SentenceEmbeddings()))
+    learning = RetrievalCopyChain(None, chat, references=[answers])
+    asked = [rng.choice(topic.taught_questions) for topic in topics]
+    learning.batch(list(asked), max_tokens=_MAX_TOKENS)
+    answers.remember = False
+    return (Case(topic.held_out_question, learning, {}) for topic in topics)
+
+
+def edit_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
+    """Requests to change an answer: a word of it, its length, or one more point."""
+    chain = RetrievalCopyChain(None, chat)
+    for number in range(count):
+        topic = rng.choice(load_topics())
+        *points, new = rng.sample(topic.points, _POINTS_TO_EDIT + 1)
+        text = "\n\n".join(
+            f"{place}. **{point.heading}**: {point.text}" for place, point in enumerate(points, start=1)
+        )
+        old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 4])
+        requests = (
+            f"Replace {old} by {rng.choice(('zinnia', 'harbour', 'quartz', 'seven kites'))}.",
+            f"Add a point on {new.heading[0].lower()}{new.heading[1:]}.",
+            "Shorter, please.",
+        )
+        history = [HumanMessage(rng.choice(topic.taught_questions)), AIMessage(text)]
+        yield Case([*history, HumanMessage(requests[number % len(requests)])], chain, {"retrieve": False})
+
+
+_SCENARIOS: dict[str, Callable[[ChatLocal, int, random.Random], Iterator[Case]]] = {
+    "documents": document_cases,
+    "similar_answers": similar_cases,
+    "earlier_turns": edit_cases,
+}
+
+
+# Measuring -------------------------------------------------------------------------------------------
+
+
+class Peers:
+    """The four ways of decoding one prompt."""
+
+    def __init__(self, chat: ChatLocal) -> None:
+        self.chat = chat
+        engine = chat.engine
+        self._plain = Engine(engine.model, engine.tokenizer, "autoregressive")
+
+    def close(self) -> None:
+        """End the engine made here."""
+        self._plain.close()
+
+    def decode(
+        self, method: str, prompt: list[int], texts: References, max_tokens: int
+    ) -> tuple[list[int], float]:
+        """Token ids of the answer, and seconds."""
+        if method in ("transformers_greedy", "prompt_lookup"):
+            # On a thread that ends, lest torch's helper threads of this one slow down whoever is next.
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(self._transformers, method, prompt, max_tokens).result()
+        engine = self.chat.engine if method == "reference_copy" else self._plain
+        engine.forget_prefixes()
+        params = SamplingParams(max_tokens=max_tokens)
+        references = [texts if method == "reference_copy" else None]
+        begin = time.perf_counter()
+        (completion,) = engine.generate([prompt], params, references=references)
+        return list(completion.token_ids), time.perf_counter() - begin
+
+    def num_forwards(self, prompt: list[int], texts: References) -> int:
+        """What the engine needs with these references."""
+        params = SamplingParams(max_tokens=_MAX_TOKENS)
+        return self.chat.engine.generate([prompt], params, references=[texts])[0].stats.num_forwards
+
+    def _transformers(self, method: str, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
+        lookup = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if method == "prompt_lookup" else {}
+        ids = torch.tensor([prompt])
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            output = self.chat.engine.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, **lookup
+            )
+        return output[0, len(prompt) :].tolist(), time.perf_counter() - begin
+
+    def prompt_of(self, request: Request) -> list[int]:
+        """Token ids of a request."""
+        turns = convert_to_openai_messages(request.messages)
+        ids = self.chat.engine.tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=False, add_generation_prompt=True
+        )
+        return cast("list[int]", ids)
+
+
+def prepare(case: Case) -> tuple[Request, float]:
+    """What the chain asks the model, and the seconds of finding that out."""
+    begin = time.perf_counter()
+    steps = case.chain.method.prepare(case.given, retrieve=case.arguments.get("retrieve", True))
+    request = drive(steps, lambda step: cast("Search", step).retriever.invoke(cast("Search", step).query))
+    return request, time.perf_counter() - begin
+
+
+def measure(peers: Peers, case: Case, number: int, repeats: int) -> dict[str, Any]:
+    """One case by all methods, the median of ``repeats`` runs each."""
+    request, prepare_seconds = prepare(case)
+    prompt = peers.prompt_of(request)
+    texts = request.arguments.get("references", References([]))
+    seconds: dict[str, list[float]] = {method: [] for method in _METHODS}
+    begin_seconds: dict[str, list[float]] = {method: [] for method in _METHODS}
+    chain_seconds: list[float] = []
+    answers: dict[str, list[int]] = {}
+    for repeat in range(repeats):
+        turn = (number + repeat) % len(_METHODS)
+        for method in _METHODS[turn:] + _METHODS[:turn]:
+            _, one_token = peers.decode(method, prompt, texts, 1)
+            answers[method], whole = peers.decode(method, prompt, texts, _MAX_TOKENS)
+            seconds[method].append(whole)
+            begin_seconds[method].append(one_token)
+        peers.chat.engine.forget_prefixes()
+        begin = time.perf_counter()
+        message = case.chain.invoke(case.given, max_tokens=_MAX_TOKENS, **case.arguments)
+        chain_seconds.append(time.perf_counter() - begin)
+    decoding = message.response_metadata["decoding"]
+    alone = References([document.page_content for document in request.documents])
+    is_same = message.text == peers.chat.invoke(request.messages, max_tokens=_MAX_TOKENS).text
+    literal = all(
+        message.text[citation["start"] : citation["end"]]
+        == request.documents[citation["document"]].page_content[
+            citation["document_start"] : citation["document_end"]
+        ]
+        for citation in message.response_metadata["citations"]
+    )
+    return {
+        "num_tokens": len(answers["reference_copy"]),
+        "num_prompt_tokens": len(prompt),
+        "num_forwards": decoding["num_forwards"],
+        "num_forwards_documents_alone": peers.num_forwards(prompt, alone) if alone else None,
+        "num_citations": len(message.response_metadata["citations"]),
+        "literal": literal,
+        "identical": is_same and answers["reference_copy"] == answers["autoregressive"],
+        "identical_to_transformers": len({tuple(answer) for answer in answers.values()}) == 1,
+        "decode_seconds": {
+            method: max(statistics.median(seconds[method]) - statistics.median(begin_seconds[method]), 0.0)
+            for method in _METHODS
+        },
+        "end_to_end_seconds": {
+            **{method: prepare_seconds + statistics.median(seconds[method]) for method in _METHODS},
+            "reference_copy": statistics.median(chain_seconds),
+        },
+        "answer": message.text,
+    }
+
+
+def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One scenario's figures; times and forwards are added up over its cases before they are compared."""
+
+    def ratio(kind: str, method: str) -> float:
+        ours, theirs = (sum(case[kind][one] for case in cases) for one in ("reference_copy", method))
+        return round(float(theirs / ours), 3)
+
+    names = {
+        "speedup_vs_transformers_greedy": "transformers_greedy",
+        "speedup_vs_prompt_lookup": "prompt_lookup",
+        "speedup_vs_own_autoregressive": "autoregressive",
+    }
+    alone = [case["num_forwards_documents_alone"] for case in cases]
+    num_tokens = sum(case["num_tokens"] for case in cases)
+    return {
+        "cases": len(cases),
+        "tokens_per_forward": round(num_tokens / sum(case["num_forwards"] for case in cases), 3),
+        "tokens_per_forward_documents_alone": None if None in alone else round(num_tokens / sum(alone), 3),
+        **{name: ratio("decode_seconds", method) for name, method in names.items()},
+        **{f"{name}_end_to_end": ratio("end_to_end_seconds", method) for name, method in names.items()},
+        "identical": all(case["identical"] for case in cases),
+        "identical_to_transformers": sum(case["identical_to_transformers"] for case in cases),
+        "tokens_median": statistics.median(case["num_tokens"] for case in cases),
+        "with_citations": sum(case["num_citations"] > 0 for case in cases),
+        "citations_literal": all(case["literal"] for case in cases),
+    }
+
+
+def print_table(scenarios: dict[str, dict[str, Any]]) -> None:
+    columns = ("tokens", "a forward", "over greedy", "over lookup", "over own", "end to end", "identical")
+    table = Table("scenario", *columns)
+    for name, figures in scenarios.items():
+        table.add_row(
+            name,
+            f"{figures['tokens_median']:.0f}",
+            f"{figures['tokens_per_forward']:.2f}",
+            f"{figures['speedup_vs_transformers_greedy']:.2f}",
+            f"{figures['speedup_vs_prompt_lookup']:.2f}",
+            f"{figures['speedup_vs_own_autoregressive']:.2f}",
+            f"{figures['speedup_vs_transformers_greedy_end_to_end']:.2f}",
+            str(figures["identical"]),
+        )
+    Console(width=110).print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieval", description=__doc__)
+    parser.add_argument("--cases", type=int, default=20, help="of each scenario")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each case; the median counts")
+    parser.add_argument("--seed", type=int, default=20, help="of the cases")
+    parser.add_argument("--scenarios", nargs="+", choices=_SCENARIOS, default=list(_SCENARIOS))
+    parser.add_argument("--model", help="a local model's folder; by default the embedded one")
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    if options.cases < 1 or options.repeats < 1:
+        parser.error("--cases and --repeats must be at least 1")
+    logging.disable_progress_bar()
+    kept: list[dict[str, Any]] = []
+    scenarios: dict[str, dict[str, Any]] = {}
+    load = partial(ChatLocal.from_pretrained, options.model) if options.model else ChatLocal.embedded
+    with load(drafter="reference_copy", dtype="float32") as chat:
+        peers = Peers(chat)
+        for name in options.scenarios:
+            cases = list(_SCENARIOS[name](chat, options.cases, random.Random(options.seed)))
+            measure(peers, cases[0], 0, 1)  # the first calls are slow; they should count for none
+            measured = [
+                {"scenario": name, **measure(peers, case, number, options.repeats)}
+                for number, case in enumerate(track(cases, name, console=Console(stderr=True)))
+            ]
+            scenarios[name] = summarize(measured)
+            kept.extend(measured)
+        peers.close()
+    print_table(scenarios)
+    summary = {"scenarios": scenarios}
+    if options.save:
+        save("retrieval", summary, kept)
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The command behind ``make rag``: indexes a folder and answers a question from it, with citations.
+
+Knows arguments and the terminal; what it does is done by the other modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from retrieval_copy.answering import RetrievalError
+from retrieval_copy.chain import RetrievalCopyChain
+from retrieval_copy.display import CitedAnswer
+
+if TYPE_CHECKING:
+    from langchain_core.retrievers import BaseRetriever
+
+    from retrieval_copy.folder_index import IndexReport
+
+_PIPED_WIDTH = 100
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(
+        prog="python -m retrieval_copy",
+        description="Answers a question from a folder of text, Markdown, HTML and PDF files, with citations.",
+    )
+    arguments.add_argument("docs", type=Path, metavar="FOLDER", help="what to answer from")
+    arguments.add_argument("question", metavar="QUESTION")
+    arguments.add_argument(
+        "--store", choices=("qdrant", "bm25"), default="qdrant", help="how to find passages"
+    )
+    arguments.add_argument("--url", help="a Qdrant server; by default Qdrant runs here, on disk")
+    arguments.add_argument(
+        "--index", type=Path, help="where the index is kept; by default in your cache folder"
+    )
+    arguments.add_argument("--model", help="a local model's folder or name; by default the embedded one")
+    arguments.add_argument("--k", type=int, default=4, help="passages to retrieve")
+    arguments.add_argument("--max-tokens", type=int, default=400, help="tokens of the answer, at most")
+    arguments.add_argument("--min-citation-tokens", type=int, default=8, help="words of a citation, at least")
+    return arguments
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPED_WIDTH, highlight=False)
+    try:
+        with ExitStack() as opened:
+            retriever, report = _indexed(options, console, opened)
+            _show(report, console)
+            _answer(options, retriever, console)
+    except (RetrievalError, OSError, ValueError, RuntimeError, ImportError) as error:
+        console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+        return 1
+    return 0
+
+
+def _indexed(
+    options: argparse.Namespace, console: Console, opened: ExitStack
+) -> tuple[BaseRetriever, IndexReport]:
+    from retrieval_copy.folder_index import FolderIndex
+
+    kept = (options.index or _cache_folder()) / hashlib.sha256(
+        str(options.docs.resolve()).encode("utf-8", "surrogateescape")
+    ).hexdigest()[:16]
+    if options.store == "bm25":
+        from retrieval_copy.bm25 import BM25Retriever
+
+        index = FolderIndex(options.docs, state=kept / "bm25.json")
+        report = index.update(console=console)
+        return BM25Retriever(documents=index.documents, k=options.k), report
+    from retrieval_copy.embeddings import SentenceEmbeddings
+    from retrieval_copy.qdrant import qdrant_store
+
+    if not options.docs.is_dir():
+        raise NotADirectoryError(f"{options.docs} is no folder")
+    where: dict[str, Any] = {"url": options.url} if options.url else {"path": kept / "qdrant"}
+    store = qdrant_store(SentenceEmbeddings(), collection=f"folder-{kept.name}", **where)
+    opened.callback(store.client.close)
+    name = hashlib.sha256(str(options.url).encode()).hexdigest()[:8] if options.url else "qdrant"
+    report = FolderIndex(options.docs, state=kept / f"{name}.json", store=store).update(console=console)
+    return store.as_retriever(search_kwargs={"k": options.k}), report
+
+
+def _show(report: IndexReport, console: Console) -> None:
+    console.print(
+        f"{report.num_passages} passages; files: {len(report.indexed)} indexed, {len(report.unchanged)} "
+        f"unchanged, {len(report.removed)} removed, {len(report.skipped)} skipped",
+        style="dim",
+    )
+    for source, reason in report.skipped.items():
+        console.print(f"skipped {source}: {reason}", style="yellow", markup=False)
+
+
+def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Console) -> None:
+    from transformers.utils import logging
+
+    from local_backend import ChatLocal
+
+    logging.disable_progress_bar()  # 12 MB load at once
+    load = ChatLocal.embedded if options.model is None else ChatLocal.from_pretrained
+    with load(*([] if options.model is None else [options.model]), drafter="reference_copy") as chat:
+        chain = RetrievalCopyChain(retriever, chat, min_citation_tokens=options.min_citation_tokens)
+        message = chain.invoke(options.question, max_tokens=options.max_tokens)
+    console.print()
+    console.print(CitedAnswer(message))
+    decoding = message.response_metadata["decoding"]
+    console.print(
+        f"\n{decoding['num_forwards']} forwards, {decoding['tokens_per_forward']:.1f} tokens each",
+        style="dim",
+    )
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "langchain-parallel-decoding" / "rag"

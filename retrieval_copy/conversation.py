@@ -1,0 +1,87 @@
+"""What the user sent, taken apart: the question, what was said before it, and a reply already begun.
+
+Knows LangChain's messages. Does not know retrieval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.prompt_values import PromptValue
+
+_SPEAKERS = {"human": "User", "ai": "Assistant"}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A question and its circumstances.
+
+    Attributes:
+        messages: All of it, as it was given.
+        system: System messages, wherever they stood.
+        history: The other messages before the question: earlier turns.
+        question: Text of the last human message, never blank.
+        after: What follows the question, such as the reply begun by the user (assistant prefill).
+    """
+
+    messages: tuple[BaseMessage, ...]
+    system: tuple[BaseMessage, ...]
+    history: tuple[BaseMessage, ...]
+    question: str
+    after: tuple[BaseMessage, ...]
+
+    @classmethod
+    def of(cls, model_input: LanguageModelInput) -> Conversation:
+        """Reads whatever a chat model takes: a string, messages in any form, a prompt value.
+
+        Raises:
+            TypeError: It is none of these.
+            ValueError: It asks nothing.
+        """
+        messages = _messages(model_input)
+        places = [place for place, message in enumerate(messages) if isinstance(message, HumanMessage)]
+        if not places:
+            kinds = [message.type for message in messages]
+            raise ValueError(
+                f"there is nothing to answer: expected a human message, got types {kinds}; "
+                "give the question as a string or as the last human message"
+            )
+        before, asked, after = messages[: places[-1]], messages[places[-1]], messages[places[-1] + 1 :]
+        question = str(asked.text).strip()
+        if not question:
+            raise ValueError(f"the question is empty: the last human message says {asked.content!r:.80}")
+        return cls(
+            messages=tuple(messages),
+            system=tuple(message for message in before if isinstance(message, SystemMessage)),
+            history=tuple(message for message in before if not isinstance(message, SystemMessage)),
+            question=question,
+            after=tuple(after),
+        )
+
+    @property
+    def begun_reply(self) -> str:
+        """The beginning of the answer, where the user has written it; otherwise ``""``."""
+        return str(self.after[-1].text) if self.after and isinstance(self.after[-1], AIMessage) else ""
+
+    @property
+    def transcript(self) -> str:
+        """The earlier turns as lines of ``User: ...`` and ``Assistant: ...``."""
+        lines = [(_SPEAKERS.get(message.type), str(message.text).strip()) for message in self.history]
+        return "\n".join(f"{speaker}: {text}" for speaker, text in lines if speaker and text)
+
+
+def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
+    match model_input:
+        case str():
+            return [HumanMessage(model_input)]
+        case PromptValue():
+            return model_input.to_messages()
+        case Sequence():
+            return convert_to_messages(model_input)
+    raise TypeError(
+        "RetrievalCopyChain takes a question, a list of messages or a prompt value, "
+        f"got {type(model_input).__name__}"
+    )

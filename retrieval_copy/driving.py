@@ -1,0 +1,103 @@
+"""Two ways of doing what an algorithm asks for, and a reply that comes in pieces.
+
+An algorithm here is a generator: it yields what is to be done and is sent the outcome, or thrown the error.
+So it is written once, and whether one blocks or awaits is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+
+from retrieval_copy.answering import text_of
+
+StepT = TypeVar("StepT")
+ResultT = TypeVar("ResultT")
+
+
+def drive(steps: Generator[StepT, Any, ResultT], perform: Callable[[StepT], Any]) -> ResultT:
+    """What ``steps`` returns in the end, every step done by ``perform``."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                outcome = perform(step)
+            except Exception as error:  # the generator decides: it is thrown in there
+                step = steps.throw(error)
+            else:
+                step = steps.send(outcome)
+    except StopIteration as end:
+        result: ResultT = end.value
+        return result
+
+
+async def adrive(
+    steps: Generator[StepT, Any, ResultT], perform: Callable[[StepT], Awaitable[Any]]
+) -> ResultT:
+    """What ``steps`` returns in the end, every step awaited from ``perform``."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                outcome = await perform(step)
+            except Exception as error:  # the generator decides: it is thrown in there
+                step = steps.throw(error)
+            else:
+                step = steps.send(outcome)
+    except StopIteration as end:
+        result: ResultT = end.value
+        return result
+
+
+class StreamedReply:
+    """The pieces of a model's answer, as they come."""
+
+    def __init__(self) -> None:
+        self._chunks: list[AIMessageChunk] = []
+        self._texts: list[str] = []
+
+    def add(self, piece: object) -> str:
+        """Takes the next piece, and returns its text.
+
+        Raises:
+            TypeError: It is neither a message nor text.
+        """
+        text = text_of(piece)
+        self._texts.append(text)
+        if isinstance(piece, AIMessageChunk):
+            self._chunks.append(piece)
+        elif isinstance(piece, AIMessage):  # from a model that does not stream
+            self._chunks.append(
+                AIMessageChunk(
+                    content=text,
+                    id=piece.id,
+                    usage_metadata=piece.usage_metadata,
+                    response_metadata=piece.response_metadata,
+                )
+            )
+        return text
+
+    @property
+    def id(self) -> str | None:
+        """The id of the model's message."""
+        return next((chunk.id for chunk in self._chunks if chunk.id), None)
+
+    @property
+    def text(self) -> str:
+        """All that was written."""
+        return "".join(self._texts)
+
+    def message(self) -> AIMessage:
+        """The whole answer."""
+        if not self._chunks:
+            return AIMessage(self.text)
+        first, *others = self._chunks
+        whole = first + others if others else first
+        return AIMessage(
+            content=self.text,
+            id=self.id,
+            usage_metadata=whole.usage_metadata,
+            response_metadata=whole.response_metadata,
+        )

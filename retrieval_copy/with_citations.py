@@ -1,0 +1,147 @@
+"""Citations for whatever retrieves inside, such as a skeleton whose points each retrieve for themselves.
+
+Learns of documents as LangChain's callbacks do, so it need not know what it wraps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config, merge_configs
+
+from retrieval_copy.answering import PROVIDER
+from retrieval_copy.provenance import MIN_CITATION_TOKENS, cite
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+MessageT = TypeVar("MessageT", bound=AIMessage)
+
+
+class WithCitations(Runnable[LanguageModelInput, AIMessage]):
+    """Adds citations to the answers of a Runnable that retrieves inside.
+
+    The whole answer is compared with all documents that any retriever under it found. They have no order of
+    time, so of several that contain a span the first by ``source``, ``id`` and text is cited. In a stream the
+    citations come with the last chunk.
+
+    Args:
+        runnable: Answers with a message, e.g. ``SkeletonOfThought(RetrievalCopyChain(...))``.
+        min_citation_tokens: Words a span must have to be cited.
+
+    Raises:
+        ValueError: ``min_citation_tokens`` is below 1.
+    """
+
+    def __init__(
+        self, runnable: Runnable[Any, AIMessage], *, min_citation_tokens: int = MIN_CITATION_TOKENS
+    ) -> None:
+        if min_citation_tokens < 1:
+            raise ValueError(f"min_citation_tokens must be at least 1, got {min_citation_tokens}")
+        self.runnable = runnable
+        self.min_citation_tokens = min_citation_tokens
+
+    def invoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """Answers ``input``."""
+        retrieved = _Retrieved()
+        return self._cited(self.runnable.invoke(input, retrieved.listening(config), **kwargs), retrieved)
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """Answers ``input``."""
+        retrieved = _Retrieved()
+        answer = await self.runnable.ainvoke(input, retrieved.listening(config), **kwargs)
+        return self._cited(answer, retrieved)
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """Yields the answer to ``input`` as it is written."""
+        retrieved, held = _Retrieved(), _Held()
+        chunks = self.runnable.stream(input, retrieved.listening(config), **kwargs)
+        with closing(cast("Generator[AIMessageChunk, None, None]", chunks)):
+            for chunk in chunks:
+                yield from held.exchange(cast("AIMessageChunk", chunk))
+        if held.last is not None:
+            yield self._cited(held.last, retrieved, text=held.text)
+
+    async def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[AIMessageChunk, None]:
+        """Yields the answer to ``input`` as it is written."""
+        retrieved, held = _Retrieved(), _Held()
+        chunks = self.runnable.astream(input, retrieved.listening(config), **kwargs)
+        async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
+            async for chunk in chunks:
+                for before in held.exchange(cast("AIMessageChunk", chunk)):
+                    yield before
+        if held.last is not None:
+            yield self._cited(held.last, retrieved, text=held.text)
+
+    def _cited(self, message: MessageT, retrieved: _Retrieved, *, text: str | None = None) -> MessageT:
+        whole = str(message.text) if text is None else text
+        citations = cite(whole, retrieved.documents, min_tokens=self.min_citation_tokens)
+        metadata = {**message.response_metadata, "model_provider": PROVIDER, "citations": citations}
+        return message.model_copy(update={"response_metadata": metadata})
+
+
+class _Held:
+    """Lets chunks through one behind, so that the last is still at hand when it is known to be."""
+
+    def __init__(self) -> None:
+        self.last: AIMessageChunk | None = None
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def exchange(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
+        """Takes a chunk and yields the one before."""
+        self._texts.append(str(chunk.text))
+        before, self.last = self.last, chunk
+        if before is not None:
+            yield before
+
+
+class _Retrieved(BaseCallbackHandler):
+    """Gathers the documents found under a run, each once."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._documents: dict[tuple[str, str, str], Document] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def documents(self) -> list[Document]:
+        with self._lock:
+            return [document for _, document in sorted(self._documents.items(), key=lambda pair: pair[0])]
+
+    def listening(self, config: RunnableConfig | None) -> RunnableConfig:
+        """``config`` with this among its handlers."""
+        return merge_configs(ensure_config(config), RunnableConfig(callbacks=[self]))
+
+    def on_retriever_end(self, documents: Sequence[Document], **kwargs: Any) -> None:
+        self._add(documents)
+
+    def on_chain_end(self, outputs: Any, **kwargs: Any) -> None:
+        if isinstance(outputs, list):  # of a retriever that is another Runnable
+            self._add([output for output in outputs if isinstance(output, Document)])
+
+    def _add(self, documents: Sequence[Document]) -> None:
+        with self._lock:
+            for document in documents:
+                key = (str(document.metadata.get("source", "")), document.id or "", document.page_content)
+                self._documents.setdefault(key, document)

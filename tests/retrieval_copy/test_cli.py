@@ -1,0 +1,64 @@
+"""The command behind ``make rag``, on the embedded model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrieval_copy.cli import main
+from tests.servers import free_port
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "kilns.md").write_text("# Kilns\n\nThe kiln is opened at eighty degrees.", "utf-8")
+    (folder / "rubbish.md").write_bytes(b"\x00\x01\x02")
+    return folder
+
+
+def run(*arguments: str | Path) -> int:
+    return main(["--max-tokens", "12", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("store", ["qdrant", "bm25"])
+def test_it_indexes_once_and_answers(
+    store: str, docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (docs, "When is the kiln opened?", "--store", store, "--index", tmp_path / "index")
+    assert run(*asked) == 0
+    first = capsys.readouterr().out
+    assert "1 passages; files: 1 indexed, 0 unchanged, 0 removed, 1 skipped" in first
+    assert "skipped rubbish.md: these bytes are no text" in first
+    assert "tokens each" in first
+    assert run(*asked) == 0
+    assert "0 indexed, 1 unchanged" in capsys.readouterr().out
+
+
+def test_by_default_the_index_lies_in_the_cache_folder_of_the_user(
+    docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert run(docs, "When?", "--store", "bm25") == 0
+    assert list((tmp_path / "cache" / "langchain-parallel-decoding" / "rag").glob("*/bm25.json"))
+
+
+@pytest.mark.parametrize("store", ["qdrant", "bm25"])
+def test_what_is_wrong_is_said_in_one_line(
+    store: str, docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = ("--store", store, "--index", tmp_path / "index")
+    assert run(docs / "missing", "When?", *index) == 1
+    assert "NotADirectoryError" in capsys.readouterr().out
+    assert run(docs, " ", *index) == 1
+    assert "the question is empty" in capsys.readouterr().out
+
+
+def test_a_server_that_is_down_is_said(
+    docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert run(docs, "When?", "--url", url, "--index", tmp_path / "index") == 1
+    assert "check that it runs" in " ".join(capsys.readouterr().out.split())

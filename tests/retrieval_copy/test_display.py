@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage
+from rich.console import Console
+
+from retrieval_copy import RetrievalCopyChain, cite
+from retrieval_copy.display import CitedAnswer, forwards, segments
+from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
+from tests.retrieval_copy.test_provenance import TEXTS
+
+
+@pytest.fixture(scope="module")
+def answer() -> AIMessage:
+    return RetrievalCopyChain(retriever(CLAY, GLAZE), QuotingModel()).invoke(QUESTION)
+
+
+@given(TEXTS, st.lists(TEXTS, max_size=3))
+def test_the_segments_joined_are_the_text(text: str, texts: list[str]) -> None:
+    citations = cite(text, [Document(other) for other in texts], min_tokens=1)
+    parts = segments(text, citations)
+    assert "".join(part.text for part in parts) == text
+    for part in parts:
+        assert part.citation is None or part.text in part.citation["text"]
+    covered = {place for citation in citations for place in range(citation["start"], citation["end"])}
+    assert sum(len(part.text) for part in parts if part.citation) == len(covered)
+
+
+def test_notebooks_show_sources_in_colours_and_escape_what_is_shown() -> None:
+    document = Document("use <b>bold</b> & more of it", metadata={"source": '<script>"x"'})
+    model = QuotingModel()
+    message = RetrievalCopyChain(retriever(document), model, min_citation_tokens=2).invoke(QUESTION)
+    shown = CitedAnswer(message)._repr_html_()
+    assert shown.count("<mark") == 2  # the span, and its source below
+    assert "<script>" not in shown
+    assert "<b>" not in shown
+
+
+def test_terminals_show_the_answer_and_its_sources(answer: AIMessage) -> None:
+    console = Console(record=True, width=300, force_terminal=True, color_system="truecolor", file=StringIO())
+    console.print(CitedAnswer(answer))
+    text = console.export_text(clear=False)
+    assert answer.text in text
+    assert "[1] https://example.org/clay.html" in text
+    assert "[2] glaze.md" in text
+    assert "\x1b[" in console.export_text(styles=True)
+
+
+def test_forwards_are_drawn_for_what_says_how_it_was_decoded(answer: AIMessage) -> None:
+    decoded = AIMessage("x", response_metadata={"decoding": {"num_forwards": 10, "tokens_per_forward": 4.2}})
+    figure = forwards({"a question": decoded})
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]  # of the subclass
+    assert "42 tokens, 10 forwards" in [text.get_text().strip() for text in figure.axes[0].texts]
+    with pytest.raises(ValueError, match="as ChatLocal gives it"):
+        forwards({"a": answer})
+    with pytest.raises(ValueError, match="got none"):
+        forwards({})
+
+
+def test_a_message_without_citations_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected an answer of RetrievalCopyChain"):
+        CitedAnswer(AIMessage("x"))

