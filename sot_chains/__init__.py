@@ -5,29 +5,42 @@ message = await sot.ainvoke("How do I get more done in a day?")
 """
 
 from sot_chains.answer import PointDelta
+from sot_chains.budget import Budget, BudgetError
 from sot_chains.chain import SkeletonOfThought
+from sot_chains.limits import Limits
+from sot_chains.method import Hedging
 from sot_chains.point_stream import PointStream
 from sot_chains.prompts import CHINESE, ENGLISH, Prompts, PromptTemplates
-from sot_chains.providers import Delta, Provider, ProviderError, provider_of
+from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, provider_of
+from sot_chains.retries import Retries
 from sot_chains.skeleton import Point, Skeleton, parse_skeleton
 from sot_chains.trace import CallTrace, PointTrace, SotTrace
+from sot_chains.usage import Price
 
 __all__ = [
     "CHINESE",
     "ENGLISH",
+    "Budget",
+    "BudgetError",
     "CallTrace",
+    "DeadlineError",
     "Delta",
+    "Hedging",
+    "Limits",
     "Point",
     "PointDelta",
     "PointStream",
     "PointTrace",
+    "Price",
     "PromptTemplates",
     "Prompts",
     "Provider",
     "ProviderError",
+    "Retries",
     "Skeleton",
     "SkeletonOfThought",
     "SotTrace",
+    "close_clients",
     "parse_skeleton",
     "provider_of",
 ]

@@ -9,25 +9,42 @@ gives it LangChain's six ways of being called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun
+from langchain_core.callbacks import AsyncCallbackManager, AsyncCallbackManagerForChainRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage
 from langchain_core.prompt_values import ChatPromptValueConcrete, StringPromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list, patch_config
+from langchain_core.runnables.config import (
+    ensure_config,
+    get_async_callback_manager_for_config,
+    get_config_list,
+    patch_config,
+)
+from langchain_core.utils.uuid import uuid7
 
 from sot_chains import background
-from sot_chains.answer import Answer, Method, PointDelta, Setting
+from sot_chains.answer import Answer, PointDelta
+from sot_chains.budget import Budget
 from sot_chains.conversation import Conversation
 from sot_chains.fan_out import gather_or_cancel
+from sot_chains.limits import Limits, limiter_for, next_question
+from sot_chains.method import POLICIES, Hedging, Method, OnFailure, Setting
 from sot_chains.point_stream import PointStream
 from sot_chains.prompts import Prompts
-from sot_chains.providers import Provider, provider_of
-from sot_chains.runs import chat_run
+from sot_chains.providers import Provider, VendorProvider, provider_of
+from sot_chains.retries import Retries
+from sot_chains.runs import NOBODY, chat_run, hears_text, nobody_listens, silenced
+from sot_chains.tokens import fetch_vocabulary
+from sot_chains.trace import SotTrace
+from sot_chains.usage import Price
+
+if TYPE_CHECKING:
+    from sot_chains.router.route import Route
 
 # LangGraph leaves runs with this tag out of its "messages" stream: points arrive in no order, and the
 # run "answer" shows them in order.
@@ -42,25 +59,46 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
     calls and whose ``response_metadata["sot"]`` is a :class:`~sot_chains.trace.SotTrace`. Where no outline
     comes about the model answers plainly, and ``route`` in the trace says so.
 
-    Keyword arguments of a call (``stop``, ``temperature``) go to the model. ``config["max_concurrency"]``
-    bounds the model calls in flight, of one answer or of a whole batch. Synchronous calls run on a
-    background event loop, so they work inside a running one, too.
+    Keyword arguments of a call (``stop``, ``temperature``) go to the model, except two:
+    ``deadline_seconds`` is that of this call, and ``resume`` the trace of an earlier answer to the same
+    question (``message.response_metadata["sot"]``, or the ``trace`` of a :class:`ProviderError`), of which
+    only what is missing is written; for a batch, one for each input or ``None``.
+    ``config["max_concurrency"]`` bounds the model calls in flight, of one answer or of a whole batch.
+    Synchronous calls run on a background event loop, so they work inside a running one, too.
 
     Args:
-        model: A LangChain chat model, another Runnable that answers messages with a message, or
-            ``"openai:MODEL"``.
-        prompts: The requests sent to the model.
+        model: A LangChain chat model, another Runnable that answers messages with a message,
+            ``"openai:MODEL"`` or ``"anthropic:MODEL"``.
+        router: Decides which questions are answered this way, see :mod:`sot_chains.router`; the others are
+            answered plainly. All are, by default.
+        prompts: The requests sent to the model; ``Prompts.short()`` costs less with strong models.
         prefill: Whether replies are begun for the model, which keeps small ones on track. By default
-            if the model is known to continue them.
+            if the model is known to continue them, or until it has said that it does not.
         max_points: How many points an answer has at most; further ones are left away.
+        points_per_call: How many points one call writes: more of them cost less and take longer.
+        eager: Whether a point is begun as soon as its line of the outline is complete, which is faster; its
+            request then shows the outline so far. A ``budget`` switches it off.
+        hedging: Ask late points twice and take who writes first; ``True`` for the defaults.
+        on_failure: What to do about a point whose call fails. ``"retry"`` tries again and at last returns
+            the answer without it, marked in the trace; ``"omit"`` leaves it out; ``"plain"`` answers the
+            question in one piece instead, unless text has been read; ``"raise"`` raises. A function of point
+            and error may choose among them. A server that is merely busy is asked again under all of them.
+        retries: How often a call is tried, and with which pauses.
+        deadline_seconds: After how long an answer is returned with what is there, marked in the trace.
+        limits: What the account may send, shared by all chains that use it.
+        prices: What models cost, by name, so that the trace tells the price.
+        budget: What answers may cost.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on, see
-            :class:`~sot_chains.providers.openai.OpenAIProvider`.
+            :func:`~sot_chains.providers.provider_of`.
 
     Raises:
-        ValueError: ``max_points`` is below 2, or the model's name is not supported. When called: there is
+        ValueError: A number is too small, or the model's name is not supported. When called: there is
             no question, or it is empty.
         TypeError: ``model`` is none of the above. When called: the input is not a chat model's.
-        ProviderError: When called: the model named could not be asked.
+        ProviderError: When called: the model could not be asked, or nothing could be written. Its ``trace``
+            holds what had been, for ``resume``.
+        DeadlineError: When called: the deadline passed before there was anything to return.
+        BudgetError: When called: the budget is too small.
 
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
@@ -76,20 +114,53 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         self,
         model: str | Runnable[Any, Any] | Provider,
         *,
+        router: Runnable[LanguageModelInput, Route] | None = None,
         prompts: Prompts | None = None,
         prefill: bool | None = None,
         max_points: int | None = None,
+        points_per_call: int = 1,
+        eager: bool = False,
+        hedging: Hedging | bool = False,
+        on_failure: OnFailure = "retry",
+        retries: Retries | None = None,
+        deadline_seconds: float | None = None,
+        limits: Limits | None = None,
+        prices: Mapping[str, Price] | Price | None = None,
+        budget: Budget | None = None,
         **options: Any,
     ) -> None:
         if max_points is not None and max_points < 2:
             raise ValueError(f"max_points must be at least 2, got {max_points}: one point is a plain answer")
+        if points_per_call < 1:
+            raise ValueError(f"points_per_call must be at least 1, got {points_per_call}")
+        if not callable(on_failure) and on_failure not in POLICIES:
+            raise ValueError(f"on_failure must be one of {POLICIES} or a function, got {on_failure!r}")
+        if isinstance(model, str) and "max_retries" in options:  # as the SDKs call it, but counted by us
+            retries = retries or Retries(max_attempts=options.pop("max_retries") + 1)
         provider = provider_of(model, **options)
+        account = provider.account if isinstance(provider, VendorProvider) else None
+        self.deadline_seconds = _positive(deadline_seconds)
         self.method = Method(
             provider=provider,
             prompts=prompts or Prompts(),
-            prefill=provider.supports_prefill if prefill is None else prefill,
+            prefill=prefill,
             max_points=max_points,
+            points_per_call=points_per_call,
+            eager=eager,
+            hedging=(Hedging() if hedging else None) if isinstance(hedging, bool) else hedging,
+            on_failure=on_failure,
+            retries=retries or Retries(),
+            limiter=limiter_for(limits, account),
+            prices=prices,
+            budget=budget,
+            router=router,
         )
+        if budget is not None or (self.method.limiter and self.method.limiter.counts_tokens):
+            fetch_vocabulary()
+        if budget is not None and budget.price is not None and self.method.price is None:
+            raise ValueError(
+                f"a budget in money needs the price of {provider.model_name!r}: prices={{...: Price(...)}}"
+            )
 
     @property
     def provider(self) -> Provider:
@@ -123,7 +194,10 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
             config: RunnableConfig,
         ) -> AsyncGenerator[AIMessageChunk, None]:
             (question,) = [value async for value in inputs]
-            answer, pieces = self._begin(question, config, run_manager, kwargs, limit=_limit(config))
+            child = run_manager.get_child()
+            answer, pieces = self._begin(
+                question, config, child, run_manager.run_id, kwargs, limit=_limit(config), is_streamed=True
+            )
             async with aclosing(pieces):
                 async for piece in pieces:
                     yield AIMessageChunk(content=piece, id=answer.message_id)
@@ -165,17 +239,21 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         calls = _limit(configs[0])
         # Only as many answers are begun as calls may be in flight: the calls then go to finishing answers.
         answers = _limit(configs[0]) or nullcontext()
+        resume = kwargs.pop("resume", None)
+        traces = resume if isinstance(resume, list) else [resume] * len(inputs)
+        if len(traces) != len(inputs):
+            raise ValueError(f"resume has {len(traces)} traces for {len(inputs)} inputs; give one for each")
 
-        async def write(question: LanguageModelInput, config: RunnableConfig) -> AIMessage:
+        async def write(question: LanguageModelInput, config: RunnableConfig, trace: Any) -> AIMessage:
             async with answers:
                 try:
-                    return await self._write(question, config, kwargs, limit=calls)
-                except Exception as error:
+                    return await self._write(question, config, {**kwargs, "resume": trace}, limit=calls)
+                except Exception as error:  # as LangChain's batch: any error is one input's outcome
                     if return_exceptions:
                         return cast("AIMessage", error)  # as Runnable.abatch declares it
                     raise
 
-        return await gather_or_cancel(map(write, inputs, configs))
+        return await gather_or_cancel(map(write, inputs, configs, traces))
 
     def invoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
@@ -211,41 +289,57 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         limit: asyncio.Semaphore | None,
         on_arrival: Callable[[PointDelta], None] | None = None,
     ) -> AIMessage:
-        """Writes one answer to its end, as a run."""
+        """Writes one answer to its end, as a run, if anybody wants to hear of one."""
 
         async def write(
             question: LanguageModelInput,
             run_manager: AsyncCallbackManagerForChainRun,
             config: RunnableConfig,
         ) -> AIMessage:
+            return await finish(question, config, run_manager.get_child(), run_manager.run_id)
+
+        async def finish(
+            question: LanguageModelInput, config: RunnableConfig, child: AsyncCallbackManager, run_id: UUID
+        ) -> AIMessage:
             answer, pieces = self._begin(
-                question, config, run_manager, kwargs, limit=limit, on_arrival=on_arrival
+                question, config, child, run_id, kwargs, limit=limit, on_arrival=on_arrival
             )
             async with aclosing(pieces):
                 async for _ in pieces:
                     pass
             return answer.message()
 
-        return await self._acall_with_config(write, question, config)
+        if get_async_callback_manager_for_config(config).handlers:
+            return await self._acall_with_config(write, question, config)
+        return await finish(question, config, NOBODY, config.get("run_id") or uuid7())
 
     def _begin(
         self,
         question: LanguageModelInput,
         config: RunnableConfig,
-        run_manager: AsyncCallbackManagerForChainRun,
+        child: AsyncCallbackManager,
+        run_id: UUID,
         kwargs: dict[str, Any],
         *,
         limit: asyncio.Semaphore | None,
+        is_streamed: bool = False,
         on_arrival: Callable[[PointDelta], None] | None = None,
     ) -> tuple[Answer, AsyncGenerator[str, None]]:
-        """An answer under the run of ``run_manager``, and the text to read for it to be written."""
+        """An answer under the run with ``run_id``, and the text to read for it to be written."""
         conversation = Conversation.of(question)
-        shown_config = patch_config(config, callbacks=run_manager.get_child())
+        parameters = dict(kwargs)
+        deadline_seconds = _positive(parameters.pop("deadline_seconds", None)) or self.deadline_seconds
+        resume = _trace_in(parameters.pop("resume", None))
+        shown_config = silenced(patch_config(config, callbacks=child))
         setting = Setting(
             config={**shown_config, "tags": [*shown_config.get("tags", []), _TAG_NOSTREAM]},
-            parameters=kwargs,
+            parameters=parameters,
             limit=limit,
-            message_id=f"lc_run--{run_manager.run_id}",
+            message_id=f"lc_run--{run_id}",
+            is_watched=is_streamed or on_arrival is not None or hears_text(shown_config),
+            deadline_seconds=deadline_seconds,
+            question_number=next_question(),
+            resume=resume,
         )
         answer = Answer(self.method, conversation, setting)
         shown_config["run_name"] = "answer"
@@ -263,6 +357,11 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         Without this run a handler would see the points only as they come, all mixed. It reports no usage:
         the runs of the calls do.
         """
+        if nobody_listens(config):
+            async with aclosing(answer.in_reading_order(on_arrival)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
         run = chat_run(config, conversation.messages, model=self.get_name(), message_id=answer.message_id)
         async with run as listeners, aclosing(answer.in_reading_order(on_arrival)) as pieces:
             async for piece in pieces:
@@ -282,6 +381,33 @@ def _limit(config: RunnableConfig) -> asyncio.Semaphore | None:
     if bound < 1:
         raise ValueError(f'config["max_concurrency"] must be at least 1, got {bound}')
     return asyncio.Semaphore(bound)
+
+
+def _positive(deadline_seconds: float | None) -> float | None:
+    """Checks a deadline.
+
+    Raises:
+        ValueError: It is not positive.
+    """
+    if deadline_seconds is not None and not deadline_seconds > 0:
+        raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
+    return deadline_seconds
+
+
+def _trace_in(resume: Any) -> SotTrace | None:
+    """The trace to go on from.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(resume, AIMessage):
+        resume = resume.response_metadata.get("sot", resume)
+    if resume is None or (isinstance(resume, Mapping) and {"skeleton", "points"} <= resume.keys()):
+        return cast("SotTrace | None", resume)
+    raise TypeError(
+        'resume takes the trace of an earlier answer, message.response_metadata["sot"] or error.trace, '
+        f"got {type(resume).__name__}"
+    )
 
 
 async def _just(value: LanguageModelInput) -> AsyncIterator[LanguageModelInput]:

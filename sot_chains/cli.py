@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from sot_chains import cli_eval
+
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 _PIPED_WIDTH = 100
 
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    return _ask(options, options.parser)
+    return int(options.run(options, options.parser))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help="run plain decoding first, to compare with",
     )
-    ask.set_defaults(parser=ask)
+    ask.set_defaults(parser=ask, run=_ask)
+    cli_eval.add_parser(commands)
     return parser
 
 

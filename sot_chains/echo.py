@@ -84,6 +84,8 @@ def echo_length(text: str, point: Point, *, ended: bool) -> int | None:
 
 def _number_end(text: str, start: int, number: int) -> int | None:
     """Where "3." or "(3)" at ``start`` ends; ``0`` if there is none, ``None`` if there may yet be one."""
+    if start < len(text) and text[start] not in "(（0123456789":
+        return 0
     for marker in (f"{number}.", f"{number})", f"({number})", f"{number}、", f"{number}．", f"（{number}）"):
         if text.startswith(marker, start):
             end = start + len(marker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from sot_chains.skeleton import Point
 
@@ -11,30 +11,27 @@ class Layout:
     """Writes "1. **Heading**: text", a blank line, the next point. An answer without points is just text.
 
     Args:
-        points: The points, in reading order; none for an answer in one piece.
         separator: Stands between a heading and its text.
     """
 
-    def __init__(self, points: Sequence[Point], separator: str) -> None:
-        self._points = points
+    def __init__(self, separator: str) -> None:
         self._separator = separator
-        self._num_headings = 0
+        self._point: Point | None = None
         self._has_text = False
 
-    def add(self, place: int, text: str) -> str:
-        """What to write when ``text`` is added to the point at ``place``. Places come in order."""
-        if not self._points:
+    def add(self, point: Point | None, text: str) -> str:
+        """What to write when ``text`` is added to ``point``. Points come in order."""
+        if point is None:
             return text
         written = ""
-        if place == self._num_headings:
-            point = self._points[place]
-            written = ("\n\n" if place else "") + f"{point.number}. **{point.text}**"
-            self._num_headings, self._has_text = place + 1, False
+        if point is not self._point:
+            written = ("\n\n" if self._point else "") + f"{point.number}. **{point.text}**"
+            self._point, self._has_text = point, False
         if text and not self._has_text:
             written += self._separator
             self._has_text = True
         return written + text
 
-    def whole(self, texts: Iterable[str]) -> str:
-        """The finished answer, from the text of each place."""
-        return "".join(self.add(place, text) for place, text in enumerate(texts))
+    def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
+        """The finished answer, from each point and its text."""
+        return "".join(self.add(point, text) for point, text in texts)

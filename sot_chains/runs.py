@@ -1,19 +1,59 @@
 """Telling LangChain's callbacks about a chat model run that no ``BaseChatModel`` performs.
 
 Handlers, tracers, ``astream_events`` and LangGraph's "messages" stream mode learn of chat models by three
-calls: started, wrote this, ended with that. This module makes those calls, and none if nobody listens.
+calls: started, wrote this, ended with that. This module makes those calls, and only to handlers that have
+something to do with them: LangChain sends every event of every call to a thread for each handler, even where
+the handler inherits a method that does nothing, which costs more than a call with hundreds of them at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
-from langchain_core.callbacks import AsyncCallbackManager, AsyncCallbackManagerForLLMRun
+from langchain_core.callbacks import (
+    AsyncCallbackHandler,
+    AsyncCallbackManager,
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    UsageMetadataCallbackHandler,
+)
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
+from langchain_core.utils.uuid import uuid7
+
+
+class _Nobody(AsyncCallbackManager):
+    """A callback manager without handlers, of which it is known that none will be added."""
+
+
+NOBODY: AsyncCallbackManager = _Nobody(handlers=[])
+
+
+def silenced(config: RunnableConfig) -> RunnableConfig:
+    """``config`` for the calls of one answer, marked if nobody will listen to any of them."""
+    callbacks = config.get("callbacks")
+    if type(callbacks) is _Nobody:
+        return config
+    manager = AsyncCallbackManager.configure(inheritable_callbacks=callbacks)
+    if manager.handlers:
+        return config
+    return {**config, "callbacks": _Nobody(handlers=[], parent_run_id=manager.parent_run_id)}
+
+
+def nobody_listens(config: RunnableConfig) -> bool:
+    """Whether it is known that nobody wants to hear of calls made under ``config``."""
+    return type(config.get("callbacks")) is _Nobody
+
+
+def hears_text(config: RunnableConfig) -> bool:
+    """Whether anybody wants to hear text as it is written."""
+    return not nobody_listens(config) and any(
+        _hears(handler, "on_llm_new_token")
+        for handler in AsyncCallbackManager.configure(inheritable_callbacks=config.get("callbacks")).handlers
+    )
 
 
 class ChatRun:
@@ -23,19 +63,38 @@ class ChatRun:
         message: What the run answers with; to be set before it ends.
     """
 
-    def __init__(self, manager: AsyncCallbackManagerForLLMRun, message_id: str) -> None:
+    def __init__(self, manager: AsyncCallbackManagerForLLMRun, message_id: str | None) -> None:
         self._manager = manager
-        self._message_id = message_id
+        self._token_manager = _for(manager, "on_llm_new_token")
+        self._message_id = message_id or f"lc_run--{manager.run_id}"
         self._pieces: list[str] = []
         self.message: AIMessage | None = None
 
     async def wrote(self, text: str) -> None:
         """Announces ``text`` as the next piece of the answer."""
         self._pieces.append(text)
-        chunk = AIMessageChunk(content=text, id=self._message_id)
-        await self._manager.on_llm_new_token(text, chunk=ChatGenerationChunk(message=chunk))
+        if self._token_manager:
+            chunk = AIMessageChunk(content=text, id=self._message_id)
+            await self._token_manager.on_llm_new_token(text, chunk=ChatGenerationChunk(message=chunk))
 
-    def result(self) -> LLMResult:
+    async def end(self) -> None:
+        """Announces that the run is over."""
+        result = self._result()
+        rest = []
+        for handler in self._manager.handlers:
+            if type(handler) is UsageMetadataCallbackHandler:
+                handler.on_llm_end(result)  # adds up numbers: not worth a thread
+            else:
+                rest.append(handler)
+        if manager := _for(self._manager, "on_llm_end", rest):
+            await manager.on_llm_end(result)
+
+    async def fail(self, error: BaseException) -> None:
+        """Announces that the run ended with ``error``."""
+        if manager := _for(self._manager, "on_llm_error"):
+            await manager.on_llm_error(error, response=self._result())
+
+    def _result(self) -> LLMResult:
         """What to tell handlers at the end: ``message``, or else the text so far."""
         message = self.message or AIMessage(content="".join(self._pieces), id=self._message_id)
         return LLMResult(generations=[[ChatGeneration(message=message)]])
@@ -59,6 +118,9 @@ async def chat_run(
         message_id: The id of the answer; one made from the run's id by default.
         parameters: What else the model is told. Handlers and tracers see it: nothing secret belongs here.
     """
+    if nobody_listens(config):
+        yield None
+        return
     parameters = dict(parameters or {})
     manager = AsyncCallbackManager.configure(
         inheritable_callbacks=config.get("callbacks"),
@@ -72,19 +134,73 @@ async def chat_run(
     if not manager.handlers:
         yield None
         return
-    (run_manager,) = await manager.on_chat_model_start(
-        {"name": model},
-        [list(messages)],
-        name=config.get("run_name") or model,
-        run_id=config.get("run_id"),
-        invocation_params={"model": model, **parameters},
-        options=parameters,
-        batch_size=1,
-    )
-    run = ChatRun(run_manager, message_id or f"lc_run--{run_manager.run_id}")
+    run_manager = await _start(manager, config, messages, model, parameters)
+    run = ChatRun(run_manager, message_id)
     try:
         yield run
     except BaseException as error:
-        await run_manager.on_llm_error(error, response=run.result())
+        await run.fail(error)
         raise
-    await run_manager.on_llm_end(run.result())
+    await run.end()
+
+
+async def _start(
+    manager: AsyncCallbackManager,
+    config: RunnableConfig,
+    messages: Sequence[BaseMessage],
+    model: str,
+    parameters: dict[str, Any],
+) -> AsyncCallbackManagerForLLMRun:
+    """Tells those who want to know that the run begins, and gives the manager of the run for all."""
+    run_id = config.get("run_id") or uuid7()
+    everybody = manager.handlers
+    hearing = [h for h in everybody if _hears(h, "on_chat_model_start") or _hears(h, "on_llm_start")]
+    if hearing:
+        manager.handlers = hearing
+        await manager.on_chat_model_start(
+            {"name": model},
+            [list(messages)],
+            name=config.get("run_name") or model,
+            run_id=run_id,
+            invocation_params={"model": model, **parameters},
+            options=parameters,
+            batch_size=1,
+        )
+    return AsyncCallbackManagerForLLMRun(
+        run_id=run_id,
+        handlers=everybody,
+        inheritable_handlers=manager.inheritable_handlers,
+        parent_run_id=manager.parent_run_id,
+        tags=manager.tags,
+        inheritable_tags=manager.inheritable_tags,
+        metadata=manager.metadata,
+        inheritable_metadata=manager.inheritable_metadata,
+    )
+
+
+def _for(
+    manager: AsyncCallbackManagerForLLMRun, event: str, among: list[BaseCallbackHandler] | None = None
+) -> AsyncCallbackManagerForLLMRun | None:
+    """``manager`` for those handlers (``among`` some) that do something on ``event``, if there are any."""
+    hearing = [h for h in (manager.handlers if among is None else among) if _hears(h, event)]
+    if not hearing:
+        return None
+    return AsyncCallbackManagerForLLMRun(
+        run_id=manager.run_id,
+        handlers=hearing,
+        inheritable_handlers=manager.inheritable_handlers,
+        parent_run_id=manager.parent_run_id,
+        tags=manager.tags,
+        inheritable_tags=manager.inheritable_tags,
+        metadata=manager.metadata,
+        inheritable_metadata=manager.inheritable_metadata,
+    )
+
+
+def _hears(handler: BaseCallbackHandler, event: str) -> bool:
+    """Whether ``handler`` brings a method of its own for ``event``."""
+    if event in vars(handler):
+        return True
+    method = getattr(type(handler), event, None)
+    inherited = (getattr(base, event, None) for base in (BaseCallbackHandler, AsyncCallbackHandler))
+    return method is not None and all(cast("Any", method) is not one for one in inherited)

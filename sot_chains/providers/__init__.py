@@ -6,19 +6,42 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from sot_chains.providers.base import Delta, Provider, ProviderError
+from sot_chains.providers.base import (
+    DeadlineError,
+    Delta,
+    PrefillRefusedError,
+    Provider,
+    ProviderError,
+    RateLimits,
+    SharedPrefix,
+)
+from sot_chains.providers.clients import close_clients
+from sot_chains.providers.vendor import VendorProvider
 
-__all__ = ["Delta", "Provider", "ProviderError", "provider_of"]
+__all__ = [
+    "DeadlineError",
+    "Delta",
+    "PrefillRefusedError",
+    "Provider",
+    "ProviderError",
+    "RateLimits",
+    "SharedPrefix",
+    "VendorProvider",
+    "close_clients",
+    "provider_of",
+]
 
 
 def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> Provider:
     """The provider for ``model``.
 
     Args:
-        model: ``"openai:MODEL"``, a LangChain chat model or other Runnable that answers messages with a
-            message, or a provider, which is returned as it is.
+        model: ``"openai:MODEL"``, ``"anthropic:MODEL"``, a LangChain chat model or other Runnable that
+            answers messages with a message, or a provider, which is returned as it is.
         **options: For a named model only: ``base_url``, ``api_key`` and the other arguments of
-            :class:`~sot_chains.providers.openai.OpenAIProvider`.
+            :class:`~sot_chains.providers.openai.OpenAIProvider` (``api="responses"`` for
+            :class:`~sot_chains.providers.openai_responses.OpenAIResponsesProvider`) or
+            :class:`~sot_chains.providers.anthropic.AnthropicProvider`.
 
     Raises:
         ValueError: A name without a vendor, or with one that is not supported.
@@ -38,17 +61,29 @@ def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> P
     if isinstance(model, Provider):
         return model
     raise TypeError(
-        f'a model is "openai:MODEL", a LangChain chat model or another Runnable, got {type(model).__name__}'
+        'a model is "openai:MODEL", "anthropic:MODEL", a LangChain chat model or another Runnable, '
+        f"got {type(model).__name__}"
     )
 
 
 def _named(name: str, options: dict[str, Any]) -> Provider:
     vendor, _, model = name.partition(":")
     if vendor == "openai":
+        api = options.pop("api", "chat")
+        if api == "responses":
+            from sot_chains.providers.openai_responses import OpenAIResponsesProvider
+
+            return OpenAIResponsesProvider(model, **options)
+        if api != "chat":
+            raise ValueError(f'api is "chat" or "responses", got {api!r}')
         from sot_chains.providers.openai import OpenAIProvider
 
         return OpenAIProvider(model, **options)
+    if vendor == "anthropic":
+        from sot_chains.providers.anthropic import AnthropicProvider
+
+        return AnthropicProvider(model, **options)
     raise ValueError(
         f'the model {name!r} is not supported by name; supported is "openai:MODEL", with base_url=... for '
-        "compatible servers. Any other model can be given as a LangChain chat model"
+        'compatible servers, and "anthropic:MODEL". Any other model can be given as a LangChain chat model'
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 
@@ -29,6 +29,7 @@ class ClientsByLoop(Generic[ClientT]):
 
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients[ClientT]] = WeakKeyDictionary()
+        _vendors.append(self)
 
     async def get(self, settings: Hashable, make: Callable[[], ClientT]) -> ClientT:
         """The running loop's client with ``settings``; if there is none yet, the one ``make`` makes."""
@@ -39,6 +40,24 @@ class ClientsByLoop(Generic[ClientT]):
             clients = self._loops[loop] = _Clients()
             await anext(clients.lifetime)
         return clients.get(settings, make)
+
+    async def close(self) -> None:
+        """Closes the clients of the running loop; the next request makes new ones."""
+        if clients := self._loops.pop(asyncio.get_running_loop(), None):
+            await clients.lifetime.aclose()
+
+
+_vendors: list[ClientsByLoop[Any]] = []
+
+
+async def close_clients() -> None:
+    """Closes every connection that named models have open on the running event loop.
+
+    Not needed where a loop ends with ``asyncio.run``, which does it; of use in a long-lived one that is done
+    with closed models for now. Calls that are going on fail.
+    """
+    for clients in _vendors:
+        await clients.close()
 
 
 class _Clients(Generic[ClientT]):

@@ -1,34 +1,107 @@
 """Completions straight from the ``openai`` SDK: OpenAI's API and every server that speaks its chat wire.
 
 Leaving LangChain's chat model out saves its per-call machinery, which is most of the cost when hundreds of
-points are written at once. Callbacks still see a chat model run (:mod:`sot_chains.runs`). Importing this
-module imports the SDK; :func:`~sot_chains.providers.provider_of` does so when a model is named.
+points are written at once. Importing this module imports the SDK;
+:func:`~sot_chains.providers.provider_of` does so when a model is named.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Any
+from typing import Any, ClassVar
 
+import httpx2
 import openai
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
+from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
-from langchain_core.runnables import RunnableConfig
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionChunk
 from pydantic import SecretStr
 
-from sot_chains.providers.base import Delta, ProviderError
+from sot_chains.providers.base import Delta, ProviderError, SharedPrefix
 from sot_chains.providers.clients import ClientsByLoop
-from sot_chains.runs import chat_run
+from sot_chains.providers.headers import rate_limits_of
+from sot_chains.providers.sending import TRANSPORT
+from sot_chains.providers.vendor import VendorProvider, ends_with_reply, one_line
 
-_OPENAI = "https://api.openai.com/v1"
+OPENAI_URL = "https://api.openai.com/v1"
 _clients: ClientsByLoop[openai.AsyncOpenAI] = ClientsByLoop()
 
 
-class OpenAIProvider:
+class OpenAIWire(VendorProvider):
+    """What OpenAI's two wires share: client, key, and the meaning of errors."""
+
+    vendor: ClassVar[str] = "openai"
+    key_variable: ClassVar[str] = "OPENAI_API_KEY"
+    _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (httpx2.ConnectError, httpx2.ConnectTimeout)
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        prefill: bool = False,
+        **client_options: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            base_url=base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
+            api_key=api_key,
+            prefill=prefill,
+        )
+        self._client_options = {"max_retries": 0, **client_options}
+        self.tells_when_sent = "http_client" not in client_options
+
+    @property
+    def _is_openai(self) -> bool:
+        return self._base_url == OPENAI_URL
+
+    async def _client(self) -> openai.AsyncOpenAI:
+        if (key := self._key()) is None:
+            raise self._no_key()
+        return await _clients.get(
+            (self._base_url, key, repr(sorted(self._client_options.items()))),
+            lambda: openai.AsyncOpenAI(base_url=self._base_url, api_key=key, **self._options()),
+        )
+
+    def _options(self) -> dict[str, Any]:
+        if not self.tells_when_sent:
+            return self._client_options
+        return {
+            "http_client": openai.DefaultAsyncHttpxClient(**TRANSPORT),
+            **self._client_options,
+        }
+
+    def _key(self) -> str | None:
+        if self._api_key is not None:
+            return self._api_key.get_secret_value()
+        return os.environ.get("OPENAI_API_KEY") or (None if self._is_openai else "not-needed")
+
+    def _explained(self, error: Exception, *, prefilled: bool) -> ProviderError:
+        match error:
+            case openai.APITimeoutError():
+                return self._timed_out()
+            case openai.APIConnectionError():
+                return self._unreachable(error)
+            case openai.APIStatusError():
+                said = one_line(error.body, error.message)
+                return self._status_error(
+                    error.status_code, said, error.response.headers, prefilled=prefilled
+                )
+            case openai.APIError():
+                return self._broke_off(one_line(error.body, error.message))
+            case _:
+                return self._broke_off(f"{type(error).__name__}: {error}"[:300])
+
+
+# What reading a reply may raise: the SDK's errors, the transport's own in mid-stream, and unreadable JSON.
+READING_ERRORS = (openai.APIError, httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)
+
+
+class OpenAIProvider(OpenAIWire):
     """Streams completions over OpenAI's chat wire.
 
     Args:
@@ -40,7 +113,8 @@ class OpenAIProvider:
         prefill: Whether the server continues a final assistant message. OpenAI's own does not.
         stream_usage: Whether to ask for token counts. A server that ignores the wish is fine; switch it
             off for one that refuses it.
-        **client_options: Passed to ``openai.AsyncOpenAI``: ``timeout`` (seconds), ``max_retries``, and so on.
+        **client_options: Passed to ``openai.AsyncOpenAI``: ``timeout`` (seconds), ``default_headers``, and
+            so on.
     """
 
     def __init__(
@@ -53,121 +127,37 @@ class OpenAIProvider:
         stream_usage: bool = True,
         **client_options: Any,
     ) -> None:
-        if not model:
-            raise ValueError('the model has no name; write "openai:MODEL", such as "openai:gpt-4.1-mini"')
-        self._model = model
-        self._prefill = prefill
-        self._base_url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI
-        self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        super().__init__(model, base_url=base_url, api_key=api_key, prefill=prefill, **client_options)
         self._request_options = {"stream_options": {"include_usage": True}} if stream_usage else {}
-        self._client_options = client_options
 
-    def __repr__(self) -> str:
-        return f"OpenAIProvider({self._model!r}, base_url={self._base_url!r})"
-
-    @property
-    def supports_prefill(self) -> bool:
-        """Whether the server was said to continue a final assistant message."""
-        return self._prefill
-
-    @property
-    def model_name(self) -> str:
-        """The model's name, as the server knows it."""
-        return self._model
-
-    async def stream(
-        self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
+    async def _deltas(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
     ) -> AsyncGenerator[Delta, None]:
-        """Yields the completion of ``messages`` as the server writes it.
-
-        Args:
-            messages: The conversation.
-            config: Who is told of the call.
-            **kwargs: Fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``extra_body``.
-
-        Raises:
-            ProviderError: No key, no server, or a server that refuses.
-        """
-        async with chat_run(config, messages, model=self._model, parameters=kwargs) as run:
-            usage: UsageMetadata | None = None
-            finish_reason: str | None = None
-            model_name = self._model
-            pieces: list[str] = []
-            async with aclosing(self._chunks(messages, kwargs)) as chunks:
-                async for chunk in chunks:
-                    delta = _delta(chunk)
-                    if delta.text:
-                        pieces.append(delta.text)
-                        if run:
-                            await run.wrote(delta.text)
-                    usage = delta.usage or usage
-                    finish_reason = delta.finish_reason or finish_reason
-                    model_name = chunk.model or model_name
-                    yield delta
-            if run:
-                run.message = AIMessage(
-                    content="".join(pieces),
-                    usage_metadata=usage,
-                    response_metadata={"model_name": model_name, "finish_reason": finish_reason},
-                )
-
-    async def _chunks(
-        self, messages: Sequence[BaseMessage], kwargs: dict[str, Any]
-    ) -> AsyncGenerator[ChatCompletionChunk, None]:
         client = await self._client()
+        request = {
+            "model": self._model,
+            "messages": convert_to_openai_messages(list(messages)),
+            "stream": True,
+            **self._request_options,
+            # Other servers may refuse a field they do not know.
+            **({"prompt_cache_key": prefix.key} if prefix and self._is_openai else {}),
+            **parameters,
+        }
         try:
             response: openai.AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(
-                **{
-                    "model": self._model,
-                    "messages": convert_to_openai_messages(list(messages)),
-                    "stream": True,
-                    **self._request_options,
-                    **kwargs,
-                }
+                **request
             )
             async with response:  # closes the request however this ends
+                yield Delta(rate_limits=rate_limits_of(response.response.headers))
+                is_finished = False
                 async for chunk in response:
-                    yield chunk
-        except openai.APIError as error:
-            raise self._explained(error) from error
-
-    async def _client(self) -> openai.AsyncOpenAI:
-        if (key := self._key()) is None:
-            raise ProviderError(
-                f"there is no API key for {self._base_url}: pass api_key=... or set OPENAI_API_KEY; "
-                "for a server of your own pass base_url=..."
-            )
-        return await _clients.get(
-            (self._base_url, key, repr(sorted(self._client_options.items()))),
-            lambda: openai.AsyncOpenAI(base_url=self._base_url, api_key=key, **self._client_options),
-        )
-
-    def _key(self) -> str | None:
-        if self._api_key is not None:
-            return self._api_key.get_secret_value()
-        return os.environ.get("OPENAI_API_KEY") or (None if self._base_url == _OPENAI else "not-needed")
-
-    def _explained(self, error: openai.APIError) -> ProviderError:
-        match error:
-            case openai.APITimeoutError():
-                problem = f"{self._base_url} did not answer in time; raise timeout=... or check its load"
-            case openai.APIConnectionError():
-                problem = (
-                    f"no connection to {self._base_url} ({error.__cause__ or error}); check that the server "
-                    "is running and that base_url is its address, usually ending in /v1"
-                )
-            case openai.AuthenticationError() | openai.PermissionDeniedError():
-                problem = f"{self._base_url} refuses the API key ({error.status_code}): {_words(error)}"
-            case openai.NotFoundError() | openai.BadRequestError():
-                problem = (
-                    f"{self._base_url} refuses the request for model {self._model!r} ({error.status_code}): "
-                    f"{_words(error)}; check the model's name and the request's parameters"
-                )
-            case openai.APIStatusError():
-                problem = f"{self._base_url} answered with status {error.status_code}: {_words(error)}"
-            case _:
-                problem = f"{self._base_url} broke off its answer: {_words(error)}"
-        return ProviderError(problem)
+                    delta = _delta(chunk)
+                    is_finished = is_finished or delta.finish_reason is not None
+                    yield delta
+        except READING_ERRORS as error:
+            raise self._explained(error, prefilled=ends_with_reply(messages)) from error
+        if not is_finished:
+            raise self._ended_early()
 
 
 def _delta(chunk: ChatCompletionChunk) -> Delta:
@@ -175,8 +165,11 @@ def _delta(chunk: ChatCompletionChunk) -> Delta:
     if not chunk.choices:  # the chunk that carries usage has none
         return Delta(usage=usage)
     choice = chunk.choices[0]
+    if choice.delta is None:  # not by the wire's own rules, but seen
+        return Delta(usage=usage, finish_reason=choice.finish_reason)
     metadata = {"model_name": chunk.model} if choice.finish_reason and chunk.model else None
-    return Delta(choice.delta.content or "", usage, choice.finish_reason, metadata)
+    text = choice.delta.content or choice.delta.refusal or ""  # a refusal is what the model says, too
+    return Delta(text, usage, choice.finish_reason, metadata)
 
 
 def _usage(usage: CompletionUsage) -> UsageMetadata:
@@ -190,10 +183,3 @@ def _usage(usage: CompletionUsage) -> UsageMetadata:
     if (written := usage.completion_tokens_details) and written.reasoning_tokens is not None:
         counted["output_token_details"] = OutputTokenDetails(reasoning=written.reasoning_tokens)
     return counted
-
-
-def _words(error: openai.APIError) -> str:
-    """What the server said, on one line and of readable length."""
-    body = error.body
-    said = body.get("message") or body.get("detail") if isinstance(body, dict) else body
-    return " ".join(str(said or error.message).split())[:300]

@@ -27,6 +27,7 @@ class ChatServer(ThreadingHTTPServer):
         self.pause_seconds = 0.0
         self.key: str | None = None
         self.break_off = False
+        self.answer = answer_to
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.num_open = 0
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        pieces = words(answer_to(convert_to_messages(request["messages"])))
+        pieces = words(self.server.answer(convert_to_messages(request["messages"])))
         for piece in pieces:
             time.sleep(self.server.pause_seconds)
             self._send(request, choices=[{"index": 0, "delta": {"content": piece}, "finish_reason": None}])

@@ -57,7 +57,7 @@ async def test_an_error_is_told_to_all_runs() -> None:
     recorder = Recorder()
     model = PacedChatModel(fail=lambda ms: "Your point is 2" in ms[-1].text)
     with pytest.raises(RuntimeError, match="the model broke"):
-        await SkeletonOfThought(model).ainvoke(QUESTION, {"callbacks": [recorder]})
+        await SkeletonOfThought(model, on_failure="raise").ainvoke(QUESTION, {"callbacks": [recorder]})
     (root,) = recorder.roots
     assert root.error is not None
     assert next(child for child in root.child_runs if child.name == "answer").error is not None

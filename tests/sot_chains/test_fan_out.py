@@ -1,44 +1,50 @@
 """Order, and nothing left running."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.fan_out import ReadingOrder, fan_out, gather_or_cancel
+from sot_chains.fan_out import Arrivals, Crew, ReadingOrder, gather_or_cancel
 from tests.sot_chains.fakes import other_tasks
 
 
-async def count(num: int, pause: float = 0.0, *, fail: bool = False) -> AsyncGenerator[int, None]:
-    for number in range(num):
-        await asyncio.sleep(pause)
-        yield number
-    if fail:
-        raise RuntimeError("broke")
+async def test_a_crew_ends_together() -> None:
+    ended: list[int] = []
 
+    async def work(number: int) -> None:
+        try:
+            await asyncio.sleep(number)
+        finally:
+            ended.append(number)
 
-async def test_everything_arrives_and_each_end_is_told() -> None:
-    async with aclosing(fan_out([count(2, 0.002), count(3), count(0)])) as arrivals:
-        seen = [arrival async for arrival in arrivals]
-    assert [item for position, item in seen if position == 0] == [0, 1, None]
-    assert [item for position, item in seen if position == 1] == [0, 1, 2, None]
-    assert [item for position, item in seen if position == 2] == [None]
+    crew = Crew()
+    crew.start(work(0))
+    crew.start(work(100))
+    await asyncio.sleep(0.01)
+    crew.start(work(200))
+    await asyncio.sleep(0)
+    crew.cancel()
+    await crew.stop()
+    assert ended == [0, 100, 200]
     assert not other_tasks()
 
 
-async def test_an_error_ends_the_others() -> None:
-    with pytest.raises(RuntimeError, match="broke"):
-        [_ async for _ in fan_out([count(100, 1), count(1, fail=True)])]
-    assert not other_tasks()
-
-
-async def test_leaving_ends_the_others() -> None:
-    async with aclosing(fan_out([count(100, 1), count(5)])) as arrivals:
-        await anext(arrivals)
-    assert not other_tasks()
+async def test_what_arrives_is_read_in_order_and_can_be_forgotten_before() -> None:
+    arrivals = Arrivals[int]()
+    reading = asyncio.create_task(arrivals.get())
+    await asyncio.sleep(0)
+    for number in range(6):
+        arrivals.put(number)
+    assert await reading == 0
+    arrivals.forget(lambda number: number % 2 == 0)
+    arrivals.put_back([10, 11])
+    assert [await arrivals.get() for _ in range(5)] == [10, 11, 1, 3, 5]
+    late = asyncio.create_task(arrivals.get())
+    await asyncio.sleep(0)
+    arrivals.put_back([7])
+    assert await late == 7
 
 
 @given(st.permutations([position for position in range(4) for _ in range(3)]))
@@ -59,6 +65,18 @@ def test_reading_order_whatever_the_order_of_arrival(order: list[int]) -> None:
         if following and following[0] in arrived:
             assert read[-1][1] is not None  # only because the one before has not ended yet
     assert [text for _, text in read if text] == ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"]
+
+
+def test_a_position_can_be_forgotten_until_it_is_read() -> None:
+    reading = ReadingOrder[str](2)
+    assert list(reading.arrive(1, "old")) == []
+    assert not reading.is_read(1)
+    reading.forget(1)
+    assert list(reading.arrive(1, "new")) == []
+    assert list(reading.arrive(0, None)) == [(0, None), (1, "new")]
+    assert reading.is_read(1)
+    assert list(reading.arrive(2, None)) == []  # positions may be added
+    assert list(reading.arrive(1, None)) == [(1, None), (2, None)]
 
 
 async def test_gathering() -> None:

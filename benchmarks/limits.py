@@ -1,0 +1,151 @@
+"""Whether limits are kept to, used up, and cheap to wait for.
+
+500 questions at once, each an outline and three points, under 60 requests in a window of one second, and
+once more under a limit of tokens that binds first. What counts is measured where a request would leave:
+the most that started in any sliding window, the share of the limit that was used from the first
+request to the last, and how far the order of finishing is from the order of asking. Then 2,000 calls
+wait behind a limit while nothing else happens, and the share of a core they take is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import save
+from sot_chains import Limits, SkeletonOfThought
+from sot_chains.limits import Limiter, next_question
+from sot_chains.providers import Delta, SharedPrefix, VendorProvider
+from sot_chains.tokens import num_message_tokens
+
+_OUTLINE = "1. First point\n2. Second point\n3. Third point"
+_WIDTH = 4  # calls of a question
+_MAX_TOKENS = 50
+
+
+class Metered(VendorProvider):
+    """Notes when each request starts and how many tokens were reserved for it."""
+
+    vendor = "metered"
+    key_variable = "UNUSED"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("metered", base_url="metered", api_key=None, prefill=False)
+        self._seconds = seconds
+        self.starts: list[tuple[float, int]] = []
+
+    def _key(self) -> str | None:
+        return None
+
+    async def _deltas(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+    ) -> AsyncGenerator[Delta, None]:
+        num_in = num_message_tokens(messages)
+        self.starts.append((time.monotonic(), num_in + _MAX_TOKENS))
+        await asyncio.sleep(self._seconds)
+        text = str(messages[-1].content).lower()
+        reply = _OUTLINE if "outline" in text and "point is" not in text else "So it is."
+        usage = UsageMetadata(
+            input_tokens=num_in, output_tokens=_MAX_TOKENS, total_tokens=num_in + _MAX_TOKENS
+        )
+        yield Delta(reply, usage, "stop")
+
+
+def most_in_a_window(starts: Sequence[tuple[float, int]], window_seconds: float) -> int:
+    """The largest sum of weights over any window."""
+    most = total = first = 0
+    for moment, weight in starts:
+        total += weight
+        while moment - starts[first][0] >= window_seconds:
+            total -= starts[first][1]
+            first += 1
+        most = max(most, total)
+    return most
+
+
+async def measure_limit(limits: Limits, *, by_tokens: bool, num_questions: int) -> dict[str, Any]:
+    """How a limit is kept to and used up by ``num_questions`` at once."""
+    provider = Metered(0.02)
+    sot = SkeletonOfThought(provider, limits=limits)
+    finished: list[int] = []
+
+    async def answer(number: int) -> None:
+        await sot.ainvoke(f"Question {number}: what is there to say?", max_tokens=_MAX_TOKENS)
+        finished.append(number)
+
+    await asyncio.gather(*(answer(number) for number in range(num_questions)))
+    starts = provider.starts if by_tokens else [(moment, 1) for moment, _ in provider.starts]
+    limit = limits.tokens_per_minute if by_tokens else limits.requests_per_minute
+    assert limit is not None
+    seconds = starts[-1][0] - starts[0][0]
+    # The last window is begun and not used up; what was started before it is the measure.
+    num_windows = seconds / limits.window_seconds
+    before_last = sum(weight for moment, weight in starts if moment < starts[-1][0])
+    return {
+        "limit": limit,
+        "most_in_a_window": most_in_a_window(starts, limits.window_seconds),
+        "share_used": round(before_last / (limit * (num_windows if num_windows >= 1 else 1)), 4),
+        "requests": len(starts),
+        "seconds": round(seconds, 2),
+        "largest_displacement": max(abs(place - number) for place, number in enumerate(finished)),
+        "width": _WIDTH,
+    }
+
+
+async def measure_waiting(num_waiters: int, seconds: float) -> dict[str, Any]:
+    """The share of a core that calls take while they wait behind a limit."""
+    limiter = Limiter(Limits(requests_per_minute=1, window_seconds=3600.0))
+    await limiter.admit(next_question())
+    waiters = [asyncio.create_task(limiter.admit(next_question())) for _ in range(num_waiters)]
+    await asyncio.sleep(0.5)
+    begin, cpu_begin = time.perf_counter(), time.process_time()
+    await asyncio.sleep(seconds)
+    share = (time.process_time() - cpu_begin) / (time.perf_counter() - begin)
+    for waiter in waiters:
+        waiter.cancel()
+    await asyncio.gather(*waiters, return_exceptions=True)
+    return {"waiters": num_waiters, "cpu_share": round(share, 4)}
+
+
+async def measure(num_questions: int) -> dict[str, Any]:
+    """All of it."""
+    requests = Limits(requests_per_minute=60, window_seconds=1.0, key="requests")
+    tokens = Limits(requests_per_minute=600, tokens_per_minute=12_000, window_seconds=1.0, key="tokens")
+    return {
+        "requests": await measure_limit(requests, by_tokens=False, num_questions=num_questions),
+        "tokens": await measure_limit(tokens, by_tokens=True, num_questions=num_questions),
+        "waiting": await measure_waiting(2000, 5.0),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
+    parser.add_argument("--questions", type=int, default=500)
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    summary = asyncio.run(measure(options.questions))
+    table = Table("", "limit", "most in a window", "share used", "largest displacement", "width")
+    for name in ("requests", "tokens"):
+        row = summary[name]
+        names = ("limit", "most_in_a_window", "share_used", "largest_displacement", "width")
+        table.add_row(name, *(str(row[column]) for column in names))
+    console = Console(width=100)
+    console.print(table)
+    waiting = summary["waiting"]
+    console.print(f"{waiting['waiters']} waiting calls take {waiting['cpu_share']:.2%} of a core")
+    if options.save:
+        save("limits", summary, [])
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

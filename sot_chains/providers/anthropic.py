@@ -1,0 +1,206 @@
+"""Completions straight from the ``anthropic`` SDK. Importing this module imports the SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, ClassVar
+
+import anthropic
+import httpx2
+from anthropic.types import MessageDeltaUsage, RawMessageStreamEvent, Usage
+from langchain_core.messages import BaseMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from pydantic import SecretStr
+
+from sot_chains.providers.anthropic_messages import request_of
+from sot_chains.providers.base import Delta, ProviderError, SharedPrefix
+from sot_chains.providers.clients import ClientsByLoop
+from sot_chains.providers.headers import rate_limits_of
+from sot_chains.providers.sending import TRANSPORT
+from sot_chains.providers.vendor import VendorProvider, ends_with_reply, one_line
+
+_ANTHROPIC_URL = "https://api.anthropic.com"
+_MAX_TOKENS = 4096  # the API wants a bound
+_SAMPLING = ("temperature", "top_p", "top_k")
+# "overloaded_error" and its kin may come inside a stream that began with status 200.
+_STATUS_OF = {
+    "overloaded_error": 529,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+}
+_READING_ERRORS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)
+_clients: ClientsByLoop[anthropic.AsyncAnthropic] = ClientsByLoop()
+
+
+class AnthropicProvider(VendorProvider):
+    """Streams completions over Anthropic's messages wire.
+
+    Args:
+        model: The model's name, as the server knows it.
+        base_url: Where the server is, without ``/v1``. By default the environment variable
+            ``ANTHROPIC_BASE_URL``, and failing that Anthropic itself.
+        api_key: By default the environment variable ``ANTHROPIC_API_KEY``. Servers at another ``base_url``
+            are sent a placeholder.
+        prefill: Whether the model continues a final assistant message. By default it is tried once: newer
+            models refuse it, and are asked without from then on.
+        max_tokens: The longest a completion may be, where a call does not say.
+        **client_options: Passed to ``anthropic.AsyncAnthropic``.
+    """
+
+    vendor: ClassVar[str] = "anthropic"
+    key_variable: ClassVar[str] = "ANTHROPIC_API_KEY"
+    _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (httpx2.ConnectError, httpx2.ConnectTimeout)
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        prefill: bool | None = None,
+        max_tokens: int = _MAX_TOKENS,
+        **client_options: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            base_url=base_url or os.environ.get("ANTHROPIC_BASE_URL") or _ANTHROPIC_URL,
+            api_key=api_key,
+            prefill=prefill,
+        )
+        self._max_tokens = max_tokens
+        self._client_options = {"max_retries": 0, **client_options}
+        self.tells_when_sent = "http_client" not in client_options
+
+    async def _deltas(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+    ) -> AsyncGenerator[Delta, None]:
+        client = await self._client()
+        request = {
+            "model": self._model,
+            "max_tokens": self._max_tokens,
+            "stream": True,
+            **request_of(_without_trailing_blanks(messages), prefix),
+            **_fields(parameters),
+        }
+        reading = _Reading(self._model)
+        try:
+            response: anthropic.AsyncStream[RawMessageStreamEvent] = await client.messages.create(**request)
+            async with response:  # closes the request however this ends
+                yield Delta(rate_limits=rate_limits_of(response.response.headers))
+                async for event in response:
+                    if delta := reading.take(event):
+                        yield delta
+        except _READING_ERRORS as error:
+            raise self._explained(error, prefilled=ends_with_reply(messages)) from error
+        if not reading.is_finished:
+            raise self._ended_early()
+
+    async def _client(self) -> anthropic.AsyncAnthropic:
+        if (key := self._key()) is None:
+            raise self._no_key()
+        return await _clients.get(
+            (self._base_url, key, repr(sorted(self._client_options.items()))),
+            lambda: anthropic.AsyncAnthropic(base_url=self._base_url, api_key=key, **self._options()),
+        )
+
+    def _options(self) -> dict[str, Any]:
+        if not self.tells_when_sent:
+            return self._client_options
+        client = anthropic.DefaultAsyncHttpxClient(**TRANSPORT)
+        return {"http_client": client, **self._client_options}
+
+    def _key(self) -> str | None:
+        if self._api_key is not None:
+            return self._api_key.get_secret_value()
+        is_vendor = self._base_url == _ANTHROPIC_URL
+        return os.environ.get("ANTHROPIC_API_KEY") or (None if is_vendor else "not-needed")
+
+    def _explained(self, error: Exception, *, prefilled: bool) -> ProviderError:
+        match error:
+            case anthropic.APITimeoutError():
+                return self._timed_out()
+            case anthropic.APIConnectionError():
+                return self._unreachable(error)
+            case anthropic.APIStatusError():
+                status = error.status_code
+                if status == 200 and isinstance(error.body, dict):
+                    inner = error.body.get("error")
+                    kind = inner.get("type") if isinstance(inner, dict) else None
+                    status = _STATUS_OF.get(str(kind), 500)
+                said = one_line(error.body, error.message)
+                return self._status_error(status, said, error.response.headers, prefilled=prefilled)
+            case anthropic.APIError():
+                return self._broke_off(one_line(error.body, error.message))
+            case _:
+                return self._broke_off(f"{type(error).__name__}: {error}"[:300])
+
+
+class _Reading:
+    """Takes the events of one reply. The first counts what was read, the last what was written."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._started: Usage | None = None
+        self.is_finished = False
+
+    def take(self, event: RawMessageStreamEvent) -> Delta | None:
+        match event.type:
+            case "message_start":
+                self._started = event.message.usage
+                self._model = event.message.model or self._model
+            case "content_block_delta" if event.delta.type == "text_delta":
+                return Delta(event.delta.text)
+            case "message_delta" if event.delta.stop_reason is not None:
+                self.is_finished = True
+                return Delta(
+                    usage=_usage(self._started, event.usage),
+                    finish_reason=event.delta.stop_reason,
+                    response_metadata={"model_name": self._model},
+                )
+        return None
+
+
+def _usage(started: Usage | None, ended: MessageDeltaUsage | None) -> UsageMetadata | None:
+    """Tokens in LangChain's terms, where what was read includes what came from or went into the cache."""
+    if started is None and ended is None:
+        return None
+
+    def count(name: str) -> int:
+        """The later count is cumulative; where it leaves one out, the first holds."""
+        last, first = getattr(ended, name, None), getattr(started, name, None)
+        return int(last if last is not None else first or 0)
+
+    read, written = count("cache_read_input_tokens"), count("cache_creation_input_tokens")
+    num_in, num_out = count("input_tokens") + read + written, count("output_tokens")
+    usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
+    if read or written:
+        usage["input_token_details"] = InputTokenDetails(cache_read=read, cache_creation=written)
+    return usage
+
+
+def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+    """The API refuses a begun reply that ends with blank space."""
+    last = messages[-1]
+    if last.type == "ai" and isinstance(last.content, str) and last.content != last.content.rstrip():
+        return [*messages[:-1], last.model_copy(update={"content": last.content.rstrip()})]
+    return messages
+
+
+def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters by the API's names; those the SDK no longer takes travel in ``extra_body``."""
+    fields = dict(parameters)
+    if stop := fields.pop("stop", None):
+        fields["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
+    if "max_completion_tokens" in fields:
+        fields["max_tokens"] = fields.pop("max_completion_tokens")
+    extra = {name: fields.pop(name) for name in _SAMPLING if name in fields}
+    if extra:
+        fields["extra_body"] = {**extra, **(fields.get("extra_body") or {})}
+    return fields

