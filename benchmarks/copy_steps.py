@@ -5,7 +5,8 @@ are counted; the drafter sees the query, the documents and what is written so fa
 nothing of any other case. It is the drafter of production, behind its usual protocol.
 
 Beside it: LLMA (arXiv 2304.04487; copy 20 tokens behind the first place where the last token occurs),
-``transformers``' prompt lookup (its own class, two tokens, copy 10) and an oracle that copies at each step
+``transformers``' prompt lookup (its own class, two tokens, copy 10), suffix decoding (arXiv 2411.04975;
+Arctic Inference's own suffix tree, where that package is installed) and an oracle that copies at each step
 the span of at most 19 tokens that fits longest.
 """
 
@@ -16,6 +17,8 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -29,6 +32,14 @@ from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, WritingRow, drafter_of
 from local_backend.verification import verify
 
+# The best of a small grid that drafts about as much as the others.
+_SUFFIX_SETTINGS = {
+    "max_spec_tokens": 24,
+    "max_spec_factor": 8.0,
+    "max_spec_offset": 8.0,
+    "min_token_prob": 0.05,
+    "use_tree_spec": True,
+}
 _LLMA_COPY_TOKENS, _LOOKUP_COPY_TOKENS, _ORACLE_COPY_TOKENS = 20, 10, 19
 
 
@@ -126,6 +137,37 @@ class PromptLookup:
         """Nothing to learn."""
 
 
+class SuffixDecoding:
+    """Arctic Inference's suffix tree over documents, query and what is written, proposing token trees.
+
+    Raises:
+        ImportError: The package is not installed.
+    """
+
+    def __init__(self) -> None:
+        module: Any = import_module("arctic_inference.suffix_decoding")
+        self._cache = module.SuffixDecodingCache(max_tree_depth=64, max_cached_requests=0)
+        self._num_read: dict[int, int] = {}
+
+    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+        """What it would have the model verify."""
+        return [self._draft(row) for row in rows]
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        """It is told of new tokens when it is asked next."""
+
+    def _draft(self, row: WritingRow) -> Draft:
+        request, written = id(row), list(row.token_ids)
+        if request not in self._num_read:
+            prompt = [token for document in row.references for token in document] + written
+            self._cache.start_request(request, prompt)
+        elif new := written[self._num_read[request] :]:
+            self._cache.add_active_response(request, new)
+        self._num_read[request] = len(written)
+        found = self._cache.speculate(request, written, **_SUFFIX_SETTINGS)
+        return Draft(tuple(found.token_ids), tuple(found.parents))
+
+
 def oracle_forwards(case: Case) -> tuple[int, int]:
     """Forwards and drafted tokens if at each step the span that fits longest were known and copied."""
     written = num_forwards = num_drafted = 0
@@ -182,6 +224,8 @@ def methods() -> dict[str, _Counts]:
         return lambda case: run_case(make(), case)[:2]
 
     found: dict[str, _Counts] = {"llma": by(FirstMatch), "prompt_lookup": by(PromptLookup)}
+    if find_spec("arctic_inference") is not None:
+        found["suffix_decoding"] = by(SuffixDecoding)
     found["reference_copy"] = by(lambda: drafter_of("reference_copy"))
     found["oracle"] = oracle_forwards
     return found

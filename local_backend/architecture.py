@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from local_backend.grouped_attention import NAME as IN_PLACE
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
-_ATTENTION_IMPLEMENTATIONS = {"eager", "sdpa"}
+_ATTENTION_IMPLEMENTATIONS = {"eager", "sdpa", IN_PLACE}
 _ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values")
 _NO_LIMIT = 2**31
 
@@ -153,7 +155,7 @@ def _windows(config: PretrainedConfig) -> dict[str, int | None]:
 def _mask_dtype(model: PreTrainedModel, config: PretrainedConfig) -> torch.dtype:
     """Additive, which costs no conversion in each layer, where all layers compute in one type."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if len(dtypes) > 1 and getattr(config, "_attn_implementation", None) == "sdpa":
+    if len(dtypes) > 1 and getattr(config, "_attn_implementation", None) in ("sdpa", IN_PLACE):
         return torch.bool
     return model.dtype
 

@@ -46,9 +46,14 @@ class Batch:
         return self._rows[self._num_writing :]
 
     @property
+    def num_free(self) -> int:
+        """Places for further rows."""
+        return self._max_rows - len(self._rows)
+
+    @property
     def is_full(self) -> bool:
         """Whether there is no place for another row."""
-        return len(self._rows) >= self._max_rows
+        return self.num_free <= 0
 
     def add(self, row: Row) -> bool:
         """Give ``row`` a place, with the longest beginning that is there already.

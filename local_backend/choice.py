@@ -78,7 +78,7 @@ def chooser(
 def _choose(row: Row, path: list[int], logits: Tensor, most_likely: int) -> int:
     scores = logits
     if row.logits is not None:
-        scores = row.logits([*row.token_ids, *path], logits)
+        scores = row.logits(row.token_ids, path, logits)
         most_likely = int(scores.argmax())
     token = most_likely if row.params.is_greedy else sample(scores, row.params, row.generator)
     if row.params.logprobs is not None:

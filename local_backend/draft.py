@@ -16,6 +16,8 @@ class Draft:
     Attributes:
         token_ids: The guessed tokens; a parent stands before its children.
         parents: For each token the place of its parent in ``token_ids``; -1 is the row's last token.
+        probabilities: For each token how likely it is to be accepted, its path included; empty where the
+            drafter does not say.
 
     Raises:
         ValueError: A parent does not stand before its child, or the lengths differ.
@@ -23,10 +25,13 @@ class Draft:
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
             raise ValueError(f"{len(self.token_ids)} tokens but {len(self.parents)} parents")
+        if self.probabilities and len(self.probabilities) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens but {len(self.probabilities)} probabilities")
         if any(not -1 <= parent < child for child, parent in enumerate(self.parents)):
             raise ValueError(f"every parent must stand before its child, got parents {self.parents}")
 
@@ -39,18 +44,24 @@ class Draft:
     def merged(cls, drafts: Iterable[Draft], *, max_tokens: int | None = None) -> Draft:
         """One tree with every path of ``drafts``, in which what they begin with in common stands once.
 
+        Where all of them say how likely their tokens are, the tree takes the likelier of two opinions.
+
         Args:
             drafts: What to merge; the first come first where there is no room for all.
             max_tokens: Size of the tree, at most.
         """
         token_ids: list[int] = []
         parents: list[int] = []
+        probabilities: list[float] = []
+        all_say = True
         place_of: dict[tuple[int, int], int] = {}
         for draft in drafts:
+            all_say &= not draft.token_ids or bool(draft.probabilities)
             new_place = {-1: -1}
             for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
                 if parent not in new_place:
                     continue
+                probability = draft.probabilities[place] if draft.probabilities else 0.0
                 key = (new_place[parent], token)
                 if key not in place_of:
                     if max_tokens is not None and len(token_ids) >= max_tokens:
@@ -58,8 +69,10 @@ class Draft:
                     place_of[key] = len(token_ids)
                     token_ids.append(token)
                     parents.append(key[0])
+                    probabilities.append(probability)
                 new_place[place] = place_of[key]
-        return cls(tuple(token_ids), tuple(parents))
+                probabilities[place_of[key]] = max(probabilities[place_of[key]], probability)
+        return cls(tuple(token_ids), tuple(parents), tuple(probabilities) if all_say else ())
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -103,6 +116,17 @@ class Draft:
         depths = self.depths()
         return self._part(lambda place, size: size < max_tokens and depths[place] <= max_depth)
 
+    def likeliest(self, max_tokens: int) -> Draft:
+        """The ``max_tokens`` likeliest tokens of the draft; the first, where it does not say how likely."""
+        if len(self) <= max_tokens:
+            return self
+        if not self.probabilities:
+            return self.truncated(max_tokens=max_tokens, max_depth=len(self))
+        # A child is never likelier than its parent and stands behind it, so a stable order keeps both.
+        ranked = sorted(range(len(self)), key=lambda place: -self.probabilities[place])
+        kept = set(ranked[:max_tokens])
+        return self._part(lambda place, _: place in kept)
+
     def within_vocabulary(self, size: int) -> Draft:
         """The part of the draft a model with ``size`` token ids can read.
 
@@ -117,12 +141,15 @@ class Draft:
         new_place: dict[int, int] = {-1: -1}
         token_ids: list[int] = []
         parents: list[int] = []
+        probabilities: list[float] = []
         for place, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
             if parent in new_place and is_kept(place, len(token_ids)):
                 new_place[place] = len(token_ids)
                 token_ids.append(token)
                 parents.append(new_place[parent])
-        return Draft(tuple(token_ids), tuple(parents))
+                if self.probabilities:
+                    probabilities.append(self.probabilities[place])
+        return Draft(tuple(token_ids), tuple(parents), tuple(probabilities))
 
 
 EMPTY_DRAFT = Draft()

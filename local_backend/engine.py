@@ -28,6 +28,7 @@ from local_backend.detokenizer import Detokenizer
 from local_backend.draft import Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
 from local_backend.forward import Forward
+from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
 from local_backend.references import References, ReferenceTokens
@@ -35,6 +36,7 @@ from local_backend.sampling import SamplingParams
 from local_backend.sequence import Completion, Row, State, Update
 from local_backend.trial import check_by_trial
 from local_backend.verification import verify
+from local_backend.width_costs import KNOWN_COSTS, WidthCosts
 from local_backend.worker import Worker, on_passing_thread
 
 if TYPE_CHECKING:
@@ -76,6 +78,10 @@ class Engine:
             does not stall the rows that are writing.
         max_prefix_bytes: Memory for what finished rows leave behind, for rows that begin alike; 0 is none.
         stream_interval_seconds: News of a row come at most so often.
+        grouped_attention_in_place: On a CPU, let a model with grouped heads read keys and values where they
+            lie; sets its attention implementation, which ``model.generate`` then uses, too.
+        width_costs: What forwards cost by width, e.g. measured before; by default it is measured when it is
+            first asked for, by a drafter that says how likely its tokens are.
 
     Raises:
         ValueError: The drafter's name is unknown, a number is out of range, the generation config or a
@@ -95,6 +101,8 @@ class Engine:
         prefill_chunk_tokens: int = 1024,
         max_prefix_bytes: int = 256 * 2**20,
         stream_interval_seconds: float = 0.02,
+        grouped_attention_in_place: bool = True,
+        width_costs: WidthCosts | None = None,
     ) -> None:
         for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
             if value < 1:
@@ -104,7 +112,10 @@ class Engine:
         self.drafter = drafter_of(drafter)
         self.stats = EngineStats()
         architecture = Architecture.of(model)
+        if grouped_attention_in_place:
+            read_in_place(model)
         on_passing_thread(partial(check_by_trial, model, architecture))
+        self._architecture = architecture
         self.max_positions = architecture.max_positions
         self._rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
         self._reference_tokens = ReferenceTokens(tokenizer)
@@ -113,6 +124,7 @@ class Engine:
         self._stream_interval_seconds = stream_interval_seconds
         self._cache = RowsCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=max_prefix_bytes)
         self._forward = Forward(model, self._cache, architecture)
+        self._width_costs = width_costs
         self._inbox: deque[Row] = deque()
         self._waiting: deque[Row] = deque()
         self._is_to_forget = False
@@ -271,9 +283,21 @@ class Engine:
             self._worker.wake()
 
     @property
+    def width_costs(self) -> WidthCosts:
+        """What forwards cost by width; measured now, in about a second, if it was not before."""
+        if self._width_costs is None:
+            self._width_costs = KNOWN_COSTS.of(self.model, self._architecture)
+        return self._width_costs
+
+    @property
     def num_rows(self) -> int:
         """Rows in use."""
         return len(self._batch)
+
+    @property
+    def num_free(self) -> int:
+        """Rows that could be begun now without waiting; negative while others wait already."""
+        return self._batch.num_free - len(self._waiting) - len(self._inbox)
 
     def forget_prefixes(self) -> None:
         """Drop the keys and values kept of finished rows, e.g. before the weights change; from any thread.
@@ -386,13 +410,17 @@ class Engine:
         self._batch.begin_writing()
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
-        """The drafter's guesses, cut to what the model can read and to each row's room beside the bonus."""
-        return [
+        """The drafter's guesses, cut to what the model can read, to each row's room, and to what pays."""
+        drafts = [
             draft.within_vocabulary(self._vocabulary_size).truncated(
                 max_tokens=len(draft), max_depth=row.room - 1
             )
             for row, draft in zip(rows, self.drafter.propose(rows), strict=True)
         ]
+        if not any(draft.probabilities for draft in drafts):
+            return drafts
+        width = self.width_costs.best_width(drafts, context=max(row.num_cached for row in rows))
+        return [draft.likeliest(width) for draft in drafts]
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
         """Accept, per row, the longest path of its draft that the model writes itself."""

@@ -6,6 +6,7 @@ the shape of a tree behind what the row already has. Knows the model and the cac
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,18 @@ from local_backend.kv_cache import RowsCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+# Decode forwards are padded to one of these widths, and beyond to multiples of the last: kernels are prepared
+# anew for every new shape, which takes longer than the tokens that fill it up.
+_WIDTHS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+
+
+def padded_width(width: int) -> int:
+    """The width at which a forward that decodes ``width`` tokens a row is run."""
+    if width > _WIDTHS[-1]:
+        return -(-width // _WIDTHS[-1]) * _WIDTHS[-1]
+    return _WIDTHS[bisect_left(_WIDTHS, width)]
 
 
 class Forward:
@@ -48,10 +61,12 @@ class Forward:
             with_logits: Whether the vocabulary scores are wanted; prefill does without.
 
         Returns:
-            Logits ``[rows, 1 + longest draft, vocabulary]``; behind a shorter draft they mean nothing.
+            Logits ``[rows, 1 + longest draft or more, vocabulary]``; behind a draft they mean nothing.
         """
         num_rows = len(token_ids)
         num_new = 1 + max(map(len, drafts))
+        if with_logits:
+            num_new = padded_width(num_new)
         lengths = self._cache.lengths[first_row : first_row + num_rows]
         num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
         input_ids = torch.tensor(

@@ -206,6 +206,13 @@ class RowsCache(Cache):
             places.column_index = torch.tensor(lengths)[:, None] + torch.arange(num_new_tokens)
         return width
 
+    def assume_length(self, num_tokens: int) -> None:
+        """Let every row hold ``num_tokens`` tokens of no meaning, to time forwards behind them."""
+        while self._places.num_columns < num_tokens:
+            self._places.num_columns *= 2
+            self._resize()
+        self._lengths = [num_tokens] * len(self._lengths)
+
     def commit(self, row: int, new_places: Sequence[int]) -> None:
         """Keep, of the tokens the last forward wrote behind ``row``, those at ``new_places``, in this order.
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LogitsProcessorLike = Callable[[Tensor, Tensor], Tensor]
 """Token ids ``[1, tokens]`` and scores ``[1, vocabulary]`` to scores: a ``LogitsProcessor`` or a function."""
 
+_FIRST_TOKENS = 256
 _REFUSED = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it runs the model a second time for every token "
     "(guidance_scale)",
@@ -57,20 +58,37 @@ class RowLogits:
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
         self._processors = processors
         self._device = device
+        # The row's tokens as a tensor, which grows with the row: only what is new is copied.
+        self._token_ids = torch.empty((1, _FIRST_TOKENS), dtype=torch.long, device=device)
+        self._num_known = 0
 
-    def __call__(self, token_ids: Sequence[int], logits: Tensor) -> Tensor:
-        """The scores of the token after ``token_ids``.
+    def __call__(self, token_ids: Sequence[int], path: Sequence[int], logits: Tensor) -> Tensor:
+        """The scores of the token after ``token_ids`` and ``path``.
 
         Args:
-            token_ids: Everything before it: the prompt, what was written, and the path into the draft.
+            token_ids: The prompt and what was written; from call to call it may only grow.
+            path: The way into the draft.
             logits: As the model gave them, ``[vocabulary]``; left as they are.
 
         Returns:
             Scores ``[vocabulary]``, float32.
         """
-        input_ids = torch.tensor([token_ids], device=self._device)  # [1, tokens]
+        input_ids = self._tensor_of(token_ids, path)
         scores = logits[None].to(device=self._device, dtype=torch.float32, copy=True)
         return self._processors(cast("Any", input_ids), cast("Any", scores))[0]
+
+    def _tensor_of(self, token_ids: Sequence[int], path: Sequence[int]) -> Tensor:
+        """Both as one tensor, ``[1, tokens]``."""
+        known, size = self._num_known, len(token_ids) + len(path)
+        if size > self._token_ids.shape[1]:
+            longer = self._token_ids.new_empty((1, 2 * size))
+            longer[:, :known] = self._token_ids[:, :known]
+            self._token_ids = longer
+        if size > known:
+            new = [*token_ids[known:], *path]
+            self._token_ids[0, known:size] = torch.tensor(new, device=self._device)
+        self._num_known = len(token_ids)
+        return self._token_ids[:, :size]
 
 
 class LogitsRules:

@@ -1,9 +1,9 @@
 """Several drafters at once: for each row the one, or the mix, that would have gained most lately.
 
-What a drafter would have gained can be told in hindsight for all of them, drafted or not: every member
-proposes, the row then writes, and how far each proposal agrees with what was written is its gain. A member
-that lives on what its verified guesses teach it does worse while it rests; so what it misses then does not
-count, and from time to time it is drafted again for a while.
+What a drafter would have gained can be told in hindsight, drafted or not: a member proposes, the row then
+writes, and how far the proposal agrees with what was written is its gain. A member that gains nothing rests,
+each time twice as long, and is not even asked; then it is drafted for a while, because one that lives on what
+its verified guesses teach it shows nothing while it rests.
 """
 
 from __future__ import annotations
@@ -19,21 +19,32 @@ from local_backend.drafters.per_row import PerRow
 # Gains are averaged with weights that fall to a third in ten forwards; older ones are not kept.
 _RATE = 0.1
 _KEPT_FORWARDS = 32
-_FIRST_PROMISE_TOKENS = 0.3
-# How long a member that has rested is tried, and a row is not yet an example to others.
-_TRIAL_FORWARDS = 8
+_FIRST_PROMISE_TOKENS = 0.25
+# For how many forwards, and how much, a member is drafted when it has rested; how long it rests at most.
+_TRIAL_FORWARDS, _TRIAL_TOKENS = 3, 12
+_LONGEST_REST_FORWARDS = 512
+# A member that gains less than this is not worth being asked.
+_LEAST_WORTH_TOKENS = 0.03
 
 # Of each member: how many tokens of its proposal the row then wrote; None where that tells nothing.
 Gains = tuple[int | None, ...]
 
 
 @dataclass(slots=True)
+class _Member:
+    """How one member stands with one row, in forwards."""
+
+    next_rest: int
+    rest_left: int = 0
+    trial_left: int = 0
+    proposal: Draft | None = None
+    is_drafted: bool = False
+
+
+@dataclass(slots=True)
 class _State:
-    resting_forwards: list[int]  # of each member, since it was last drafted for what it promised
+    members: list[_Member]
     gains: deque[Gains] = field(default_factory=lambda: deque(maxlen=_KEPT_FORWARDS))
-    proposals: list[Draft] = field(default_factory=list)
-    chosen: list[int] = field(default_factory=list)
-    num_forwards: int = 0
 
 
 class Combined:
@@ -42,8 +53,9 @@ class Combined:
     Args:
         drafters: The members, in order of preference among equals.
         max_draft_tokens: Size of the merged tree, at most.
-        token_cost: What one draft token costs, in forwards; a member is drafted where it promises more.
-        explore_every: A member that has rested for so many forwards of a row is tried again.
+        token_cost: What one draft token costs, in forwards, of a member that does not say how likely its
+            tokens are; such a member is drafted where it promises more.
+        first_rest: For how many forwards of a row a member rests that gains nothing, the first time.
 
     Raises:
         ValueError: There is no member, or a number is out of range.
@@ -55,11 +67,11 @@ class Combined:
         *,
         max_draft_tokens: int = 32,
         token_cost: float = 0.01,
-        explore_every: int = 64,
+        first_rest: int = 128,
     ) -> None:
         if not drafters:
             raise ValueError("there is no drafter to choose from: give at least one")
-        for name, value in (("max_draft_tokens", max_draft_tokens), ("explore_every", explore_every)):
+        for name, value in (("max_draft_tokens", max_draft_tokens), ("first_rest", first_rest)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if token_cost < 0:
@@ -67,78 +79,143 @@ class Combined:
         self.drafters = tuple(drafters)
         self.max_draft_tokens = max_draft_tokens
         self.token_cost = token_cost
-        self.explore_every = explore_every
+        self.first_rest = first_rest
+        # What other rows have shown, for those that begin.
         self._shared_gains: deque[Gains] = deque(maxlen=_KEPT_FORWARDS)
+        self._shared_rests = [0] * len(self.drafters)
         self._num_rows = 0
         self._states = PerRow(self._begin)
 
     def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
         """For each row the merged drafts of the members chosen."""
-        proposals = zip(*(member.propose(rows) for member in self.drafters), strict=True)
-        return [self._mix(row, list(drafts)) for row, drafts in zip(rows, proposals, strict=True)]
+        states = [self._states[row] for row in rows]
+        for number, drafter in enumerate(self.drafters):
+            asked = [place for place, state in enumerate(states) if self._is_asked(state.members[number])]
+            if asked:
+                proposals = drafter.propose([rows[place] for place in asked])
+                for place, proposal in zip(asked, proposals, strict=True):
+                    states[place].members[number].proposal = proposal.truncated(
+                        max_tokens=self.max_draft_tokens, max_depth=rows[place].room - 1
+                    )
+        return [self._mix(state) for state in states]
 
     def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
-        """Judge every member's proposal by what was written, and let every member learn."""
-        for row, outcome in zip(rows, outcomes, strict=True):
-            state = self._states[row]
-            state.num_forwards += 1
-            gains = _gains(state, outcome)
-            if all(gain is None for gain in gains):
-                continue  # or what is known of those that rest would be forgotten
-            state.gains.append(gains)
-            if state.num_forwards > _TRIAL_FORWARDS:
+        """Judge every proposal by what was written, and let who made it learn."""
+        states = [self._states[row] for row in rows]
+        for state, outcome in zip(states, outcomes, strict=True):
+            gains = tuple(_gain(member, outcome) for member in state.members)
+            if any(gain is not None for gain in gains):
+                state.gains.append(gains)
                 self._shared_gains.append(gains)
-        for member in self.drafters:
-            member.observe(rows, outcomes)
+        for number, drafter in enumerate(self.drafters):
+            asked = [
+                place for place, state in enumerate(states) if state.members[number].proposal is not None
+            ]
+            if asked:
+                drafter.observe([rows[place] for place in asked], [outcomes[place] for place in asked])
 
-    def _mix(self, row: WritingRow, proposals: list[Draft]) -> Draft:
-        state = self._states[row]
-        size = self.max_draft_tokens
-        state.proposals = [draft.truncated(max_tokens=size, max_depth=row.room - 1) for draft in proposals]
-        state.chosen = self._choose(state)
-        return Draft.merged((state.proposals[member] for member in state.chosen), max_tokens=size)
-
-    def _begin(self, _: WritingRow) -> _State:
-        # Rows begin at different points of the cycle, so that short ones, too, try those that rest.
+    def _begin(self, row: WritingRow) -> _State:
         self._num_rows += 1
-        rested = self._num_rows * (_TRIAL_FORWARDS + 1) % self.explore_every
-        return _State([rested] * len(self.drafters))
+        members = []
+        for rest in self._shared_rests:
+            member = _Member(self.first_rest)
+            if rest and not row.references:  # others have found it useless
+                # Rows wake it at different times, so that short ones, too, try it now and then.
+                member.rest_left = 1 + self._num_rows * (_TRIAL_FORWARDS + 3) % rest
+                member.next_rest = rest
+            members.append(member)
+        return _State(members)
+
+    @staticmethod
+    def _is_asked(member: _Member) -> bool:
+        member.proposal, member.is_drafted = None, False
+        if not member.rest_left:
+            return True
+        member.rest_left -= 1
+        if not member.rest_left:
+            member.trial_left = _TRIAL_FORWARDS
+        return False
+
+    def _mix(self, state: _State) -> Draft:
+        drafts = []
+        for number in self._choose(state):
+            member = state.members[number]
+            draft = member.proposal
+            assert draft is not None
+            if not draft.probabilities:
+                if member.trial_left:
+                    draft = draft.truncated(max_tokens=_TRIAL_TOKENS, max_depth=_TRIAL_TOKENS)
+                # As if they were certain: Jacobi's guesses are the next iterate's ground, right or wrong.
+                draft = Draft(draft.token_ids, draft.parents, (1.0,) * len(draft))
+            member.trial_left = max(0, member.trial_left - 1)
+            drafts.append(draft)
+        return Draft.merged(drafts, max_tokens=self.max_draft_tokens)
 
     def _choose(self, state: _State) -> list[int]:
-        """Members to draft: those on trial, then greedily whoever promises most beside them."""
-        rested = state.resting_forwards
-        chosen = [member for member, forwards in enumerate(rested) if forwards >= self.explore_every]
-        left = [member for member in range(len(self.drafters)) if member not in chosen]
-        for member in range(len(rested)):
-            rested[member] = (rested[member] + 1) % (self.explore_every + _TRIAL_FORWARDS)
-        history = list(state.gains)
-        if len(history) < _KEPT_FORWARDS:
-            history = [*self._shared_gains, *history]
-        best = [max((gains[member] or 0 for member in chosen), default=0) for gains in history]
-        size = sum(len(state.proposals[member]) for member in chosen)
+        """Draft greedily whoever promises most beside the others, then those on trial; the useless rest."""
+        history = self._history(state)
+        left = [number for number, member in enumerate(state.members) if member.proposal is not None]
+        best = [0] * len(history)
+        size = 0
+        chosen: list[int] = []
+
+        def take(number: int) -> None:
+            nonlocal best, size
+            member = state.members[number]
+            assert member.proposal is not None
+            member.is_drafted = True
+            left.remove(number)
+            chosen.append(number)
+            size += len(member.proposal)
+            best = [max(had, gains[number] or 0) for gains, had in zip(history, best, strict=True)]
+
         while left and size < self.max_draft_tokens:
-            worth = {
-                member: _promise([gains[member] for gains in history], best)
-                - self.token_cost * min(len(state.proposals[member]), self.max_draft_tokens - size)
-                for member in left
-            }
-            member = max(left, key=lambda member: worth[member])
-            if worth[member] <= 0:
+            worth = {number: self._worth(state, number, history, best, size) for number in left}
+            number = max(left, key=lambda number: worth[number])
+            if worth[number] <= 0:
                 break
-            chosen.append(member)
-            left.remove(member)
-            rested[member] = 0
-            size += len(state.proposals[member])
-            best = [max(had, gains[member] or 0) for gains, had in zip(history, best, strict=True)]
+            take(number)
+            state.members[number].next_rest = self.first_rest
+            self._shared_rests[number] = 0
+        for number in list(left):
+            member = state.members[number]
+            if member.trial_left and size < self.max_draft_tokens:
+                take(number)
+                continue
+            if size >= self.max_draft_tokens and len(history) < 2 * _TRIAL_FORWARDS:
+                continue  # too early to say that the others deserve all the room
+            member.rest_left = member.next_rest
+            if size < self.max_draft_tokens:  # not for lack of room: it promises nothing
+                member.next_rest = min(2 * member.next_rest, _LONGEST_REST_FORWARDS)
+                self._shared_rests[number] = member.rest_left
         return chosen
 
+    def _worth(
+        self, state: _State, number: int, history: Sequence[Gains], best: Sequence[int], size: int
+    ) -> float:
+        proposal = state.members[number].proposal
+        assert proposal is not None
+        cost = (
+            0.0
+            if proposal.probabilities
+            else self.token_cost * min(len(proposal), self.max_draft_tokens - size)
+        )
+        return _promise([gains[number] for gains in history], best) - max(cost, _LEAST_WORTH_TOKENS)
 
-def _gains(state: _State, outcome: Outcome) -> Gains:
-    gains: list[int | None] = []
-    for member, draft in enumerate(state.proposals):
-        gain = len(draft.places_along(outcome.token_ids))
-        gains.append(gain if gain or (draft and member in state.chosen) else None)
-    return tuple(gains)
+    def _history(self, state: _State) -> list[Gains]:
+        """The row's gains; of others before it, while it has few of its own."""
+        if len(state.gains) < _KEPT_FORWARDS:
+            return [*self._shared_gains, *state.gains]
+        return list(state.gains)
+
+
+def _gain(member: _Member, outcome: Outcome) -> int | None:
+    if member.proposal is None:
+        return None
+    gain = len(member.proposal.places_along(outcome.token_ids))
+    # What was not drafted may have missed for that reason.
+    is_known = member.is_drafted or bool(member.proposal.probabilities)
+    return gain if gain or (member.proposal and is_known) else None
 
 
 def _promise(gains: Sequence[int | None], had: Sequence[int]) -> float:

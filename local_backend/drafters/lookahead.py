@@ -19,6 +19,9 @@ from local_backend.drafters.base import WritingRow
 from local_backend.drafters.ngram_pool import NgramPool
 from local_backend.drafters.per_row import PerRow
 
+# N-grams of references are read row by row; copying long ones is what reference copy is for.
+_MAX_REFERENCE_TOKENS = 4096
+
 
 @dataclass(slots=True)
 class _State:
@@ -89,8 +92,10 @@ class Lookahead:
         rng = random.Random(0)
         window = [self._fresh(row, rng, self.window_size) for _ in range(self.ngram_size - 1)]
         pool = NgramPool(self.ngram_size, self.num_guesses)
+        left = _MAX_REFERENCE_TOKENS
         for reference in row.references:
-            pool.add(reference)
+            pool.add(reference[: max(0, left)])
+            left -= len(reference)
         return _State(pool, rng, window)
 
     def _draft(self, row: WritingRow) -> Draft:

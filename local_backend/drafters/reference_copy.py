@@ -9,101 +9,120 @@ parts of many.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters.base import WritingRow
-from local_backend.drafters.copy_tree import Source, grow
+from local_backend.drafters.copy_sources import CopySources
+from local_backend.drafters.copy_tree import CopyWeights, grow
+from local_backend.drafters.copy_weights import FITTED
 from local_backend.drafters.per_row import PerRow
-from local_backend.drafters.reference_index import ReferenceIndex
+from local_backend.drafters.shared_indexes import SharedIndexes
+from local_backend.drafters.text_index import TextIndex
 
-# A match of so many tokens counts as copied from its reference, which is then trusted more.
-_COPIED_TOKENS = 3
-_TRUST_IN_COPIED = 0.3
-# Without a match only the beginnings of references are left to guess; this much is asked of them when the
-# answer begins, where many do begin like a document, and later on, where few sentences do.
-_MIN_PROBABILITY_OF_BEGINNING, _MIN_PROBABILITY_WITHOUT_MATCH = 0.05, 0.2
+_FIRST_PRICE, _LOWEST_PRICE, _HIGHEST_PRICE = 0.05, 0.002, 0.3
+_PRICE_RATE = 0.4
+# With how many breaks, as if seen before, a row's own are averaged.
+_USUAL_BREAKS = 4.0
 
 
 @dataclass(slots=True)
 class _State:
-    index: ReferenceIndex
-    # Per reference how many tokens were copied from it, shared where several hold the same.
-    num_copied: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    sources: CopySources
+    price: float = _FIRST_PRICE
+    # Places behind the first token of a draft at which the copy broke off, and how many were expected to.
+    num_breaks: float = _USUAL_BREAKS
+    num_expected_breaks: float = _USUAL_BREAKS
+
+    @property
+    def caution(self) -> float:
+        return math.log(self.num_breaks / self.num_expected_breaks)
 
 
 class ReferenceCopy:
     """Proposes the likeliest continuations of all places at which the row's last tokens occurred before.
 
+    A token is drafted where its path is accepted with at least a certain probability, the price of a token.
+    It rises while a row's trees are large and falls while they are small. So on average they are as large as
+    is nearly free to verify, and the largest stand where they promise most.
+
     Args:
-        max_draft_tokens: Size of the token tree, at most.
+        mean_draft_tokens: Size of the token tree on average, at most.
+        max_draft_tokens: Size of one token tree, at most.
         max_depth: Tokens on one path, at most.
-        min_probability: A token is drafted only if its path is accepted with at least this probability.
+        weights: What the traits of a place count.
+        max_indexed_tokens: References stay indexed, for rows that pass the same, while they hold no more
+            tokens in all.
 
     Raises:
         ValueError: A number is out of range.
     """
 
     def __init__(
-        self, *, max_draft_tokens: int = 20, max_depth: int = 24, min_probability: float = 0.01
+        self,
+        *,
+        mean_draft_tokens: float = 16,
+        max_draft_tokens: int = 32,
+        max_depth: int = 32,
+        weights: CopyWeights = FITTED,
+        max_indexed_tokens: int = 4_000_000,
     ) -> None:
-        for name, value in (("max_draft_tokens", max_draft_tokens), ("max_depth", max_depth)):
+        for name, value in (
+            ("mean_draft_tokens", mean_draft_tokens),
+            ("max_draft_tokens", max_draft_tokens),
+            ("max_depth", max_depth),
+        ):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 < min_probability < 1:
-            raise ValueError(f"min_probability must be between 0 and 1, got {min_probability}")
+        self.mean_draft_tokens = mean_draft_tokens
         self.max_draft_tokens = max_draft_tokens
         self.max_depth = max_depth
-        self.min_probability = min_probability
-        self._states = PerRow(lambda row: _State(ReferenceIndex(row.references, row.token_ids)))
+        self.weights = weights
+        self._indexes = SharedIndexes(max_indexed_tokens)
+        self._states = PerRow(self._begin)
 
     def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
         """One tree for each row; nothing where nothing is likely enough."""
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn that the row's own text does not say."""
+        """Learn of each row whether its copies break off sooner or later than expected."""
+        for row, outcome in zip(rows, outcomes, strict=True):
+            draft = outcome.draft
+            if not (outcome.accepted and draft.probabilities):
+                continue
+            state = self._states[row]
+            going_on: dict[int, float] = {}
+            for parent, probability in zip(draft.parents, draft.probabilities, strict=True):
+                going_on[parent] = going_on.get(parent, 0.0) + probability
+            for number, place in enumerate(outcome.accepted):
+                if place in going_on:
+                    # Merged with another's, a draft may promise more behind a token than at it.
+                    going_on_share = min(1.0, going_on[place] / max(draft.probabilities[place], 1e-9))
+                    state.num_expected_breaks += 1 - going_on_share
+                    state.num_breaks += number + 1 == len(outcome.accepted)
+
+    def _begin(self, row: WritingRow) -> _State:
+        prompt = TextIndex([row.token_ids[: row.num_prompt_tokens]])
+        return _State(CopySources(self._indexes.of(row.references), prompt))
 
     def _draft(self, row: WritingRow) -> Draft:
         max_depth = min(self.max_depth, row.room - 1)
         if max_depth < 1:
             return EMPTY_DRAFT
         state = self._states[row]
-        for token in row.token_ids[state.index.num_own_tokens :]:
-            state.index.extend([token])
-            self._note_copied(state)
-        sources = list(self._sources(state))
-        min_probability = self.min_probability
-        begins = len(row.token_ids) == row.num_prompt_tokens
-        if begins or not sources:
-            sources += [Source(start, 0) for start in state.index.reference_starts]
-            min_probability = _MIN_PROBABILITY_OF_BEGINNING if begins else _MIN_PROBABILITY_WITHOUT_MATCH
-        return grow(
-            sources,
-            state.index.token_at,
+        sources = state.sources
+        sources.extend(row.token_ids, len(row.token_ids) - row.num_prompt_tokens - sources.num_written)
+        draft = grow(
+            sources(row.token_ids),
+            self.weights,
+            deviation=sources.deviation,
+            caution=state.caution,
             max_tokens=self.max_draft_tokens,
             max_depth=max_depth,
-            min_probability=min_probability,
+            min_probability=state.price,
         )
-
-    @staticmethod
-    def _sources(state: _State) -> Iterator[Source]:
-        for match in state.index.matches():
-            reference = state.index.reference_of(match.end)
-            copied = 0.0 if reference is None else state.num_copied[reference]
-            yield Source(match.end, match.num_tokens, 1 + _TRUST_IN_COPIED * math.log1p(copied))
-
-    @staticmethod
-    def _note_copied(state: _State) -> None:
-        longest, holders = 0, set[int]()
-        for match in state.index.matches(_COPIED_TOKENS):
-            reference = state.index.reference_of(match.end)
-            if reference is None or match.num_tokens < longest:
-                continue
-            if match.num_tokens > longest:
-                longest, holders = match.num_tokens, set()
-            holders.add(reference)
-        for reference in holders:
-            state.num_copied[reference] += 1 / len(holders)
+        excess = (len(draft) - self.mean_draft_tokens) / self.mean_draft_tokens
+        state.price = min(_HIGHEST_PRICE, max(_LOWEST_PRICE, state.price * math.exp(_PRICE_RATE * excess)))
+        return draft

@@ -7,11 +7,21 @@ the first match, this takes the longest, and prompt and own text are searched be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters.base import WritingRow
 from local_backend.drafters.per_row import PerRow
-from local_backend.drafters.reference_index import Match, ReferenceIndex
+from local_backend.drafters.shared_indexes import SharedIndexes
+from local_backend.drafters.text_index import BORDER, Match, TextIndex
+from local_backend.drafters.written_text import WrittenText
+
+
+@dataclass(slots=True)
+class _State:
+    references: TextIndex
+    prompt: TextIndex
+    written: WrittenText
 
 
 class SpanCopy:
@@ -31,7 +41,8 @@ class SpanCopy:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.min_match_tokens = min_match_tokens
         self.num_copy_tokens = num_copy_tokens
-        self._indexes = PerRow(lambda row: ReferenceIndex(row.references, row.token_ids))
+        self._indexes = SharedIndexes()
+        self._states = PerRow(self._begin)
 
     def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
         """The copy behind each row's best match; nothing where there is no match."""
@@ -40,16 +51,33 @@ class SpanCopy:
     def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn that the row's own text does not say."""
 
+    def _begin(self, row: WritingRow) -> _State:
+        prompt = TextIndex([row.token_ids[: row.num_prompt_tokens]])
+        return _State(self._indexes.of(row.references), prompt, WrittenText())
+
     def _draft(self, row: WritingRow) -> Draft:
         num_tokens = min(self.num_copy_tokens, row.room - 1)
-        index = self._indexes[row]
-        index.extend(row.token_ids[index.num_own_tokens :])
-        best = max(index.matches(self.min_match_tokens), key=_preference, default=None)
-        if best is None or num_tokens < 1:
+        state, text = self._states[row], row.token_ids
+        state.written.extend(text[row.num_prompt_tokens + len(state.written.tokens) :])
+        # Of equally long matches that in a reference, then that in the row's own text.
+        sources: tuple[tuple[Sequence[int], Match | None], ...] = (
+            (state.references.tokens, state.references.longest(text)),
+            (state.written.tokens, next(iter(state.written.matches(limit=1)), None)),
+            (state.prompt.tokens, state.prompt.longest(text)),
+        )
+        best = Match(0, 0)
+        tokens: Sequence[int] = state.references.tokens
+        for candidate_tokens, match in sources:
+            if match is not None and match.num_tokens > best.num_tokens:
+                best, tokens = match, candidate_tokens
+        if best.num_tokens < self.min_match_tokens or num_tokens < 1:
             return EMPTY_DRAFT
-        return Draft.chain(index.continuation(best, num_tokens))
-
-
-def _preference(match: Match) -> tuple[int, bool, int]:
-    """The longest; of equals one in a reference; of those the first reference's, but the latest own text."""
-    return match.num_tokens, match.is_reference, -match.end if match.is_reference else match.end
+        span = list(tokens[best.place : best.place + num_tokens])
+        if BORDER in span:
+            del span[span.index(BORDER) :]
+        if tokens is state.written.tokens or (tokens is state.prompt.tokens and not state.written.tokens):
+            # A copy that reaches the last written token goes on with itself, as a repetition would.
+            period = len(span)
+            while len(span) < num_tokens:
+                span.append(span[len(span) - period])
+        return Draft.chain(span)

@@ -24,12 +24,14 @@ from local_backend import (
 from local_backend.drafters.per_row import PerRow
 from local_backend.sampling import probabilities
 from local_backend.sequence import Completion, Row, Update
+from local_backend.width_costs import WidthCosts
 
 from .conftest import greedy, ragged_prompts, random_llama
 from .models import ARCHITECTURES, WINDOW, random_model
 
 NAMES = ("autoregressive", "combined", "jacobi", "lookahead", "reference_copy")
 MAX_TOKENS = 36
+FREE = WidthCosts.flat(100_000)  # nothing is cut: every draft is verified whole
 # Enough of them that many an answer ends early, inside a draft or not.
 END_TOKENS = (7, *range(100, 105))
 
@@ -86,7 +88,9 @@ def _check(
     """Raises where a text differs; returns tokens per forward."""
     prompts, answers = _prompts_and_answers(architecture, count)
     params = SamplingParams(max_tokens=MAX_TOKENS)
-    with Engine(_model(architecture), tokenizer, drafter, prefill_chunk_tokens=64) as engine:  # type: ignore[arg-type]  # any causal model
+    with Engine(
+        _model(architecture), tokenizer, drafter, prefill_chunk_tokens=64, width_costs=FREE
+    ) as engine:  # type: ignore[arg-type]  # any causal model
         if with_references:
             completions = _generate(engine, prompts, _partly_right(answers), params)
         else:
@@ -135,7 +139,7 @@ def test_lossless_with_each_drafter(drafter: str, tokenizer: PreTrainedTokenizer
         Jacobi(block_size=40, num_recycled=5, ngram_size=2),
         Lookahead(window_size=1, ngram_size=2, num_guesses=1),
         Lookahead(window_size=9, ngram_size=5, num_guesses=6),
-        Combined([Lookahead(), SpanCopy()], max_draft_tokens=40, explore_every=2),
+        Combined([Lookahead(), SpanCopy()], max_draft_tokens=40, first_rest=2),
     ],
     ids=lambda drafter: type(drafter).__name__,
 )
@@ -172,7 +176,7 @@ def test_the_answer_as_reference_saves_most_forwards(
     with Engine(_model("llama"), tokenizer) as engine:
         answers = [completion.token_ids for completion in engine.generate(prompts, params)]
     references = [[[prompt[-1], *answer]] for prompt, answer in zip(prompts, answers, strict=True)]
-    with Engine(_model("llama"), tokenizer, drafter) as engine:
+    with Engine(_model("llama"), tokenizer, drafter, width_costs=FREE) as engine:
         completions = _generate(engine, prompts, references, params)
     assert [completion.token_ids for completion in completions] == answers
     assert all(completion.stats.tokens_per_forward > at_least for completion in completions)
@@ -225,7 +229,7 @@ def test_sampled_texts_have_the_models_distribution(number: int, tokenizer: PreT
     prompt = (1, 4, 2, 1, 3, 2, 5, 1)
     params = SamplingParams(max_tokens=3, temperature=0.9, top_k=5)
     counts = dict.fromkeys(itertools.product(range(_SMALL), repeat=3), 0)
-    with Engine(_small_model(), tokenizer, NAMES[number]) as engine:
+    with Engine(_small_model(), tokenizer, NAMES[number], width_costs=FREE) as engine:
         completions = engine.generate(
             [prompt] * _NUM_DRAWS,
             [
@@ -268,7 +272,7 @@ def test_nothing_is_left_of_rows_however_they_end(name: str, tokenizer: PreTrain
     model = random_llama()
     prompts = ragged_prompts(3)
     endless = SamplingParams(ignore_end=True)
-    with Engine(model, tokenizer, name) as engine:
+    with Engine(model, tokenizer, name, width_costs=FREE) as engine:
         states = _states(engine.drafter)
         assert states
         engine.generate(prompts, SamplingParams(max_tokens=4))

@@ -6,7 +6,8 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
-from local_backend.visualize import landings
+from local_backend.sequence import Completion, Stats
+from local_backend.visualize import CopiedText, ablation, landings
 
 from .conftest import ragged_prompts
 
@@ -25,3 +26,30 @@ def test_blocks_are_forwards(model: LlamaForCausalLM, tokenizer: PreTrainedToken
 def test_nothing_to_draw_is_named() -> None:
     with pytest.raises(ValueError, match="at least one completion"):
         landings({})
+
+
+def test_copied_text_has_the_colour_of_its_reference(tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = ["the first reference says <this> & that", "another text altogether"]
+    references = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    own = tokenizer.encode("qqq zzz", add_special_tokens=False)
+    ids = [*references[1], *own, *references[0]]
+    completion = Completion(ids, tokenizer.decode(ids), "stop", Stats(), 1, references=references)
+    shown = CopiedText(completion, tokenizer, min_tokens=3)
+    assert [span.reference for span in shown.spans] == [1, 0]
+    assert str(shown) == f"[2: {texts[1]}]{tokenizer.decode(own)}[1: {texts[0]}]"
+    html = shown._repr_html_()
+    assert html.count("<span") == 2
+    assert "&lt;this&gt; &amp; that" in html
+
+
+def test_the_ablation_draws_a_line_for_each_match_and_one_beside_them() -> None:
+    results = {
+        "n": [1, 2],
+        "k": [5, 10],
+        "tokens_per_forward": [[2.0, 3.0], [1.0, 2.0]],
+        "adaptive": {"tokens_per_forward": 4.0},
+    }
+    lines = ablation(results).axes[0].lines
+    assert [list(line.get_ydata()) for line in lines] == [[2.0, 3.0], [1.0, 2.0], [4.0, 4.0]]
+    with pytest.raises(ValueError, match="no 'seconds'"):
+        ablation(results, figure="seconds")

@@ -1,0 +1,90 @@
+"""The LLMA paper's ablation (arXiv 2304.04487): how long a match must be, and how much to copy behind it.
+
+For every n (tokens that must match) and k (tokens copied) the same answers are written with ``span_copy``, by
+a model of random weights that is forced to write them, and beside them with ``reference_copy``, which chooses
+for itself at every step. Forwards and seconds of decoding; ``local_backend.visualize.ablation`` draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.copy_speed import SHAPES, Contest, forced_tasks, random_llama
+from benchmarks.peers import Run, Task, aside, run_engine
+from benchmarks.results import save
+from local_backend import ChatLocal, Drafter, SpanCopy
+from local_backend.drafters import drafter_of
+
+MATCHES, COPIES = (1, 2, 3, 4, 5), (5, 10, 15, 20, 25, 30)
+
+
+def figures(runs: Sequence[Run]) -> dict[str, float]:
+    """Tokens a forward and milliseconds a token, over all answers."""
+    num_tokens = sum(len(ids) for run in runs for ids in run.token_ids)
+    return {
+        "tokens_per_forward": round(num_tokens / sum(run.num_forwards for run in runs), 3),
+        "milliseconds_per_token": round(1e3 * statistics.mean(run.seconds_per_token for run in runs), 3),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_ablation", description=__doc__)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="100m", help="of the random model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--cases", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--n", type=int, nargs="+", default=MATCHES)
+    parser.add_argument("--k", type=int, nargs="+", default=COPIES)
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    with aside(ChatLocal.embedded) as chat, Progress(console=Console(stderr=True)) as progress:
+        tokenizer = chat.engine.tokenizer
+        tasks = [[task] for task in forced_tasks(tokenizer, options.cases, seed=2)]
+        model = aside(lambda: random_llama(options.shape, 32_000, options.device))
+
+        def run(make: Callable[[], Drafter], batch: Sequence[Task]) -> Run:
+            return run_engine(model, tokenizer, batch, make())
+
+        ways: dict[str, Callable[[Sequence[Task]], Run]] = {
+            f"n={n} k={k}": partial(run, partial(SpanCopy, n, k)) for n in options.n for k in options.k
+        }
+        for name in ("autoregressive", "reference_copy"):
+            ways[name] = partial(run, partial(drafter_of, name))
+        medians = Contest(ways, tasks, options.repeats).hold(progress, "n x k")
+    cells = {name: figures(runs) for name, runs in medians.items()}
+    results: dict[str, Any] = {
+        "n": list(options.n),
+        "k": list(options.k),
+        **{
+            figure: [[cells[f"n={n} k={k}"][figure] for k in options.k] for n in options.n]
+            for figure in ("tokens_per_forward", "milliseconds_per_token")
+        },
+        "adaptive": cells["reference_copy"],
+        "autoregressive": cells["autoregressive"],
+    }
+    table = Table("n", *(f"k = {k}" for k in options.k), title="tokens a forward / milliseconds a token")
+    for n in options.n:
+        table.add_row(str(n), *(_cell(cells[f"n={n} k={k}"]) for k in options.k))
+    table.add_row("reference_copy", _cell(cells["reference_copy"]))
+    table.add_row("autoregressive", _cell(cells["autoregressive"]))
+    Console(width=110).print(table)
+    if options.save:
+        save(f"copy_ablation_{options.shape}", results, [])
+    print(json.dumps(results))
+
+
+def _cell(cell: dict[str, float]) -> str:
+    return f"{cell['tokens_per_forward']:.2f} / {cell['milliseconds_per_token']:.1f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""Seconds of copying: the engine's drafters beside ``transformers``' greedy decoding and prompt lookup.
+
+Three workloads, in one run, alternating:
+
+- ``100m_forced``: a Llama of about 100 M random parameters in bf16 writes given answers (a logits processor
+  leaves one token possible), the same for all: passages quoted from documents, and edits of earlier answers,
+  a few words in a hundred changed. Where the LLMA paper's answers (arXiv 2304.04487) are at hand, each
+  behind its ten retrieved documents, they are a workload of their own, ``100m_forced_rag``.
+- ``embedded_unforced``: the embedded model in float32 writes what it likes behind prompts that hold what it
+  will quote; all answers must be the same.
+- ``batch_8``: the first one, eight rows at once. Prompt lookup takes no batches and goes one by one.
+
+Beside them ``nothing_to_copy``: what ``combined`` costs over ``autoregressive`` where answers are noise; and
+``bfloat16``: how many answers of the embedded model change with the shape of forwards in bf16, and how close
+the two tokens were where they did.
+
+A ratio above 1 says how many times faster a drafter is. The bounds are on decoding, from the first tokens to
+the last; the ``_end_to_end`` twins include the reading of the prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.copy_steps import load_cases, tokenizer_of
+from benchmarks.peers import Run, Task, aside, run_engine, run_prompt_lookup, run_transformers
+from benchmarks.results import save
+from local_backend import ChatLocal
+from local_backend.embedded.corpus import Topic, load_topics
+from local_backend.embedded.tasks import make_example
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DRAFTERS = ("autoregressive", "span_copy", "reference_copy", "combined")
+GREEDY, LOOKUP = "transformers_greedy", "prompt_lookup"
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "100m": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    },
+    "7b": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+}
+_SHARED = Path(__file__).parents[2] / "shared" / "data"
+_PAPER_CASES = _SHARED / "reference" / "rag_dev.jsonl"
+_PAPER_TOKENIZER = _SHARED / "tokenizers" / "llama2.model"
+_NEAR_TIE_LAST_PLACES = 4.0
+_LEADS = ("On this the documents say:", "One of them adds:", "Then:", "It also holds that", "Besides,")
+
+
+def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausalLM:
+    """A Llama of random weights in bf16."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary_size,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **cast("Any", SHAPES[shape]),
+    )
+    with torch.device(device):
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            return cast("LlamaForCausalLM", LlamaForCausalLM(config).eval())
+        finally:
+            torch.set_default_dtype(previous)
+
+
+def quoting_answer(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[str], str]:
+    """Documents, and an answer that quotes passages of theirs with a few words of its own between."""
+    chosen = rng.sample(list(topics), 3)
+    documents = [" ".join(point.text for point in topic.points) for topic in chosen]
+    parts = []
+    for topic in chosen:
+        first = rng.randrange(len(topic.points) - 1)
+        passage = " ".join(point.text for point in topic.points[first : first + 2])
+        parts.append(f"{rng.choice(_LEADS)} {_altered(passage, rng, share=0.02)}")
+    return documents, " ".join(parts)
+
+
+def edited_answer(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[str], str]:
+    """An earlier answer, and the same with a point left out, another moved and some words changed."""
+    points = [point.text for point in rng.choice(list(topics)).points]
+    edited = list(points)
+    del edited[rng.randrange(len(edited))]
+    edited.append(edited.pop(rng.randrange(len(edited) - 1)))
+    return [" ".join(points)], _altered(" ".join(edited), rng, share=0.04)
+
+
+def _altered(text: str, rng: random.Random, share: float) -> str:
+    """``text`` with that share of its words replaced by others of its words."""
+    words = text.split(" ")
+    return " ".join(rng.choice(words) if rng.random() < share else word for word in words)
+
+
+def forced_tasks(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[Task]:
+    """Answers that quote documents and edits of earlier answers, in turns, from the project's own texts."""
+    rng, topics, tasks = random.Random(seed), load_topics(), []
+    for number in range(count):
+        texts, answer = (edited_answer if number % 2 else quoting_answer)(rng, topics)
+        request = "Now with these changes:" if number % 2 else "What do the documents say?"
+        prompt = tuple(tokenizer.encode("\n\n".join([*texts, request]), add_special_tokens=False))
+        target = tuple(tokenizer.encode(f" {answer}", add_special_tokens=False))
+        tasks.append(Task(prompt, tuple(texts), target, len(target)))
+    return tasks
+
+
+def noise_tasks(vocabulary_size: int, count: int, num_tokens: int) -> list[Task]:
+    """Answers in which nothing repeats anything."""
+    rng = random.Random(3)
+    tasks = []
+    for _ in range(count):
+        ids = [rng.randrange(8, vocabulary_size) for _ in range(256 + num_tokens)]
+        tasks.append(Task(tuple(ids[:256]), (), tuple(ids[256:]), num_tokens))
+    return tasks
+
+
+def quoting_prompts(chat: ChatLocal, count: int, num_tokens: int) -> list[Task]:
+    """What the embedded model answers by quoting: questions about documents, and edits of earlier answers."""
+    tasks = []
+    for number in range(count):
+        example = make_example("edit" if number % 2 else "documents", random.Random(f"copy_speed {number}"))
+        request, start, _ = example.branches[0]
+        turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
+        prompt = chat.engine.tokenizer.apply_chat_template(
+            [*turns, {"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
+        )
+        ids = tuple(chat.engine.tokenizer.encode(f"{prompt}{start}", add_special_tokens=False))
+        tasks.append(Task(ids, (), None, num_tokens))
+    return tasks
+
+
+@dataclass
+class Contest:
+    """Several ways of decoding the same tasks, in turns.
+
+    Attributes:
+        ways: Name to what runs it.
+        batches: Tasks that are given together.
+        repeats: How often each way runs each batch.
+    """
+
+    ways: dict[str, Callable[[Sequence[Task]], Run]]
+    batches: list[list[Task]]
+    repeats: int
+
+    def hold(self, progress: Progress, label: str) -> dict[str, list[Run]]:
+        """Per way the run of each batch that took the median of its repeats.
+
+        Raises:
+            ValueError: Two ways have written different answers.
+        """
+        bar = progress.add_task(label, total=len(self.ways) * len(self.batches) * self.repeats)
+        medians: dict[str, list[Run]] = {name: [] for name in self.ways}
+        for number, batch in enumerate(self.batches):
+            runs: dict[str, list[Run]] = {name: [] for name in self.ways}
+            for repeat in range(self.repeats):
+                names = list(self.ways)
+                shift = (number + repeat) % len(names)
+                for name in names[shift:] + names[:shift]:  # each goes first now and then
+                    runs[name].append(self.ways[name](batch))
+                    progress.advance(bar)
+            for name, each in runs.items():
+                each.sort(key=lambda run: run.seconds_per_token)
+                medians[name].append(each[len(each) // 2])
+        return medians
+
+
+def ratios(medians: dict[str, list[Run]], *, end_to_end: bool) -> dict[str, dict[str, float]]:
+    """How many times faster than its peers each drafter is; the median over the batches."""
+
+    def over(drafter: str, peer: str) -> float:
+        pairs = zip(medians[peer], medians[drafter], strict=True)
+        name = "seconds_per_token_end_to_end" if end_to_end else "seconds_per_token"
+        return round(
+            float(statistics.median(getattr(one, name) / getattr(other, name) for one, other in pairs)), 3
+        )
+
+    return {
+        drafter: {
+            "over_transformers_greedy": over(drafter, GREEDY),
+            "over_prompt_lookup": over(drafter, LOOKUP),
+            "tokens_per_forward": _tokens_per_forward(medians[drafter]),
+        }
+        for drafter in DRAFTERS
+    }
+
+
+def _tokens_per_forward(runs: Sequence[Run]) -> float:
+    return round(
+        sum(len(ids) for run in runs for ids in run.token_ids)
+        / max(1, sum(run.num_forwards for run in runs)),
+        3,
+    )
+
+
+def ways_of(
+    model: PreTrainedModel, peer: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Callable[[Sequence[Task]], Run]]:
+    """All ways of decoding; the peers have a model of their own, which ours leaves as it was."""
+    ways: dict[str, Callable[[Sequence[Task]], Run]] = {
+        GREEDY: lambda tasks: run_transformers(peer, tokenizer, tasks),
+        LOOKUP: lambda tasks: run_prompt_lookup(peer, tokenizer, tasks),
+    }
+    for drafter in DRAFTERS:
+        ways[drafter] = partial(run_engine, model, tokenizer, drafter=drafter)
+    return ways
+
+
+def bfloat16_report(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]
+) -> dict[str, Any]:
+    """How often drafts change an answer in bf16, and how near a tie each first change was.
+
+    The gap is that of the two tokens' logits where the answers part, as one plain forward over the common
+    beginning gives them, in units of the last place of the larger one.
+    """
+    plain = run_engine(model, tokenizer, tasks, "autoregressive")
+    drafted = run_engine(model, tokenizer, tasks, "reference_copy")
+    gaps = []
+    for task, one, other in zip(tasks, plain.token_ids, drafted.token_ids, strict=True):
+        if one == other:
+            continue
+        place = next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        text = [*task.prompt, *one[:place]]
+        pair = aside(partial(_next_logits, model, text))[[one[place], other[place]]]
+        last_place = 2.0 ** (math.floor(math.log2(float(pair.abs().max()))) - 7)  # bf16 keeps 8 bits
+        gaps.append(round(float((pair[0] - pair[1]).abs()) / last_place, 2))
+    return {
+        "rows": len(tasks),
+        "differing": len(gaps),
+        "share": round(len(gaps) / len(tasks), 4),
+        "gaps_in_last_places": sorted(gaps),
+        "all_near_ties": all(gap <= _NEAR_TIE_LAST_PLACES for gap in gaps),
+    }
+
+
+@torch.inference_mode()
+def _next_logits(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
+    output: Tensor = model(input_ids=torch.tensor([text], device=model.device)).logits
+    return output[0, -1].float()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_speed", description=__doc__)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="100m", help="of the random model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--cases", type=int, default=4, help="answers of each workload")
+    parser.add_argument("--batch", type=int, default=8, help="rows of the batched workload")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="cases of 100m_forced_rag, as for benchmarks.copy_steps")
+    parser.add_argument("--tokenizer", type=Path, help="of --data")
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    if (options.data is None) != (options.tokenizer is None):
+        parser.error("--data and --tokenizer belong together")
+    if options.data is None and _PAPER_CASES.exists():
+        options.data, options.tokenizer = _PAPER_CASES, _PAPER_TOKENIZER
+    results: dict[str, Any] = {}
+    with Progress(console=Console(stderr=True)) as progress:
+        chat = aside(ChatLocal.embedded)
+        contests = _Contests(results, progress, options.repeats)
+        _random_model(contests, chat, options)
+        if options.device == "cpu":
+            _embedded_model(contests, chat, options.cases)
+        chat.close()
+    Console(width=100).print(_table(results))
+    if options.save:
+        where = "" if options.device == "cpu" else f"_{options.device.replace(':', '')}"
+        save(f"copy_speed_{options.shape}{where}", results, [])
+    print(json.dumps(results))
+
+
+@dataclass
+class _Contests:
+    """Where the results of all workloads come together."""
+
+    results: dict[str, Any]
+    progress: Progress
+    repeats: int
+
+    def hold(
+        self, label: str, ways: dict[str, Callable[[Sequence[Task]], Run]], batches: list[list[Task]]
+    ) -> dict[str, list[Run]]:
+        medians = Contest(ways, batches, self.repeats).hold(self.progress, label)
+        if GREEDY in medians:
+            self.results[label] = ratios(medians, end_to_end=False)
+            self.results[f"{label}_end_to_end"] = ratios(medians, end_to_end=True)
+        return medians
+
+
+def _random_model(contests: _Contests, chat: ChatLocal, options: argparse.Namespace) -> None:
+    """The workloads of the model with random weights: forced answers, alone and in a batch, and noise."""
+    tokenizer, size = chat.engine.tokenizer, 64 if options.shape == "tiny" else 256
+    tasks = forced_tasks(tokenizer, max(options.cases, options.batch), seed=1)
+    workloads = {
+        f"{options.shape}_forced": [[task] for task in tasks[: options.cases]],
+        f"batch_{options.batch}": [tasks[: options.batch]],
+    }
+    if options.data is not None:
+        workloads[f"{options.shape}_forced_rag"] = [
+            [task] for task in given_tasks(options.data, options.tokenizer, options.cases)
+        ]
+    every = [task for batches in workloads.values() for batch in batches for task in batch]
+    vocabulary_size = max(32_000, 1 + max(max(*task.prompt, *(task.target or ())) for task in every))
+
+    def load() -> PreTrainedModel:
+        return aside(lambda: random_llama(options.shape, vocabulary_size, options.device))
+
+    ways = ways_of(load(), load(), tokenizer)
+    for label, batches in workloads.items():
+        contests.hold(label, ways, batches)
+    noise = [[task] for task in noise_tasks(len(tokenizer), options.cases, size)]
+    medians = contests.hold(
+        "nothing_to_copy", {drafter: ways[drafter] for drafter in ("autoregressive", "combined")}, noise
+    )
+    pairs = zip(medians["combined"], medians["autoregressive"], strict=True)
+    shares = [one.seconds_per_token / other.seconds_per_token for one, other in pairs]
+    contests.results["nothing_to_copy"] = {
+        "combined_over_autoregressive_seconds": round(statistics.median(shares), 4)
+    }
+
+
+def _embedded_model(contests: _Contests, chat: ChatLocal, num_cases: int) -> None:
+    """The workloads of the embedded model: what it writes by itself, in float32 and in bf16."""
+    prompts = [[task] for task in quoting_prompts(chat, num_cases, 400)]
+    ways = ways_of(chat.engine.model, aside(lambda: _copy_of(chat, torch.float32)), chat.engine.tokenizer)
+    medians = contests.hold("embedded_unforced", ways, prompts)
+    if len({tuple(run.token_ids for run in runs) for runs in medians.values()}) != 1:
+        raise RuntimeError("the ways of decoding have written different answers in float32")
+    half = aside(lambda: _copy_of(chat, torch.bfloat16))
+    many = quoting_prompts(chat, 10 * num_cases, 200)
+    contests.results["bfloat16"] = bfloat16_report(half, chat.engine.tokenizer, many)
+
+
+def given_tasks(data: Path, tokenizer: Path, count: int) -> list[Task]:
+    """Cases of a file, the documents before the query.
+
+    References travel as text, which the engine's own tokenizer would cut otherwise. The documents stand in
+    the prompt anyway, so that is what is copied from.
+    """
+    tasks = []
+    for case in load_cases(data, tokenizer_of(tokenizer))[:count]:
+        prompt = (*(token for document in case.documents for token in document), *case.query)
+        tasks.append(Task(prompt, (), case.target, len(case.target)))
+    return tasks
+
+
+def _copy_of(chat: ChatLocal, dtype: torch.dtype) -> PreTrainedModel:
+    """The embedded model once more, for those who must not share ours."""
+    model: PreTrainedModel = copy.deepcopy(cast("Any", chat.engine.model)).to(dtype)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def _table(results: dict[str, Any]) -> Table:
+    table = Table(
+        "workload", "drafter", "over greedy", "over prompt lookup", "tokens a forward", "end to end"
+    )
+    for workload, figures in results.items():
+        if f"{workload}_end_to_end" not in results:
+            continue
+        whole = results[f"{workload}_end_to_end"]
+        for drafter, figure in figures.items():
+            table.add_row(
+                workload,
+                drafter,
+                f"{figure['over_transformers_greedy']:.2f}",
+                f"{figure['over_prompt_lookup']:.2f}",
+                f"{figure['tokens_per_forward']:.2f}",
+                f"{whole[drafter]['over_transformers_greedy']:.2f}",
+            )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Fits the weights with which reference copy chooses among continuations, from answers that are known.
+
+At every forward of target-directed decoding (:mod:`benchmarks.copy_steps`) each source votes for the token
+behind it; the answer says which vote was right, and then which was right one token deeper. The weights make
+these outcomes likeliest (maximum likelihood of the mixture that ``copy_tree.grow`` computes, with a
+small ridge). Forwards are those of the drafter itself, so fitting alternates with decoding.
+
+Prints the weights as ``local_backend/drafters/copy_weights.py`` holds them, and last one JSON line with the
+tokens per forward on cases the weights were not fitted to (cross-validation over halves).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, tokenizer_of
+from local_backend.drafters import ReferenceCopy
+from local_backend.drafters.copy_sources import TRAITS, CopySources
+from local_backend.drafters.copy_tree import CopyWeights, length_class
+from local_backend.drafters.copy_weights import FITTED
+from local_backend.drafters.text_index import BORDER, TextIndex
+
+_NUM_CLASSES = 8
+_MAX_DEPTH = 20
+_RIDGE = 3e-3
+_NUM_STEPS, _LEARNING_RATE = 400, 0.05
+
+
+@dataclass
+class Votes:
+    """Every vote at every node: a forward's position, and each depth of the answer behind it.
+
+    Attributes:
+        traits: Of the voter, ``[votes, traits]``.
+        length: Its class of match length there, ``[votes]``.
+        group: Votes for the same token at the same node, ``[votes]``.
+        group_node: Node of each group.
+        group_is_right: Whether the answer goes on with its token.
+        miss: What "none of them" depends on, ``[nodes, 2 + classes]``.
+    """
+
+    traits: list[tuple[float, ...]] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+    group: list[int] = field(default_factory=list)
+    group_node: list[int] = field(default_factory=list)
+    group_is_right: list[bool] = field(default_factory=list)
+    miss: list[list[float]] = field(default_factory=list)
+
+    def add(self, sources: CopySources, text: Sequence[int], rest: Sequence[int]) -> None:
+        """The votes behind ``text``, of which the answer goes on with ``rest``."""
+        voters = sources(text)
+        for depth, truth in enumerate(rest[:_MAX_DEPTH]):
+            groups: dict[int, int] = {}
+            right, num_matching, longest = [], 0, 0
+            for voter in voters:
+                place = voter.place + depth
+                if place >= len(voter.tokens) or (token := voter.tokens[place]) == BORDER:
+                    continue
+                if token not in groups:
+                    groups[token] = len(self.group_node)
+                    self.group_node.append(len(self.miss))
+                    self.group_is_right.append(token == truth)
+                self.traits.append(voter.traits)
+                self.length.append(length_class(voter.num_tokens + depth))
+                self.group.append(groups[token])
+                num_matching += voter.num_tokens > 0
+                longest = max(longest, voter.num_tokens + depth)
+                if token == truth:
+                    right.append(voter)
+            if not groups:
+                return
+            classes = [float(each == length_class(longest)) for each in range(_NUM_CLASSES)]
+            self.miss.append([math.log(num_matching or 0.5), sources.deviation, *classes])
+            voters = right
+            if not voters:
+                return
+
+
+def collect(cases: Sequence[Case], weights: CopyWeights) -> Votes:
+    """The votes at every forward of every case."""
+    votes = Votes()
+    for case in track(cases, "votes", console=Console(stderr=True)):
+        _, _, proposals = run_case(ReferenceCopy(weights=weights), case)
+        sources = CopySources(TextIndex(case.documents), TextIndex([case.query]))
+        row = TargetRow(list(case.query), len(case.query), case.documents)
+        written = 0
+        for draft in proposals:
+            votes.add(sources, row.token_ids, case.target[written:])
+            landed = len(draft.places_along(case.target[written:])) + 1
+            row.token_ids.extend(case.target[written : written + landed])
+            sources.extend(row.token_ids, landed)
+            written += landed
+    return votes
+
+
+class Likelihood:
+    """The votes as tensors, and how likely the answers are by them."""
+
+    def __init__(self, votes: Votes) -> None:
+        self._traits, self._length = torch.tensor(votes.traits), torch.tensor(votes.length)
+        self._group, self._node = torch.tensor(votes.group), torch.tensor(votes.group_node)
+        self._is_right, self._miss = torch.tensor(votes.group_is_right), torch.tensor(votes.miss)
+
+    def mean_loss(self, traits: Tensor, by_length: Tensor, miss: Tensor, sharpness: Tensor) -> Tensor:
+        """Negative log likelihood, mean over the nodes, by what :class:`CopyWeights` holds, as tensors."""
+        log_vote = self._traits @ traits + by_length[self._length]
+        vote = torch.zeros(len(self._node)).index_add(0, self._group, log_vote.exp())
+        sharp = vote.clamp_min(1e-12) ** sharpness
+        total = torch.zeros(len(self._miss)).index_add(0, self._node, sharp)
+        right = torch.zeros(len(self._miss)).index_add(0, self._node, sharp * self._is_right)
+        none = (miss[0] + self._miss @ miss[1:]).exp()
+        return -(torch.where(right > 0, right.clamp_min(1e-20), none).log() - (total + none).log()).mean()
+
+
+def fit(samples: Sequence[Votes]) -> CopyWeights:
+    """The likeliest weights; every sample counts alike, whatever its size."""
+    likelihoods = [Likelihood(votes) for votes in samples]
+    weights = [
+        torch.zeros(size, requires_grad=True) for size in (len(TRAITS), _NUM_CLASSES, 3 + _NUM_CLASSES)
+    ]
+    log_sharpness = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.Adam([*weights, log_sharpness], lr=_LEARNING_RATE)
+    for _ in track(range(_NUM_STEPS), "fitting", console=Console(stderr=True)):
+        traits, by_length, miss = weights
+        losses = [each.mean_loss(traits, by_length, miss, log_sharpness.exp()) for each in likelihoods]
+        loss = torch.stack(losses).sum() + _RIDGE * torch.cat(weights).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    rounded = [_rounded(each) for each in weights]
+    return CopyWeights(rounded[0], rounded[1], rounded[2], round(float(log_sharpness.exp()), 3))
+
+
+def _rounded(weights: Tensor) -> tuple[float, ...]:
+    return tuple(round(weight, 3) for weight in weights.tolist())
+
+
+def fit_and_decode(samples: Sequence[Sequence[Case]], num_rounds: int) -> CopyWeights:
+    """Fit, decode with what was fitted, and fit again to the forwards there are now."""
+    weights = FITTED
+    for _ in range(num_rounds):
+        weights = fit([collect(cases, weights) for cases in samples])
+    return weights
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_weights", description=__doc__)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="as for benchmarks.copy_steps")
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=2, help="of fitting and decoding")
+    options = parser.parse_args(arguments)
+    encode = tokenizer_of(options.tokenizer)
+    samples = {path.stem: load_cases(path, encode) for path in options.data}
+    unseen: dict[str, dict[str, float]] = {}
+    counts = {name: [0, 0, 0] for name in samples}
+    for half in (0, 1):
+        weights = fit_and_decode([cases[half::2] for cases in samples.values()], options.rounds)
+        for name, cases in samples.items():
+            for case in cases[1 - half :: 2]:
+                forwards, drafted, _ = run_case(ReferenceCopy(weights=weights), case)
+                counts[name] = [
+                    a + b for a, b in zip(counts[name], (len(case.target), forwards, drafted), strict=True)
+                ]
+    for name, (tokens, forwards, drafted) in counts.items():
+        unseen[name] = {
+            "tokens_per_forward": round(tokens / forwards, 3),
+            "draft_tokens_per_forward": round(drafted / forwards, 3),
+        }
+    print(fit_and_decode(list(samples.values()), options.rounds))
+    print(json.dumps({"unseen_cases": unseen}))
+
+
+if __name__ == "__main__":
+    main()

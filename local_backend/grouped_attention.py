@@ -1,0 +1,98 @@
+"""Grouped-query attention that reads keys and values where they lie.
+
+With a mask and more than one new token ``transformers`` first copies the keys and values of each group of
+heads, once for every head in it. Torch does not need copies: its CPU kernel reads a group's keys and values
+in place, and says the same to the bit. On CUDA a mask would send it to a slow kernel instead, so there
+nothing changes.
+
+Knows attention functions. Does not know rows, drafts or the cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NAME = "sdpa_in_place"
+"""The attention implementation, as ``transformers`` is told."""
+
+# Arguments of the usual function that change what is computed, beside those given by position.
+_OTHER_COMPUTATION = ("softcap", "position_bias", "cache", "s_aux")
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention; what the kernel cannot do in place goes the usual way.
+
+    Args:
+        module: The attention layer.
+        query: ``[rows, heads, new, head size]``.
+        key: ``[rows, groups, columns, head size]``.
+        value: As ``key``.
+        attention_mask: ``[rows, 1, new, columns]``.
+        dropout: As in ``transformers``.
+        scaling: As in ``transformers``.
+        is_causal: As in ``transformers``.
+        **others: As in ``transformers``.
+
+    Returns:
+        ``[rows, new, heads, head size]``, and no weights.
+    """
+    if (
+        attention_mask is None
+        or query.shape[1] == key.shape[1]
+        or query.shape[2] == 1
+        or query.device.type != "cpu"
+        or any(others.get(name) is not None for name in _OTHER_COMPUTATION)
+    ):
+        usual: tuple[Tensor, None] = sdpa_attention_forward(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            **others,
+        )
+        return usual
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def read_in_place(model: PreTrainedModel) -> None:
+    """Let ``model`` attend this way if it has grouped heads, attends by ``sdpa`` and computes on a CPU.
+
+    ``model.generate`` then does so, too.
+    """
+    config = model.config.get_text_config(decoder=True)
+    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if (
+        getattr(config, "_attn_implementation", None) == "sdpa"
+        and groups < config.num_attention_heads
+        and model.device.type == "cpu"
+    ):
+        AttentionInterface.register(NAME, grouped_attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)

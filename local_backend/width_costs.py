@@ -1,0 +1,250 @@
+"""What a wider forward costs, and how wide a forward pays.
+
+A draft token costs what it adds to the forward that verifies it, which depends on the model, the device, the
+rows in the batch and their length: next to nothing while weights are read from memory anyway, a full share
+once the device is busy. So it is measured, once per model and device, in about a second; then drafts
+are cut to the width at which most tokens a second are expected.
+
+Knows forwards and seconds. Does not know where drafts come from.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from local_backend.architecture import Architecture
+from local_backend.draft import Draft
+from local_backend.forward import Forward, padded_width
+from local_backend.kv_cache import RowsCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
+_MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: they cost by the token
+_SMALL_FORWARD_TOKENS = 32
+_NUM_REPEATS = 2
+_MAX_SECONDS = 0.8
+
+
+@dataclass(frozen=True)
+class WidthCosts:
+    """Seconds of a forward; linear between what was measured, and beyond.
+
+    Attributes:
+        contexts: Tokens before the new ones, ascending.
+        rows: Rows of the batch, ascending.
+        widths: New tokens of each row, ascending.
+        seconds: By context, rows and width.
+
+    Raises:
+        ValueError: The table does not have the shape of its axes, or an axis does not ascend.
+    """
+
+    contexts: tuple[int, ...]
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    seconds: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        for name in ("contexts", "rows", "widths"):
+            axis = getattr(self, name)
+            if not axis or list(axis) != sorted(set(axis)):
+                raise ValueError(f"{name} must ascend and not be empty, got {axis}")
+        shape = (len(self.contexts), len(self.rows), len(self.widths))
+        if len(self.seconds) != shape[0] or any(
+            len(table) != shape[1] or any(len(line) != shape[2] for line in table) for table in self.seconds
+        ):
+            raise ValueError(f"seconds must be {shape[0]} contexts x {shape[1]} rows x {shape[2]} widths")
+
+    @classmethod
+    def flat(cls, num_tokens: int, per_token: float = 1.0) -> WidthCosts:
+        """Forwards that cost the same up to so many tokens in all, and by the token beyond.
+
+        Args:
+            num_tokens: Rows times width that are free.
+            per_token: What ``num_tokens`` further tokens cost, in forwards.
+        """
+        sizes = (1, num_tokens, 2 * num_tokens) if num_tokens > 1 else (1, 2)
+        return cls((1,), (1,), sizes, ((tuple(1 + per_token * (size > num_tokens) for size in sizes),),))
+
+    @classmethod
+    def from_dict(cls, table: dict[str, Any]) -> WidthCosts:
+        """What :meth:`to_dict` gave, e.g. read from JSON."""
+        seconds = tuple(tuple(tuple(line) for line in rows) for rows in table["seconds"])
+        return cls(tuple(table["contexts"]), tuple(table["rows"]), tuple(table["widths"]), seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, to be kept as JSON and given to an engine again."""
+        return asdict(self)
+
+    def __call__(self, *, context: int, rows: int, width: int) -> float:
+        """Seconds of a forward of ``rows`` rows, each ``width`` new tokens behind ``context`` others."""
+        at, share = _between(self.contexts, context)
+        below = self._in_table(self.seconds[at], rows, width)
+        if not share:
+            return below
+        return below + share * (self._in_table(self.seconds[at + 1], rows, width) - below)
+
+    def _in_table(self, table: tuple[tuple[float, ...], ...], rows: int, width: int) -> float:
+        at, share = _between(self.rows, rows)
+        if len(self.rows) == 1:  # nothing is known of other batches but that they hold more tokens
+            return self._in_line(table[0], rows * width)
+        below = self._in_line(table[at], width)
+        return below + share * (self._in_line(table[at + 1], width) - below) if share else below
+
+    def _in_line(self, line: tuple[float, ...], width: int) -> float:
+        at, share = _between(self.widths, width)
+        return line[at] + share * (line[at + 1] - line[at]) if share else line[at]
+
+    def best_width(self, drafts: Sequence[Draft], *, context: int) -> int:
+        """How many draft tokens a row may have, so that most tokens a second are expected.
+
+        All rows of a forward are as wide as the widest, so one width is chosen for all: that at which the
+        expected number of tokens, one bonus for each row and what is accepted, stands highest above the cost.
+
+        Args:
+            drafts: One for each row; those that do not say how likely they are count as wanted whole.
+            context: Tokens of the longest row.
+        """
+        least = max((len(draft) for draft in drafts if not draft.probabilities), default=0)
+        most = max(map(len, drafts), default=0)
+        ranked = [sorted(draft.probabilities, reverse=True) for draft in drafts if draft.probabilities]
+        gains = [sum(line[place] for line in ranked if place < len(line)) for place in range(most)]
+        expected = len(drafts) + sum(gains[:least])
+
+        def seconds(width: int) -> float:
+            return self(context=context, rows=len(drafts), width=padded_width(1 + width))
+
+        best, best_rate = least, expected / seconds(least)
+        for width in range(least + 1, most + 1):
+            expected += gains[width - 1]
+            # Costs rise in steps where kernels do: a wider forward may pay where a narrower does not.
+            rate = expected / seconds(width)
+            if rate > best_rate:
+                best, best_rate = width, rate
+        return best
+
+
+def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
+    """Where on an axis a value lies: the place below it, and what share of the way to the next."""
+    if len(axis) == 1 or value <= axis[0]:
+        return 0, 0.0
+    at = min(bisect_right(axis, value) - 1, len(axis) - 2)
+    return at, (value - axis[at]) / (axis[at + 1] - axis[at])
+
+
+@torch.inference_mode()
+def measure_width_costs(
+    model: PreTrainedModel, architecture: Architecture | None = None, *, max_rows: int = 16
+) -> WidthCosts:
+    """Time forwards of several widths, batches and contexts.
+
+    Takes about a second: what there is no time for is taken to cost by the token, like what was measured.
+
+    Args:
+        model: In evaluation mode, with the weights, type and device it will have.
+        architecture: What is known of it; read off it unless given.
+        max_rows: Larger batches are not tried.
+    """
+    architecture = architecture or Architecture.of(model)
+    cache = RowsCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
+    forward = Forward(model, cache, architecture)
+    rows = tuple(number for number in _ROWS if number <= max_rows) or (1,)
+    longest = architecture.max_positions - 1
+    widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
+    contexts = tuple(context for context in _CONTEXTS if context + widths[-1] <= longest) or (
+        max(1, longest - widths[-1]),
+    )
+    for _ in range(rows[-1]):
+        cache.add_row()
+    is_cuda = architecture.device.type == "cuda"
+
+    def seconds_of(num_rows: int, width: int) -> float:
+        def run() -> float:
+            if is_cuda:
+                torch.cuda.synchronize(architecture.device)
+            started = time.perf_counter()
+            forward(0, [0] * num_rows, [Draft.chain([0] * (width - 1))] * num_rows)
+            if is_cuda:
+                torch.cuda.synchronize(architecture.device)
+            return time.perf_counter() - started
+
+        if num_rows * width <= _SMALL_FORWARD_TOKENS:
+            run()  # the first of a shape is slower
+        return min(run() for _ in range(_NUM_REPEATS))
+
+    deadline = time.perf_counter() + _MAX_SECONDS
+    cache.assume_length(contexts[0])
+    near = []
+    for num_rows in rows:
+        line: list[float] = []
+        for width in widths:
+            if len(line) > 1 and (num_rows * width > _MAX_FORWARD_TOKENS or time.perf_counter() > deadline):
+                before, last = widths[len(line) - 2], widths[len(line) - 1]
+                slope = max(0.0, line[-1] - line[-2]) / (last - before)
+                line.append(line[-1] + slope * (width - last))  # by the token, as between the two before
+            else:
+                line.append(seconds_of(num_rows, width))
+        near.append(_ascending(line))
+    tables = [tuple(near)]
+    for context in contexts[1:]:
+        # A longer context adds to attention alone, by the row and by the token: two widths tell how much.
+        cache.assume_length(context)
+        probes = (widths[0], widths[len(widths) // 2])
+        far = []
+        for num_rows, line_near in zip(rows, near, strict=True):
+            added = [
+                max(0.0, seconds_of(num_rows, width) - line_near[widths.index(width)]) for width in probes
+            ]
+            slope = max(0.0, added[1] - added[0]) / max(1, probes[1] - probes[0])
+            far.append(
+                tuple(
+                    seconds + added[0] + slope * (width - probes[0])
+                    for seconds, width in zip(line_near, widths, strict=True)
+                )
+            )
+        tables.append(tuple(far))
+    return WidthCosts(contexts, rows, widths, tuple(tables))
+
+
+def _ascending(line: Sequence[float]) -> tuple[float, ...]:
+    """What was measured, but no wider forward cheaper than a narrower: that would be noise."""
+    ascending = [line[0]]
+    for seconds in line[1:]:
+        ascending.append(max(seconds, ascending[-1]))
+    return tuple(ascending)
+
+
+class KnownCosts:
+    """The costs measured in this process, by what they depend on; for any thread."""
+
+    def __init__(self) -> None:
+        self._costs: dict[tuple[object, ...], WidthCosts] = {}
+        self._lock = threading.Lock()
+
+    def of(self, model: PreTrainedModel, architecture: Architecture) -> WidthCosts:
+        """The costs of ``model``, measured when nobody has asked for a model of its shape before."""
+        key = (
+            type(model),
+            model.config.to_json_string(),
+            model.dtype,
+            model.device,
+            getattr(model.config, "_attn_implementation", None),
+            torch.get_num_threads(),
+            bool(getattr(model, "hf_quantizer", None)),
+        )
+        with self._lock:
+            if key not in self._costs:
+                self._costs[key] = measure_width_costs(model, architecture)
+            return self._costs[key]
+
+
+KNOWN_COSTS = KnownCosts()

@@ -1,0 +1,184 @@
+"""How wide a forward pays: measured, interpolated, and spent where most is expected."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
+from local_backend.forward import padded_width
+from local_backend.grouped_attention import NAME, grouped_attention
+from local_backend.width_costs import WidthCosts, measure_width_costs
+
+from .models import random_model
+
+COSTS = WidthCosts((100, 300), (1, 4), (1, 9), (((1.0, 2.0), (2.0, 10.0)), ((3.0, 4.0), (4.0, 12.0))))
+
+
+@pytest.mark.parametrize(
+    ("context", "rows", "width", "seconds"),
+    [
+        (100, 1, 1, 1.0),
+        (100, 1, 5, 1.5),
+        (100, 1, 17, 3.0),
+        (200, 1, 1, 2.0),
+        (100, 4, 9, 10.0),
+        (10, 1, 1, 1.0),
+        (500, 4, 9, 14.0),
+    ],
+)
+def test_costs_are_linear_between_what_was_measured_and_beyond(
+    context: int, rows: int, width: int, seconds: float
+) -> None:
+    assert COSTS(context=context, rows=rows, width=width) == pytest.approx(seconds)
+
+
+def test_costs_go_through_json() -> None:
+    assert WidthCosts.from_dict(json.loads(json.dumps(COSTS.to_dict()))) == COSTS
+
+
+def test_free_tokens_are_free_and_the_rest_is_not() -> None:
+    costs = WidthCosts.flat(16)
+    assert costs(context=9, rows=1, width=16) == costs(context=9, rows=4, width=4) == 1.0
+    assert costs(context=9, rows=2, width=16) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("axis", [(), (3, 2), (2, 2)])
+def test_an_axis_must_ascend(axis: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="widths must ascend"):
+        WidthCosts((1,), (1,), axis, (((1.0,) * len(axis),),))
+
+
+def test_a_table_has_the_shape_of_its_axes() -> None:
+    with pytest.raises(ValueError, match="1 contexts x 1 rows x 2 widths"):
+        WidthCosts((1,), (1,), (1, 2), (((1.0,),),))
+
+
+def _likely(*probabilities: float) -> Draft:
+    size = len(probabilities)
+    return Draft(tuple(range(size)), tuple(range(-1, size - 1)), probabilities)
+
+
+def test_a_draft_is_as_wide_as_pays() -> None:
+    costs = WidthCosts((1,), (1,), (1, 6, 8), (((1.0, 1.0, 3.0),),))
+    assert costs.best_width([_likely(0.9, 0.8, 0.7, 0.6, 0.5, 0.4)], context=1) == 5
+    assert costs.best_width([_likely(0.9, 0.8)], context=1) == 2
+    dear = WidthCosts((1,), (1,), (1, 2), (((1.0, 2.0),),))
+    assert dear.best_width([_likely(0.5, 0.4)], context=1) == 0
+    assert dear.best_width([Draft.chain([1, 2])], context=1) == 2  # who does not say is not cut
+
+
+def test_rows_share_one_budget() -> None:
+    """What one row alone would not be given is spent when others need the width anyway, and the reverse."""
+    costs = WidthCosts((1,), (1, 2), (1, 2), (((1.0, 1.3), (1.0, 1.5)),))
+    assert costs.best_width([_likely(0.35)], context=1) == 1
+    assert costs.best_width([_likely(0.35), _likely(0.05)], context=1) == 0
+    assert costs.best_width([_likely(0.35), _likely(0.9)], context=1) == 1
+
+
+@given(st.lists(st.lists(st.floats(0, 1), max_size=12), min_size=1, max_size=4))
+def test_no_other_width_promises_more_tokens_a_second(rows: list[list[float]]) -> None:
+    drafts = [_likely(*sorted(each, reverse=True)) for each in rows]
+
+    def rate(width: int) -> float:
+        expected = sum(1 + sum(draft.probabilities[:width]) for draft in drafts)
+        return expected / COSTS(context=150, rows=len(drafts), width=padded_width(1 + width))
+
+    best = COSTS.best_width(drafts, context=150)
+    assert rate(best) == pytest.approx(max(map(rate, range(13))))
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=6), st.integers(0, 12))
+def test_the_likeliest_part_is_a_tree_with_the_largest_probabilities(
+    paths: list[list[int]], max_tokens: int
+) -> None:
+    chains = [
+        Draft(tuple(path), tuple(range(-1, len(path) - 1)), tuple(0.9 ** (n + 1) for n in range(len(path))))
+        for path in paths
+    ]
+    whole = Draft.merged(chains)
+    part = whole.likeliest(max_tokens)
+    assert len(part) == min(len(whole), max_tokens)
+    assert sorted(part.probabilities) == sorted(sorted(whole.probabilities, reverse=True)[:max_tokens])
+
+
+def test_probabilities_survive_cutting_and_merging() -> None:
+    draft = _likely(0.9, 0.5, 0.2)
+    assert draft.truncated(max_tokens=2, max_depth=9).probabilities == (0.9, 0.5)
+    assert Draft.merged([draft, Draft.chain([0])]).probabilities == ()
+    assert Draft.merged([draft, Draft((0,), (-1,), (0.95,))]).probabilities == (0.95, 0.5, 0.2)
+    with pytest.raises(ValueError, match="1 tokens but 2 probabilities"):
+        Draft((1,), (-1,), (0.1, 0.2))
+
+
+def test_a_forward_is_padded_to_one_of_few_widths() -> None:
+    widths = [padded_width(width) for width in range(1, 300)]
+    assert all(padded >= width for width, padded in enumerate(widths, 1))
+    assert len(set(widths)) <= 16
+    assert all(padded_width(padded) == padded for padded in set(widths))
+
+
+# Measured ------------------------------------------------------------------------------------------
+
+
+def test_measuring_leaves_a_table_that_ascends() -> None:
+    costs = measure_width_costs(random_model("llama"), max_rows=4)
+    assert costs.rows == (1, 4)
+    for table in costs.seconds:
+        for line in table:
+            assert all(seconds > 0 for seconds in line)
+            assert list(line) == sorted(line)
+
+
+def test_a_model_with_few_positions_can_be_measured() -> None:
+    costs = measure_width_costs(random_model("llama", max_position_embeddings=12), max_rows=1)
+    assert costs(context=5, rows=1, width=2) > 0
+
+
+def test_an_engine_uses_the_costs_it_is_given(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Where draft tokens cost a forward each, unlikely ones are not verified; the text is the same."""
+    prompt = [5, 6, 7, 8, 9] * 6
+    drafted = {}
+    texts = []
+    for name, costs in (("free", WidthCosts.flat(1000)), ("dear", WidthCosts.flat(1, per_token=50.0))):
+        with Engine(model, tokenizer, ReferenceCopy(), width_costs=costs) as engine:
+            assert engine.width_costs is costs
+            (completion,) = engine.generate([prompt], SamplingParams(max_tokens=30, ignore_end=True))
+            drafted[name] = completion.stats.num_drafted
+            texts.append(completion.token_ids)
+    assert texts[0] == texts[1]
+    assert drafted["dear"] < drafted["free"]
+
+
+# Attention -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_new", [1, 5])
+def test_attention_in_place_says_what_attention_with_copies_says(num_new: int) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 6, num_new, 8), torch.randn(2, 2, 20, 8)
+    value = torch.randn(2, 2, 20, 8)
+    mask = torch.zeros(2, 1, num_new, 20).masked_fill(torch.rand(2, 1, num_new, 20) < 0.3, -1e9)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3  # type: ignore[assignment]  # what transformers reads off a layer
+    output, _ = grouped_attention(module, query, key, value, mask, scaling=0.3)
+    copies = [states.repeat_interleave(3, dim=1) for states in (key, value)]
+    want = torch.nn.functional.scaled_dot_product_attention(query, *copies, attn_mask=mask, scale=0.3)
+    torch.testing.assert_close(output, want.transpose(1, 2))
+
+
+def test_only_a_model_with_grouped_heads_is_told_to(tokenizer: PreTrainedTokenizerBase) -> None:
+    grouped, plain = random_model("llama"), random_model("gpt_neox")
+    kept = random_model("llama")
+    for model in (grouped, plain):
+        Engine(model, tokenizer).close()
+    Engine(kept, tokenizer, grouped_attention_in_place=False).close()
+    assert grouped.config._attn_implementation == NAME
+    assert plain.config._attn_implementation == kept.config._attn_implementation == "sdpa"
