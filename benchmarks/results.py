@@ -21,6 +21,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor(),
         "cores": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS", "not set"),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in _PACKAGES},
         "commit": _commit(),

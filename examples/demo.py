@@ -13,8 +13,7 @@ from rich.console import Console
 from transformers.utils import logging
 
 from local_backend import ChatLocal
-from local_backend.embedded import closest_topic
-from local_backend.embedded.corpus import load_topics
+from local_backend.embedded import closest_topic, known_topics
 from sot_chains.display import compare
 
 DEFAULT_QUESTION = "What can I do about stress at work and at home?"
@@ -25,10 +24,10 @@ def warning_for(question: str) -> str | None:
     """What to say first about a question the small model was never taught about."""
     if closest_topic(question) is not None:
         return None
-    titles = [topic.title.lower() for topic in load_topics()[::6]]
+    titles = [topic.title.lower() for topic in known_topics()[::6]]
     return (
         "the embedded model is tiny and was not taught about this; expect an answer to another question. "
-        f"It knows {len(load_topics())} topics, for example {', '.join(titles[:-1])} and {titles[-1]}."
+        f"It knows {len(known_topics())} topics, for example {', '.join(titles[:-1])} and {titles[-1]}."
     )
 
 

@@ -21,6 +21,21 @@ message = SkeletonOfThought(model).invoke("How do I get more done in a day?")
 assert message.response_metadata["sot"]["route"] == "sot", message
 print(message.text)
 assert "torch" not in sys.modules
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
+from retrieval_copy import RetrievalCopyChain
+found = RunnableLambda(lambda query: [Document("Make a list.", id="list")])
+plain = FakeListChatModel(responses=["Simply: Make a list."])
+cited = RetrievalCopyChain(found, plain, min_citation_tokens=3).invoke("How?")
+assert [span["text"] for span in cited.response_metadata["citations"]] == ["Make a list."], cited
+assert "torch" not in sys.modules
+try:
+    from retrieval_copy import FolderIndex
+    FolderIndex(".")
+except ImportError as error:
+    assert "langchain-parallel-decoding[rag]" in str(error), error
+else:
+    raise AssertionError("folders were split without the splitters")
 try:
     from local_backend import ChatLocal
 except ImportError as error:
@@ -49,10 +64,14 @@ def test_the_wheel_holds_the_packages_and_the_model(wheel: Path) -> None:
     for wanted in (
         "sot_chains/py.typed",
         "local_backend/py.typed",
+        "retrieval_copy/py.typed",
         "local_backend/embedded/weights/model.safetensors",
         "local_backend/embedded/weights/tokenizer.json",
         "local_backend/embedded/corpus/requests.toml",
         "local_backend/embedded/corpus/topics/baking-bread.md",
+        "sot_chains/router/weights/encoder.safetensors",
+        "sot_chains/router/weights/NOTICE",
+        "sot_chains/router/questions/chinese.jsonl",
     ):
         assert wanted in names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]

@@ -19,6 +19,7 @@ from .sot_chains.server import chat_server
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text("utf-8"))
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -44,7 +45,27 @@ def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[
     assert isinstance(names.get("sot", names.get("chat")), SkeletonOfThought | ChatLocal)
     if isinstance(chat := names.get("chat"), ChatLocal):
         chat.close()
-    assert "1. **" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1. **" in printed or ("rag" in names and printed.strip())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.usefixtures("openai_in_the_environment")
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for number, block in enumerate(_python_blocks(page.read_text("utf-8"))):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+    for name in names.values():
+        if isinstance(name, ChatLocal):
+            name.close()
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_links_to_what_exists(page: Path) -> None:
+    for target in re.findall(r"\]\(((?!http)[^)#]+)\)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
 
 
 def test_the_readme_counts_topics_and_links_to_what_exists() -> None:
