@@ -1,0 +1,162 @@
+"""How long an answer will be: what a prediction says, who makes one, and how good it was.
+
+Knows numbers of tokens. Does not know models, the engine or what a prediction is used for.
+Predicting lengths to batch likes with likes: Zheng et al., arXiv 2305.13144.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from local_backend.sampling import SamplingParams
+
+MAX_QUANTILE = 0.9
+"""The quantile that :attr:`Prediction.max_num_tokens` stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long one answer is expected to be.
+
+    Attributes:
+        num_tokens: The answer's tokens, as expected: what orders rows.
+        max_num_tokens: Tokens that nine answers of ten to this prompt do not exceed, were it sampled again and
+            again: what memory is reserved by. Never below ``num_tokens``.
+
+    Raises:
+        ValueError: A number is negative or not finite, or the maximum is below what is expected.
+    """
+
+    num_tokens: float
+    max_num_tokens: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.max_num_tokens) and 0 <= self.num_tokens <= self.max_num_tokens):
+            raise ValueError(
+                "a prediction needs 0 <= num_tokens <= max_num_tokens, both finite, "
+                f"got {self.num_tokens} and {self.max_num_tokens}"
+            )
+
+
+class LengthPredictor(Protocol):
+    """Says of prompts how long their answers will be."""
+
+    def predict(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
+    ) -> list[Prediction | None]:
+        """One prediction for each prompt, in order; ``None`` where it has nothing to go by.
+
+        Args:
+            prompts: Token ids of each prompt.
+            params: How each answer will be sampled, where that is known. Whoever asks cuts predictions to
+                ``max_tokens`` itself.
+        """
+        ...
+
+
+@runtime_checkable
+class LearningPredictor(LengthPredictor, Protocol):
+    """A predictor that learns from the answers it is told of."""
+
+    def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
+        """An answer to ``prompt`` has ended by itself after ``num_tokens`` tokens; from any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LengthErrors:
+    """How far predictions were off.
+
+    Attributes:
+        num_answers: Answers compared.
+        mean_absolute_error: Of the expected length, in tokens.
+        acc_50, acc_100: Shares of expected lengths at most 50 and 100 tokens off, as in the paper.
+        pinball_loss: Of the maximum, at :data:`MAX_QUANTILE`, in tokens.
+        share_within_max: Answers that were no longer than the maximum.
+    """
+
+    num_answers: int
+    mean_absolute_error: float
+    acc_50: float
+    acc_100: float
+    pinball_loss: float
+    share_within_max: float
+
+    @classmethod
+    def of(cls, predictions: Sequence[Prediction], num_tokens: Sequence[int]) -> LengthErrors:
+        """Compare predictions with the lengths that came.
+
+        Raises:
+            ValueError: There are none, or not as many of one as of the other.
+        """
+        expected = [prediction.num_tokens for prediction in predictions]
+        maxima = [prediction.max_num_tokens for prediction in predictions]
+        return cls(
+            len(predictions),
+            mean_absolute_error(expected, num_tokens),
+            share_within(expected, num_tokens, 50),
+            share_within(expected, num_tokens, 100),
+            pinball_loss(maxima, num_tokens, MAX_QUANTILE),
+            sum(actual <= most for actual, most in _pairs(num_tokens, maxima)) / len(predictions),
+        )
+
+
+def mean_absolute_error(predicted: Sequence[float], actual: Sequence[float]) -> float:
+    """The mean distance of predicted and actual lengths, in tokens.
+
+    Raises:
+        ValueError: There are none, or not as many of one as of the other.
+    """
+    return sum(abs(one - other) for one, other in _pairs(predicted, actual)) / len(actual)
+
+
+def share_within(predicted: Sequence[float], actual: Sequence[float], num_tokens: float) -> float:
+    """The share of predictions at most ``num_tokens`` off: Acc-50 and Acc-100 of arXiv 2305.13144.
+
+    Raises:
+        ValueError: There are none, or not as many of one as of the other.
+    """
+    return sum(abs(one - other) <= num_tokens for one, other in _pairs(predicted, actual)) / len(actual)
+
+
+def pinball_loss(predicted: Sequence[float], actual: Sequence[float], quantile: float) -> float:
+    """The mean loss whose least value is at the quantile: too low costs ``quantile`` a token, too high the rest.
+
+    Raises:
+        ValueError: There are none, not as many of one as of the other, or the quantile is not within 0 and 1.
+    """
+    if not 0 < quantile < 1:
+        raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
+    losses = (
+        max(quantile * (came - said), (quantile - 1) * (came - said))
+        for said, came in _pairs(predicted, actual)
+    )
+    return sum(losses) / len(actual)
+
+
+def quantile_of(values: Sequence[float], quantile: float) -> float:
+    """The least of ``values`` that at least the share ``quantile`` of them do not exceed.
+
+    The constant with the least :func:`pinball_loss` on them.
+
+    Raises:
+        ValueError: There is none, or the quantile is not within 0 and 1.
+    """
+    if not values or not 0 < quantile < 1:
+        raise ValueError(
+            f"a quantile between 0 and 1 needs at least one value, got {quantile} of {len(values)}"
+        )
+    ordered = sorted(values)
+    # Rounded, or 0.9 of 10 values would be the tenth: 0.9 * 10 is a little more than 9 in binary for some.
+    return ordered[min(len(ordered), max(1, math.ceil(round(quantile * len(ordered), 9)))) - 1]
+
+
+def _pairs(one: Sequence[float], other: Sequence[float]) -> list[tuple[float, float]]:
+    if not one or len(one) != len(other):
+        raise ValueError(
+            f"{len(one)} and {len(other)} numbers: give at least one, and one actual length for each prediction"
+        )
+    return list(zip(one, other, strict=True))
