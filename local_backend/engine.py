@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from local_backend.architecture import Architecture
-from local_backend.batch import Batch
 from local_backend.choice import chooser
 from local_backend.delivery import LoopMailbox, ThreadMailbox
 from local_backend.detokenizer import Detokenizer
@@ -32,6 +31,7 @@ from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
 from local_backend.references import References, ReferenceTokens
+from local_backend.running_rows import RunningRows
 from local_backend.sampling import SamplingParams
 from local_backend.sequence import Completion, Row, State, Update
 from local_backend.trial import check_by_trial
@@ -128,7 +128,7 @@ class Engine:
         self._inbox: deque[Row] = deque()
         self._waiting: deque[Row] = deque()
         self._is_to_forget = False
-        self._batch = Batch(self._cache, max_rows)
+        self._running = RunningRows(self._cache, max_rows)
         self._lock = threading.Lock()
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
@@ -292,12 +292,12 @@ class Engine:
     @property
     def num_rows(self) -> int:
         """Rows in use."""
-        return len(self._batch)
+        return len(self._running)
 
     @property
     def num_free(self) -> int:
         """Rows that could be begun now without waiting; negative while others wait already."""
-        return self._batch.num_free - len(self._waiting) - len(self._inbox)
+        return self._running.num_free - len(self._waiting) - len(self._inbox)
 
     def forget_prefixes(self) -> None:
         """Drop the keys and values kept of finished rows, e.g. before the weights change; from any thread.
@@ -312,7 +312,7 @@ class Engine:
         """End the engine's thread; whoever still waits is told so."""
         self._finalizer()
         with self._lock:
-            left = [*self._batch.clear(), *self._waiting, *self._inbox]
+            left = [*self._running.clear(), *self._waiting, *self._inbox]
             self._inbox.clear()
         self._waiting.clear()
         for row in left:
@@ -341,7 +341,7 @@ class Engine:
             self._receive()
             self._admit()
             self._prefill()
-            if rows := self._batch.writing:
+            if rows := self._running.writing:
                 drafts = self._propose(rows)
                 logits = self._forward(0, [row.token_ids[-1] for row in rows], drafts)
                 assert logits is not None
@@ -351,7 +351,7 @@ class Engine:
                 self._retire(rows)
         except Exception as error:
             self._fail_all(error)
-        return bool(self._batch or self._waiting or self._inbox)
+        return bool(self._running or self._waiting or self._inbox)
 
     def _receive(self) -> None:
         """Take in what was submitted, let go of what was cancelled."""
@@ -365,18 +365,18 @@ class Engine:
             for row in [row for row in self._waiting if row.cancelled]:
                 self._waiting.remove(row)
                 _guarded(row, partial(row.finish, "cancelled"))
-        for row in [row for row in self._batch.rows if row.cancelled]:
-            self._batch.remove(row)
+        for row in [row for row in self._running.rows if row.cancelled]:
+            self._running.remove(row)
             _guarded(row, partial(row.finish, "cancelled"))
 
     def _admit(self) -> None:
         """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
         postponed: list[Row] = []
         try:
-            while self._waiting and not self._batch.is_full:
+            while self._waiting and not self._running.is_full:
                 row = self._waiting.popleft()
                 try:
-                    if self._batch.add(row):
+                    if self._running.add(row):
                         self.stats.num_reused_tokens += row.num_cached
                     else:
                         postponed.append(row)
@@ -388,10 +388,10 @@ class Engine:
 
     def _prefill(self) -> None:
         """Read one chunk of the prompts that are not yet read."""
-        rows = self._batch.prefilling
+        rows = self._running.prefilling
         if not rows:
             return
-        first_place = len(self._batch.writing)
+        first_place = len(self._running.writing)
         num_new = min(
             max(row.num_to_prefill for row in rows), max(1, self._prefill_chunk_tokens // len(rows))
         )
@@ -407,7 +407,7 @@ class Engine:
             row.num_cached += len(chunk)
             row.stats.num_prefilled += len(chunk)
             self.stats.num_prefilled_tokens += len(chunk)
-        self._batch.begin_writing()
+        self._running.begin_writing()
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
         """The drafter's guesses, cut to what the model can read, to each row's room, and to what pays."""
@@ -453,15 +453,15 @@ class Engine:
         """Free the rows that have ended and tell their listeners."""
         for row in rows:
             if row.error is not None:
-                self._batch.remove(row)
+                self._running.remove(row)
                 _guarded(row, partial(row.fail, row.error))
             elif row.finish_reason is not None:
-                self._batch.remove(row, keep=True)
+                self._running.remove(row, keep=True)
                 _guarded(row, partial(row.finish, row.finish_reason))
 
     def _fail_all(self, error: Exception) -> None:
         """After a step that failed nothing in the cache can be trusted: every row ends with the error."""
-        for row in self._batch.clear():
+        for row in self._running.clear():
             _guarded(row, partial(row.fail, error))
 
 

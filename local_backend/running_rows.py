@@ -13,7 +13,7 @@ from local_backend.sequence import Row, State
 _WORTH_WAITING_TOKENS = 16
 
 
-class Batch:
+class RunningRows:
     """Rows side by side.
 
     Args:
@@ -97,7 +97,7 @@ class Batch:
         """Free a row's place.
 
         Args:
-            row: A row of the batch.
+            row: One of the rows.
             keep: Whether later rows may begin with what it has read and written.
         """
         place = self._rows.index(row)
