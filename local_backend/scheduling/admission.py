@@ -1,0 +1,169 @@
+"""The order of admission: which of the waiting requests begins next.
+
+Knows how long answers are expected to be and who came when. Does not know rows, the engine or the clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar, get_args
+
+AdmissionPolicy = Literal["first_come", "shortest_first", "longest_first"]
+"""``first_come``: as they arrive. ``shortest_first``: least mean latency. ``longest_first``: the whole is
+done soonest, because no long answer is left to write alone at the end."""
+
+ItemT = TypeVar("ItemT", bound=Hashable)
+
+DEFAULT_MAX_OVERTAKES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter(Generic[ItemT]):
+    """One who waits.
+
+    Attributes:
+        item: What was added.
+        predicted_tokens: The expected length of the answer; ``None`` is not known.
+        number: How many had arrived before it.
+        group: Its arrival, shared by all that arrived at the same time.
+    """
+
+    item: ItemT
+    predicted_tokens: float | None
+    number: int
+    group: _Arrival = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """Those that arrived together: how many had arrived up to the last of them, how many of them wait."""
+
+    seconds: float
+    num_arrived: int = 0
+    num_waiting: int = 0
+
+
+class WaitingRows(Generic[ItemT]):
+    """Who waits, in the order in which they begin.
+
+    Among equals, and where no length is predicted, who came first begins first; under ``shortest_first`` and
+    ``longest_first`` those without a prediction begin before the others, because nothing says they are the
+    ones to wait. Nobody starves: at most ``max_overtakes`` that arrived later begin before a waiter, then it
+    is its turn whatever the policy. Those that arrive at the same time do not overtake each other.
+
+    Every operation is a search in, and a shift of, a sorted list: microseconds among 10,000 that wait.
+
+    Args:
+        policy: Who begins first.
+        max_overtakes: How many that arrived later may begin before one that waits.
+
+    Raises:
+        ValueError: The policy is unknown or the limit is negative.
+    """
+
+    def __init__(
+        self, policy: AdmissionPolicy = "first_come", *, max_overtakes: int = DEFAULT_MAX_OVERTAKES
+    ) -> None:
+        if policy not in get_args(AdmissionPolicy):
+            raise ValueError(f"no policy is named {policy!r}; there are {get_args(AdmissionPolicy)}")
+        if max_overtakes < 0:
+            raise ValueError(f"max_overtakes must be 0 or more, got {max_overtakes}")
+        self.policy = policy
+        self.max_overtakes = max_overtakes
+        self._waiters: dict[ItemT, Waiter[ItemT]] = {}
+        self._by_policy: list[tuple[float, int, ItemT]] = []  # the second is unique: items are not compared
+        self._by_arrival: list[tuple[int, ItemT]] = []
+        self._num_arrived = 0
+        self._num_gone = 0
+        self._last_arrival: _Arrival | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """Who waits, in order of arrival."""
+        return (item for _, item in list(self._by_arrival))
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._waiters
+
+    def add(self, item: ItemT, *, predicted_tokens: float | None, now: float) -> None:
+        """Let ``item`` wait behind those that came before it.
+
+        Args:
+            item: Equal to no other that waits.
+            predicted_tokens: The expected length of its answer; ``None`` is not known.
+            now: When it arrives, in seconds of any clock that does not run backwards.
+
+        Raises:
+            ValueError: It waits already.
+        """
+        if item in self._waiters:
+            raise ValueError(f"{item!r} waits already: add each item once")
+        if self._last_arrival is None or self._last_arrival.seconds != now:
+            self._last_arrival = _Arrival(now)
+        waiter = Waiter(item, predicted_tokens, self._num_arrived, self._last_arrival)
+        self._num_arrived += 1
+        waiter.group.num_arrived = self._num_arrived
+        self._insert(waiter)
+
+    def pop(self) -> Waiter[ItemT]:
+        """Take out whoever begins next.
+
+        Raises:
+            IndexError: Nobody waits.
+        """
+        if not self._waiters:
+            raise IndexError("nobody waits")
+        first = self._waiters[self._by_arrival[0][1]]
+        chosen = self._waiters[self._by_policy[0][2]]
+        if chosen.group is not first.group:
+            # Gone are all that came before it, those that came with it and do not wait, and who overtook it.
+            num_overtakes = self._num_gone - (first.group.num_arrived - first.group.num_waiting)
+            if num_overtakes >= self.max_overtakes:
+                chosen = first
+        self.remove(chosen.item)
+        return chosen
+
+    def put_back(self, waiter: Waiter[ItemT]) -> None:
+        """Undo :meth:`pop` for one that could not begin after all: it waits where it was."""
+        self._num_gone -= 1
+        self._insert(waiter)
+
+    def remove(self, item: ItemT) -> None:
+        """Let ``item`` wait no longer.
+
+        Raises:
+            KeyError: It does not wait.
+        """
+        waiter = self._waiters.pop(item)
+        waiter.group.num_waiting -= 1
+        self._num_gone += 1
+        del self._by_arrival[bisect_left(self._by_arrival, (waiter.number,))]
+        del self._by_policy[bisect_left(self._by_policy, (self._rank(waiter), waiter.number))]
+
+    def clear(self) -> list[ItemT]:
+        """Let nobody wait; returns who did, in order of arrival."""
+        left = list(self)
+        for item in left:
+            self.remove(item)
+        return left
+
+    def _insert(self, waiter: Waiter[ItemT]) -> None:
+        self._waiters[waiter.item] = waiter
+        waiter.group.num_waiting += 1
+        insort(self._by_arrival, (waiter.number, waiter.item), key=lambda entry: entry[0])
+        insort(
+            self._by_policy,
+            (self._rank(waiter), waiter.number, waiter.item),
+            key=lambda entry: entry[:2],
+        )
+
+    def _rank(self, waiter: Waiter[ItemT]) -> float:
+        if self.policy == "first_come":
+            return 0.0
+        if waiter.predicted_tokens is None:
+            return float("-inf")
+        return waiter.predicted_tokens if self.policy == "shortest_first" else -waiter.predicted_tokens
