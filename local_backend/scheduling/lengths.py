@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from local_backend.sampling import SamplingParams
+from local_backend.scheduling.admission import AdmissionPolicy
 
 MAX_QUANTILE = 0.9
 """The quantile that :attr:`Prediction.max_num_tokens` stands for."""
@@ -23,8 +24,8 @@ class Prediction:
 
     Attributes:
         num_tokens: The answer's tokens, as expected: what orders rows.
-        max_num_tokens: Tokens that nine answers of ten to this prompt do not exceed, were it sampled again and
-            again: what memory is reserved by. Never below ``num_tokens``.
+        max_num_tokens: Tokens that nine answers of ten to this prompt do not exceed, were many sampled: what
+            memory is reserved by. Never below ``num_tokens``.
 
     Raises:
         ValueError: A number is negative or not finite, or the maximum is below what is expected.
@@ -123,7 +124,7 @@ def share_within(predicted: Sequence[float], actual: Sequence[float], num_tokens
 
 
 def pinball_loss(predicted: Sequence[float], actual: Sequence[float], quantile: float) -> float:
-    """The mean loss whose least value is at the quantile: too low costs ``quantile`` a token, too high the rest.
+    """The mean loss that is least at the quantile: a token too low costs ``quantile``, one too high the rest.
 
     Raises:
         ValueError: There are none, not as many of one as of the other, or the quantile is not within 0 and 1.
@@ -157,6 +158,17 @@ def quantile_of(values: Sequence[float], quantile: float) -> float:
 def _pairs(one: Sequence[float], other: Sequence[float]) -> list[tuple[float, float]]:
     if not one or len(one) != len(other):
         raise ValueError(
-            f"{len(one)} and {len(other)} numbers: give at least one, and one actual length for each prediction"
+            f"{len(one)} and {len(other)} numbers: give at least one, and one actual for each predicted"
         )
     return list(zip(one, other, strict=True))
+
+
+def admission_tokens(prediction: Prediction | None, policy: AdmissionPolicy) -> float | None:
+    """The length by which a policy orders a row; ``None`` where none is predicted.
+
+    ``longest_first`` goes by the maximum: what costs is a row that begins late and turns out long, and the
+    maximum says which may. The others go by what is expected.
+    """
+    if prediction is None:
+        return None
+    return prediction.max_num_tokens if policy == "longest_first" else prediction.num_tokens

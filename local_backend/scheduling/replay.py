@@ -1,0 +1,189 @@
+"""What a policy would have cost on answers whose lengths are known: the real scheduler, without a model.
+
+Every row's stay in the batch is kept, so that cost, padding and a picture can be read off. Admission goes
+through :class:`~local_backend.scheduling.admission.WaitingRows` and batches through
+:class:`~local_backend.scheduling.static.MicroBatches`, as in production. Knows lengths and predictions. Does
+not know where they come from. Reading prompts is left out: it is the same for every policy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local_backend.scheduling.admission import AdmissionPolicy, WaitingRows
+from local_backend.scheduling.lengths import Prediction, admission_tokens
+from local_backend.scheduling.static import MicroBatches, StaticOptions
+from local_backend.width_costs import WidthCosts
+
+_CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be reckoned
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """One row's uninterrupted time in the batch.
+
+    Attributes:
+        row: Its number.
+        place: Where in the batch it stands.
+        start: The first forward it takes part in.
+        num_tokens: Tokens it writes, one a forward.
+        num_before: Tokens it had written and kept before.
+        num_padding: Forwards it waits at the end for the longest row of its batch.
+        end: Whether the row has ended, or was set aside to go on or to be done anew.
+        is_refill: Whether it took the place of a row that had ended while others ran on.
+    """
+
+    row: int
+    place: int
+    start: int
+    num_tokens: int
+    num_before: int = 0
+    num_padding: int = 0
+    end: Literal["ended", "set_aside"] = "ended"
+    is_refill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """All stays of a policy, one forward after another.
+
+    Attributes:
+        stays: In order of their start.
+        num_forwards: Forwards in all.
+        num_failures: How often a row was set aside.
+    """
+
+    stays: tuple[Stay, ...]
+    num_forwards: int
+    num_failures: int = 0
+
+    def cost(self, costs: WidthCosts, *, padded: bool = False) -> float:
+        """Seconds, or whatever ``costs`` counts in, of all forwards.
+
+        Args:
+            costs: What a forward costs by its rows and by the tokens before the new ones.
+            padded: Whether rows that have ended stay in the forward until their batch is done, as in
+                ``transformers.generate``; otherwise they leave it, as in the engine.
+        """
+        rows, contexts = self._rows_and_contexts(padded)
+        shapes, counts = np.unique(
+            np.stack([rows, -(-contexts // _CONTEXT_STEP) * _CONTEXT_STEP]), axis=1, return_counts=True
+        )
+        return float(
+            sum(
+                count * costs(context=int(context), rows=int(number), width=1)
+                for (number, context), count in zip(shapes.T, counts, strict=True)
+                if number
+            )
+        )
+
+    def padding_share(self) -> float:
+        """The share of places in the forwards, from the first row's to the last's, where nobody writes."""
+        num_places = 1 + max((stay.place for stay in self.stays), default=0)
+        num_written = sum(stay.num_tokens for stay in self.stays)
+        return 1 - num_written / (num_places * self.num_forwards) if self.num_forwards else 0.0
+
+    def _rows_and_contexts(self, padded: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each forward the rows in it, and the tokens its longest row had written before."""
+        changes = np.zeros(self.num_forwards + 1, dtype=np.int64)
+        contexts = np.zeros(self.num_forwards, dtype=np.int64)
+        for stay in self.stays:
+            end = stay.start + stay.num_tokens
+            changes[stay.start] += 1
+            changes[end + (stay.num_padding if padded else 0)] -= 1
+            written = np.arange(stay.num_before, stay.num_before + stay.num_tokens)
+            np.maximum(contexts[stay.start : end], written, out=contexts[stay.start : end])
+        return changes.cumsum()[:-1], contexts
+
+
+def replay_static(
+    num_tokens: Sequence[int], predictions: Sequence[Prediction | None], options: StaticOptions
+) -> Replay:
+    """Run every group's micro-batches, one after another.
+
+    Args:
+        num_tokens: The length of each answer, between 1 and ``options.max_tokens``.
+        predictions: One for each answer.
+        options: Which parts of the method are used.
+
+    Raises:
+        ValueError: The lists differ in length, or a length is out of range.
+    """
+    _check(num_tokens, predictions, options.max_tokens)
+    stays: list[Stay] = []
+    forward = num_failures = 0
+    for first in range(0, len(num_tokens), options.group_rows):
+        group = num_tokens[first : first + options.group_rows]
+        batches = MicroBatches(predictions[first : first + options.group_rows], options)
+        while (batch := batches.next()) is not None:
+            written = [
+                min(group[row], limit) - start
+                for row, limit, start in zip(batch.rows, batch.limits, batch.starts, strict=True)
+            ]
+            longest = max(written)
+            for place, (row, start, new) in enumerate(zip(batch.rows, batch.starts, written, strict=True)):
+                is_aside = start + new < group[row]
+                if is_aside:
+                    batches.set_aside(row)
+                end: Literal["ended", "set_aside"] = "set_aside" if is_aside else "ended"
+                stays.append(Stay(first + row, place, forward, new, start, longest - new, end))
+            forward += longest
+        num_failures += batches.num_failures
+    return Replay(tuple(stays), forward, num_failures)
+
+
+def replay_slots(
+    num_tokens: Sequence[int],
+    predictions: Sequence[Prediction | None],
+    policy: AdmissionPolicy,
+    *,
+    num_slots: int = 16,
+    group_rows: int = 256,
+    max_tokens: int = 512,
+) -> Replay:
+    """Let rows begin as others end: slots refill, and the order of admission decides with whom.
+
+    Args:
+        num_tokens: The length of each answer, between 1 and ``max_tokens``.
+        predictions: One for each answer.
+        policy: Who begins first.
+        num_slots: Rows of a forward.
+        group_rows: Rows that wait together; the next group comes when all of them have ended.
+        max_tokens: An answer is no longer than this.
+
+    Raises:
+        ValueError: The lists differ in length, a length is out of range, or a size is below 1.
+    """
+    if num_slots < 1 or group_rows < 1:
+        raise ValueError(f"num_slots and group_rows must be at least 1, got {num_slots} and {group_rows}")
+    _check(num_tokens, predictions, max_tokens)
+    stays: list[Stay] = []
+    begun = 0
+    for first in range(0, len(num_tokens), group_rows):
+        waiting: WaitingRows[int] = WaitingRows(policy)
+        for row in range(first, min(first + group_rows, len(num_tokens))):
+            waiting.add(row, predicted_tokens=admission_tokens(predictions[row], policy), now=0.0)
+        free = [(begun, place) for place in range(num_slots)]
+        ends = [begun]
+        while waiting:
+            row = waiting.pop().item
+            forward, place = heapq.heappop(free)
+            stays.append(Stay(row, place, forward, num_tokens[row], is_refill=forward > begun))
+            ends.append(forward + num_tokens[row])
+            heapq.heappush(free, (ends[-1], place))
+        begun = max(ends)
+    return Replay(tuple(sorted(stays, key=lambda stay: (stay.start, stay.place))), begun)
+
+
+def _check(num_tokens: Sequence[int], predictions: Sequence[Prediction | None], max_tokens: int) -> None:
+    if len(num_tokens) != len(predictions):
+        raise ValueError(f"{len(num_tokens)} lengths and {len(predictions)} predictions: give one for each")
+    wrong = [length for length in num_tokens if not 1 <= length <= max_tokens]
+    if wrong:
+        raise ValueError(f"lengths must lie between 1 and {max_tokens} tokens, got {wrong[0]}")

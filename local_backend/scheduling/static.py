@@ -1,0 +1,197 @@
+"""Static micro-batches: likes with likes by predicted length, decided before they run.
+
+After Zheng et al., arXiv 2305.13144: bins of predicted lengths, variable batch size, failure collection and
+recomputation, predicted maxima, each of which can be left out. Beyond the paper a failed row may go on where
+it was set aside. Knows predictions and numbers of tokens. Does not know who runs a batch: the engine
+(:mod:`local_backend.scheduling.static_run`) and the replay (:mod:`local_backend.scheduling.replay`) both do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from local_backend.scheduling.lengths import Prediction
+
+_GROWTH = 2.0  # how much longer a row may become when it has outgrown its limit
+_MAX_SHARE_ASIDE = 0.5  # of the memory, before rows set aside go on without waiting for the end
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOptions:
+    """Which parts of the method are used, and how large things are.
+
+    Attributes:
+        batch_rows: Rows of a batch; with a variable batch size, of a batch of the longest answers.
+        max_tokens: An answer is no longer than this.
+        group_rows: Rows that are planned together; results of a group are there before the next begins.
+        bin_tokens: Width of a bin of predicted lengths; ``None`` batches in order of arrival.
+        variable_batch: Whether batches of short answers hold more rows, as many as the memory of
+            ``batch_rows`` answers of ``max_tokens`` allows.
+        collect_failures: Whether a row that outgrows its bin is set aside; otherwise its batch goes on.
+        predict_maximum: Whether rows are binned by their predicted maximum rather than by what is expected.
+        resume: Whether a row that was set aside goes on from where it was; otherwise it is done anew.
+        max_rows: Rows of a batch, however short.
+
+    Raises:
+        ValueError: A number is below 1, or a part that needs bins is used without.
+    """
+
+    batch_rows: int = 16
+    max_tokens: int = 512
+    group_rows: int = 256
+    bin_tokens: int | None = 50
+    variable_batch: bool = True
+    collect_failures: bool = True
+    predict_maximum: bool = True
+    resume: bool = True
+    max_rows: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("batch_rows", "max_tokens", "group_rows", "bin_tokens", "max_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.bin_tokens is None and (self.variable_batch or self.collect_failures):
+            raise ValueError(
+                "variable_batch and collect_failures go by the limits of bins: give bin_tokens, or use neither"
+            )
+
+    @classmethod
+    def vanilla(cls, **sizes: int) -> StaticOptions:
+        """Batches in order of arrival, each as long as its longest: what the others are compared with."""
+        return replace(cls(**sizes), bin_tokens=None, variable_batch=False, collect_failures=False)
+
+    @property
+    def memory_tokens(self) -> int:
+        """Tokens whose keys and values may be held at once."""
+        return self.batch_rows * self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows that run together until each has ended or reached its limit; nobody joins.
+
+    Attributes:
+        rows: Numbers of the rows in their group.
+        limits: Tokens at which each is stopped, those written before included.
+        starts: Tokens each has written before and keeps.
+    """
+
+    rows: tuple[int, ...]
+    limits: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+class MicroBatches:
+    """Hands out the batches of one group, and takes back the rows that outgrew theirs.
+
+    Args:
+        predictions: One for each row; a row without is taken to be as long as it may become.
+        options: Which parts of the method are used.
+        max_tokens: How long each answer may become; by default ``options.max_tokens``.
+        prompt_tokens: Tokens of each prompt, which take up memory, too; none by default.
+
+    Raises:
+        ValueError: The lists differ in length, or an answer may be longer than ``options.max_tokens``.
+    """
+
+    def __init__(
+        self,
+        predictions: Sequence[Prediction | None],
+        options: StaticOptions,
+        *,
+        max_tokens: Sequence[int] | None = None,
+        prompt_tokens: Sequence[int] | None = None,
+    ) -> None:
+        num_rows = len(predictions)
+        self._options = options
+        self._most = list(max_tokens) if max_tokens is not None else [options.max_tokens] * num_rows
+        self._prompts = list(prompt_tokens) if prompt_tokens is not None else [0] * num_rows
+        if not num_rows == len(self._most) == len(self._prompts):
+            raise ValueError(
+                f"{num_rows} predictions, {len(self._most)} max_tokens and {len(self._prompts)} "
+                "prompt_tokens: give one of each for every row"
+            )
+        if any(not 1 <= most <= options.max_tokens for most in self._most):
+            raise ValueError(f"every row's max_tokens must lie between 1 and {options.max_tokens}")
+        self._limits = [self._bin_of(prediction) for prediction in predictions]
+        self._starts = [0] * num_rows
+        rows = list(range(num_rows))
+        if options.bin_tokens is not None:
+            rows.sort(key=lambda row: -self._limits[row])  # stable: in a bin by arrival
+        self._waiting = deque(rows)
+        self._aside: list[int] = []
+        self.num_failures = 0
+
+    def next(self) -> MicroBatch | None:
+        """The next batch; ``None`` when no row is left.
+
+        A batch begins with the bin of the longest and is filled up from the next, so that none runs with a
+        remainder of its bin alone. Rows that were set aside come last, or as soon as what they hold takes
+        up half of the memory.
+        """
+        held = self._held()
+        if self._aside and (not self._waiting or held > _MAX_SHARE_ASIDE * self._options.memory_tokens):
+            self._waiting.extendleft(sorted(self._aside, key=self._limits.__getitem__))
+            self._aside.clear()
+            held = 0
+        if not self._waiting:
+            return None
+        rows = [self._waiting.popleft() for _ in range(self._num_fitting(held))]
+        longest = max(self._limits[row] for row in rows)
+        if not self._options.collect_failures:
+            longest = self._options.max_tokens
+        batch = MicroBatch(
+            tuple(rows),
+            tuple(min(longest, self._most[row]) for row in rows),
+            tuple(self._starts[row] for row in rows),
+        )
+        for row, limit in zip(batch.rows, batch.limits, strict=True):
+            self._limits[row] = limit
+        return batch
+
+    def set_aside(self, row: int) -> None:
+        """A row of the last batch has reached its limit, which is below what it may become."""
+        limit, options = self._limits[row], self._options
+        assert options.bin_tokens is not None
+        self.num_failures += 1
+        if options.resume:
+            self._starts[row] = limit
+        self._limits[row] = self._upper_edge(max(limit + 1, _GROWTH * limit))
+        self._aside.append(row)
+
+    def _bin_of(self, prediction: Prediction | None) -> int:
+        options = self._options
+        if prediction is None or options.bin_tokens is None:
+            return options.max_tokens
+        return self._upper_edge(
+            prediction.max_num_tokens if options.predict_maximum else prediction.num_tokens
+        )
+
+    def _upper_edge(self, num_tokens: float) -> int:
+        width = self._options.bin_tokens or self._options.max_tokens
+        return min(self._options.max_tokens, width * max(1, math.ceil(num_tokens / width)))
+
+    def _held(self) -> int:
+        """Tokens of the rows that were set aside, whose keys and values are kept."""
+        if not self._options.resume:
+            return 0
+        return sum(self._prompts[row] + self._starts[row] for row in self._aside)
+
+    def _num_fitting(self, held: int) -> int:
+        """How many of the rows that wait make up the next batch; at least one."""
+        options = self._options
+        if not options.variable_batch:
+            return min(options.batch_rows, len(self._waiting))
+        room, longest_prompt = options.memory_tokens - held, 0
+        # Sorted by limit, so the first is the longest; all rows of a batch lie in one buffer as long as that.
+        limit = self._limits[self._waiting[0]]
+        for number, row in enumerate(self._waiting):
+            longest_prompt = max(longest_prompt, self._prompts[row])
+            limit = max(limit, self._limits[row])  # rows set aside stand before longer ones only by chance
+            if number and (number >= options.max_rows or (number + 1) * (longest_prompt + limit) > room):
+                return number
+        return len(self._waiting)
