@@ -56,7 +56,7 @@ class StaticOptions:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.bin_tokens is None and (self.variable_batch or self.collect_failures):
             raise ValueError(
-                "variable_batch and collect_failures go by the limits of bins: give bin_tokens, or use neither"
+                "variable_batch and collect_failures go by the limits of bins: give bin_tokens, too"
             )
 
     @classmethod

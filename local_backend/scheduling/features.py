@@ -1,0 +1,110 @@
+"""Numbers that describe a prompt: what the model thinks of it, or where an embedding puts its text.
+
+Knows a ``transformers`` model's hidden states and any embedding that is a function. Does not know lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Embed = Callable[[list[str]], Sequence[Sequence[float]]]
+"""Texts to vectors, e.g. the ``embed_documents`` of a LangChain ``Embeddings``."""
+
+
+class Features(Protocol):
+    """Describes prompts in numbers."""
+
+    @property
+    def name(self) -> str:
+        """What kind of description it is, kept beside what is trained on it."""
+        ...
+
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Features ``[prompts, features]``, float32, on the CPU."""
+        ...
+
+
+class HiddenStates:
+    """The model's own last hidden states: at the prompt's last token, their mean, and the prompt's length.
+
+    One forward over the prompt, without the vocabulary; prompts of like length share one. The last state is
+    what the model writes its first token from, so it knows what kind of answer begins.
+
+    Args:
+        model: A decoder-only ``transformers`` model; used as it is, also while an engine decodes with it.
+        max_forward_tokens: Tokens of a forward, padding included; a longer prompt has one of its own.
+    """
+
+    name = "hidden_state"
+
+    def __init__(self, model: PreTrainedModel, *, max_forward_tokens: int = 4096) -> None:
+        self._model = model
+        self._max_forward_tokens = max_forward_tokens
+
+    @torch.inference_mode()
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Features ``[prompts, 2 * hidden size + 1]``.
+
+        Raises:
+            ValueError: A prompt is empty.
+        """
+        if not prompts:
+            return torch.zeros(0, 0)
+        if not all(prompts):
+            raise ValueError("a prompt is empty: give at least one token")
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        found: dict[int, Tensor] = {}
+        while order:
+            longest = len(prompts[order[-1]])
+            batch = order[-max(1, self._max_forward_tokens // longest) :]
+            del order[-len(batch) :]
+            found.update(zip(batch, self._forward([prompts[number] for number in batch]), strict=True))
+        return torch.stack([found[number] for number in range(len(prompts))])
+
+    def _forward(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        width = max(map(len, prompts))
+        device = self._model.get_input_embeddings().weight.device
+        # Padded at the end, where no token of a prompt looks.
+        token_ids = torch.tensor(
+            [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device
+        )
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        is_token = torch.arange(width, device=device) < lengths[:, None]  # [prompts, width]
+        states = self._model.base_model(
+            input_ids=token_ids, attention_mask=is_token.long(), use_cache=False
+        ).last_hidden_state.float()  # [prompts, width, hidden]
+        last = states[torch.arange(len(prompts), device=device), lengths - 1]
+        mean = (states * is_token[:, :, None]).sum(1) / lengths[:, None]
+        return torch.cat([last, mean, lengths[:, None].float().log()], dim=1).cpu()
+
+
+class TextEmbeddings:
+    """A sentence embedding of the prompt's text, and the prompt's length.
+
+    Args:
+        tokenizer: Turns prompts back into text.
+        embed: Texts to vectors.
+    """
+
+    name = "embedding"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, embed: Embed) -> None:
+        self._tokenizer = tokenizer
+        self._embed = embed
+
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Features ``[prompts, embedding size + 1]``."""
+        if not prompts:
+            return torch.zeros(0, 0)
+        texts = [self._tokenizer.decode(list(prompt), skip_special_tokens=True) for prompt in prompts]
+        vectors = torch.tensor([list(vector) for vector in self._embed(texts)], dtype=torch.float32)
+        lengths = torch.tensor([[math.log(max(1, len(prompt)))] for prompt in prompts])
+        return torch.cat([vectors, lengths], dim=1)
