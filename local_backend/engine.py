@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,19 +21,23 @@ import torch
 from torch import Tensor
 
 from local_backend.architecture import Architecture
+from local_backend.calls import Calls
 from local_backend.choice import chooser
-from local_backend.delivery import LoopMailbox, ThreadMailbox
 from local_backend.detokenizer import Detokenizer
 from local_backend.draft import Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
-from local_backend.forward import Forward
+from local_backend.forward import Forward, widest_within
 from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
 from local_backend.references import References, ReferenceTokens
 from local_backend.running_rows import RunningRows
 from local_backend.sampling import SamplingParams
-from local_backend.sequence import Completion, Row, State, Update
+from local_backend.scheduling.admission import AdmissionPolicy
+from local_backend.scheduling.memory import RowMemory
+from local_backend.scheduling.options import Scheduling
+from local_backend.scheduling.row_scheduler import RowScheduler
+from local_backend.sequence import Row, State, Update
 from local_backend.trial import check_by_trial
 from local_backend.verification import verify
 from local_backend.width_costs import KNOWN_COSTS, WidthCosts
@@ -52,6 +56,7 @@ class EngineStats:
         num_prefill_forwards: Forwards that read prompts.
         num_prefilled_tokens: Prompt tokens read.
         num_reused_tokens: Prompt tokens whose keys and values were there already.
+        num_set_aside: How often a row gave its place to others for lack of memory.
         num_tokens: Tokens emitted.
     """
 
@@ -60,9 +65,10 @@ class EngineStats:
     num_prefilled_tokens: int = 0
     num_reused_tokens: int = 0
     num_tokens: int = 0
+    num_set_aside: int = 0
 
 
-class Engine:
+class Engine(Calls):
     """Decodes many rows at once with one model.
 
     Args:
@@ -82,11 +88,13 @@ class Engine:
             lie; sets its attention implementation, which ``model.generate`` then uses, too.
         width_costs: What forwards cost by width, e.g. measured before; by default it is measured when it is
             first asked for, by a drafter that says how likely its tokens are.
+        scheduling: Who begins first, and within how much memory; a policy's name will do.
 
     Raises:
-        ValueError: The drafter's name is unknown, a number is out of range, the generation config or a
-            processor asks for something that cannot be applied to drafted tokens, or the model cannot be
-            decoded losslessly in a batch, see :class:`~local_backend.architecture.Architecture`.
+        ValueError: The drafter's or policy's name is unknown, a number is out of range, the memory is too
+            small for any row, the generation config or a processor asks for something that cannot be applied
+            to drafted tokens, or the model cannot be decoded losslessly in a batch, see
+            :class:`~local_backend.architecture.Architecture`.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class Engine:
         stream_interval_seconds: float = 0.02,
         grouped_attention_in_place: bool = True,
         width_costs: WidthCosts | None = None,
+        scheduling: Scheduling | AdmissionPolicy | None = None,
     ) -> None:
         for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
             if value < 1:
@@ -122,96 +131,30 @@ class Engine:
         self._vocabulary_size = _vocabulary_size(model)
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
-        self._cache = RowsCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=max_prefix_bytes)
+        self.scheduling = Scheduling.of(scheduling)
+        self._memory = RowMemory.of(
+            model,
+            architecture,
+            max_prefix_bytes=max_prefix_bytes,
+            max_bytes=self.scheduling.max_cache_bytes,
+        )
+        self._cache = RowsCache(
+            architecture.num_layers,
+            max_rows=max_rows,
+            max_prefix_bytes=self._memory.max_prefix_bytes,
+            max_tokens=self._memory.max_tokens,
+        )
         self._forward = Forward(model, self._cache, architecture)
         self._width_costs = width_costs
         self._inbox: deque[Row] = deque()
-        self._waiting: deque[Row] = deque()
-        self._is_to_forget = False
+        self._scheduler = RowScheduler(self.scheduling, self._memory.max_tokens)
+        self._is_to_forget = self._is_any_cancelled = False
         self._running = RunningRows(self._cache, max_rows)
         self._lock = threading.Lock()
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
 
-    # What callers use ----------------------------------------------------------------------------
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        references: Sequence[Sequence[str] | References | None] | None = None,
-    ) -> list[Completion]:
-        """Continue every prompt and wait for all of them.
-
-        Args:
-            prompts: Token ids of each prompt.
-            params: For all prompts, or one for each.
-            references: For each prompt, text that may be copied.
-
-        Returns:
-            Completions in the order of the prompts.
-
-        Raises:
-            ValueError: A prompt is empty or too long, or the lists differ in length; nothing has run then.
-        """
-        each_params = params if isinstance(params, Sequence) else [params] * len(prompts)
-        each_references = references if references is not None else [None] * len(prompts)
-        if not len(prompts) == len(each_params) == len(each_references):
-            raise ValueError(
-                f"{len(prompts)} prompts, {len(each_params)} params and {len(each_references)} references: "
-                "give one of each for every prompt"
-            )
-        mailboxes = [ThreadMailbox() for _ in prompts]
-        rows = [
-            self.make_row(prompt, mailbox.put, params=one, references=texts)
-            for prompt, mailbox, one, texts in zip(
-                prompts, mailboxes, each_params, each_references, strict=True
-            )
-        ]
-        try:
-            self.submit(rows)
-            return [_completion_of(mailbox) for mailbox in mailboxes]
-        finally:
-            self.cancel(rows)
-
-    def stream(self, row_of: Callable[[Callable[[Update], None]], Row]) -> Iterator[Update]:
-        """Submit one row and yield its news; leaving early frees the row.
-
-        Args:
-            row_of: Makes the row for a listener; see :meth:`make_row`.
-
-        Raises:
-            Exception: Whatever ended the row.
-        """
-        mailbox = ThreadMailbox()
-        row = row_of(mailbox.put)
-        self.submit([row])
-        try:
-            while True:
-                update = mailbox.get()
-                if update.error is not None:
-                    raise update.error
-                yield update
-                if update.is_last:
-                    return
-        finally:
-            self.cancel([row])
-
-    async def astream(self, row_of: Callable[[Callable[[Update], None]], Row]) -> AsyncIterator[Update]:
-        """:meth:`stream` in the running event loop."""
-        mailbox = LoopMailbox()
-        row = row_of(mailbox.put)
-        self.submit([row])
-        try:
-            while True:
-                update = await mailbox.get()
-                if update.error is not None:
-                    raise update.error
-                yield update
-                if update.is_last:
-                    return
-        finally:
-            self.cancel([row])
+    # Requests ------------------------------------------------------------------------------------
 
     def make_row(
         self,
@@ -233,8 +176,8 @@ class Engine:
                 written, so that the space between the two is kept.
 
         Raises:
-            ValueError: The prompt is empty, leaves no room in the model's positions or holds ids outside its
-                vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
+            ValueError: The prompt is empty, leaves no room in the model's positions or in the memory or holds
+                ids outside its vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
         """
         params = params or SamplingParams()
         prompt = tuple(prompt)
@@ -250,6 +193,7 @@ class Engine:
                 f"the prompt has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
                 f"{self._vocabulary_size - 1}: is the tokenizer another model's?"
             )
+        self._memory.require(len(prompt) + 1)
         room = self.max_positions - len(prompt)
         max_length = len(prompt) + min(room, params.max_tokens or room)
         context = prompt[len(prompt) - num_context_tokens :] if num_context_tokens else ()
@@ -279,6 +223,7 @@ class Engine:
         """Free rows before the next forward; does nothing for those that have ended."""
         for row in rows:
             row.cancelled = True
+        self._is_any_cancelled = True
         if any(row.state is not State.FINISHED for row in rows) and not self._worker.is_closing:
             self._worker.wake()
 
@@ -297,7 +242,17 @@ class Engine:
     @property
     def num_free(self) -> int:
         """Rows that could be begun now without waiting; negative while others wait already."""
-        return self._running.num_free - len(self._waiting) - len(self._inbox)
+        return self._running.num_free - len(self._scheduler) - len(self._inbox)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that keys and values take now, those of kept beginnings included."""
+        return self._cache.num_bytes
+
+    @property
+    def peak_cache_bytes(self) -> int:
+        """The most memory that keys and values have taken so far."""
+        return self._cache.peak_bytes
 
     def forget_prefixes(self) -> None:
         """Drop the keys and values kept of finished rows, e.g. before the weights change; from any thread.
@@ -312,9 +267,8 @@ class Engine:
         """End the engine's thread; whoever still waits is told so."""
         self._finalizer()
         with self._lock:
-            left = [*self._running.clear(), *self._waiting, *self._inbox]
+            left = [*self._running.clear(), *self._scheduler.clear(), *self._inbox]
             self._inbox.clear()
-        self._waiting.clear()
         for row in left:
             _guarded(
                 row, partial(row.fail, RuntimeError("the engine was closed before this row was finished"))
@@ -332,7 +286,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Admit, prefill a chunk, then one forward for every row that is writing.
+        """Admit, prefill a chunk, make room, then one forward for every row that is writing.
 
         Returns:
             Whether rows are left.
@@ -341,6 +295,7 @@ class Engine:
             self._receive()
             self._admit()
             self._prefill()
+            self._make_room()
             if rows := self._running.writing:
                 drafts = self._propose(rows)
                 logits = self._forward(0, [row.token_ids[-1] for row in rows], drafts)
@@ -351,7 +306,7 @@ class Engine:
                 self._retire(rows)
         except Exception as error:
             self._fail_all(error)
-        return bool(self._running or self._waiting or self._inbox)
+        return bool(self._running or self._scheduler or self._inbox)
 
     def _receive(self) -> None:
         """Take in what was submitted, let go of what was cancelled."""
@@ -359,11 +314,13 @@ class Engine:
             self._is_to_forget = False
             self._cache.forget_prefixes()
         with self._lock:
-            self._waiting.extend(self._inbox)
+            received = [*self._inbox]
             self._inbox.clear()
-        if any(row.cancelled for row in self._waiting):
-            for row in [row for row in self._waiting if row.cancelled]:
-                self._waiting.remove(row)
+        self._scheduler.add(received)
+        if self._is_any_cancelled:
+            self._is_any_cancelled = False  # before looking: who cancels while this looks is seen next time
+            for row in [row for row in self._scheduler if row.cancelled]:
+                self._scheduler.remove(row)
                 _guarded(row, partial(row.finish, "cancelled"))
         for row in [row for row in self._running.rows if row.cancelled]:
             self._running.remove(row)
@@ -373,8 +330,11 @@ class Engine:
         """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
         postponed: list[Row] = []
         try:
-            while self._waiting and not self._running.is_full:
-                row = self._waiting.popleft()
+            while not self._running.is_full:
+                row = self._scheduler.next_that_fits(self._running.rows)
+                if row is None:
+                    break
+                self._cache.expected_length = self._scheduler.expected_length([*self._running.rows, row])
                 try:
                     if self._running.add(row):
                         self.stats.num_reused_tokens += row.num_cached
@@ -384,7 +344,8 @@ class Engine:
                     _guarded(row, partial(row.fail, error))
                     raise
         finally:
-            self._waiting.extendleft(reversed(postponed))
+            for row in postponed:
+                self._scheduler.put_back(row)
 
     def _prefill(self) -> None:
         """Read one chunk of the prompts that are not yet read."""
@@ -393,11 +354,12 @@ class Engine:
             return
         first_place = len(self._running.writing)
         num_new = min(
-            max(row.num_to_prefill for row in rows), max(1, self._prefill_chunk_tokens // len(rows))
+            max(row.num_to_prefill for row in rows),
+            max(1, self._prefill_chunk_tokens // len(rows)),
+            self._cache.most_new_tokens(first_place, len(rows)),
         )
         chunks = [
-            row.prompt_token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)]
-            for row in rows
+            row.token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)] for row in rows
         ]
         drafts = [Draft.chain(chunk[1:]) for chunk in chunks]
         self._forward(first_place, [chunk[0] for chunk in chunks], drafts, with_logits=False)
@@ -409,18 +371,35 @@ class Engine:
             self.stats.num_prefilled_tokens += len(chunk)
         self._running.begin_writing()
 
+    def _make_room(self) -> None:
+        """Set rows aside that have outgrown the memory; they go on, in their turn, from what they have."""
+        for row in self._scheduler.outgrown(self._running.rows):
+            try:
+                self._memory.require(len(row.token_ids))
+            except ValueError as error:
+                self._running.remove(row)
+                _guarded(row, partial(row.fail, error))
+            else:
+                self._running.set_aside(row)
+                self._scheduler.put_back(row)
+                row.stats.num_set_aside += 1
+                self.stats.num_set_aside += 1
+        self._cache.expected_length = self._scheduler.expected_length(self._running.rows)
+
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
-        """The drafter's guesses, cut to what the model can read, to each row's room, and to what pays."""
+        """The drafter's guesses, cut to what the model can read, what there is room for, and what pays."""
+        widest = widest_within(self._cache.most_new_tokens(0, len(rows)))
         drafts = [
             draft.within_vocabulary(self._vocabulary_size).truncated(
-                max_tokens=len(draft), max_depth=row.room - 1
+                max_tokens=widest - 1, max_depth=row.room - 1
             )
             for row, draft in zip(rows, self.drafter.propose(rows), strict=True)
         ]
-        if not any(draft.probabilities for draft in drafts):
-            return drafts
-        width = self.width_costs.best_width(drafts, context=max(row.num_cached for row in rows))
-        return [draft.likeliest(width) for draft in drafts]
+        if any(draft.probabilities for draft in drafts):
+            width = self.width_costs.best_width(drafts, context=max(row.num_cached for row in rows))
+            drafts = [draft.likeliest(width) for draft in drafts]
+        self._scheduler.note_draft(max(map(len, drafts)))
+        return drafts
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
         """Accept, per row, the longest path of its draft that the model writes itself."""
@@ -457,6 +436,8 @@ class Engine:
                 _guarded(row, partial(row.fail, row.error))
             elif row.finish_reason is not None:
                 self._running.remove(row, keep=True)
+                if row.finish_reason == "stop":
+                    self._scheduler.observe(row)
                 _guarded(row, partial(row.finish, row.finish_reason))
 
     def _fail_all(self, error: Exception) -> None:
@@ -476,15 +457,6 @@ def _guarded(row: Row, tell: Callable[[], None]) -> None:
             row.listener(Update(error=error))
         except Exception:  # the listener itself is gone, e.g. its event loop is closed: nobody to tell
             return
-
-
-def _completion_of(mailbox: ThreadMailbox) -> Completion:
-    while True:
-        update = mailbox.get()
-        if update.error is not None:
-            raise update.error
-        if update.completion is not None:
-            return update.completion
 
 
 def _vocabulary_size(model: PreTrainedModel) -> int:

@@ -6,7 +6,7 @@ the shape of a tree behind what the row already has. Knows the model and the cac
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,13 @@ def padded_width(width: int) -> int:
     if width > _WIDTHS[-1]:
         return -(-width // _WIDTHS[-1]) * _WIDTHS[-1]
     return _WIDTHS[bisect_left(_WIDTHS, width)]
+
+
+def widest_within(num_tokens: int) -> int:
+    """The widest forward that takes at most ``num_tokens`` columns, of which there is at least one."""
+    if num_tokens > _WIDTHS[-1]:
+        return num_tokens // _WIDTHS[-1] * _WIDTHS[-1]
+    return _WIDTHS[bisect_right(_WIDTHS, num_tokens) - 1]
 
 
 class Forward:

@@ -2,15 +2,16 @@
 
 Every row has a length of its own. The rows of a forward lie side by side in one buffer per layer, so a
 forward over them needs no gathering; a row's new tokens are written behind its own length, and a commit keeps
-the accepted ones by moving that length. What a row leaves behind when it ends is kept for a while, so
-that a later row with the same beginning need not compute it again.
+the accepted ones by moving that length. All rows have as many columns as the longest needs, so that memory is
+rows times columns; where that has a limit, the buffers are taken whole when they are first used, and few wide
+rows or many narrow ones are laid out anew in the same memory.
 
-Knows places, lengths and token ids. Does not know drafts, sampling or requests.
+Knows places and lengths. Does not know drafts, sampling or requests.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,12 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-_FIRST_COLUMNS = 256
-# However short they are: every row that comes is compared with all of them.
-_MAX_PREFIXES = 64
+from local_backend.kept_prefixes import KeptPrefixes, LayerTensors, Prefix, num_shared
+
+__all__ = ["Prefix", "RowsCache", "num_shared"]
+
+_FIRST_ROWS, _FIRST_COLUMNS = 4, 256
+_NO_LIMIT = 2**31
 
 
 class _RowsLayer(CacheLayerMixin):
@@ -32,13 +36,21 @@ class _RowsLayer(CacheLayerMixin):
     def __init__(self, places: _Places) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self._places = places
+        self._stores: dict[str, Tensor] = {}  # flat: what the buffers are views of
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        rows, columns = self._places.num_rows, self._places.num_columns
-        self.keys = key_states.new_zeros(rows, key_states.shape[1], columns, key_states.shape[3])
-        self.values = value_states.new_zeros(rows, value_states.shape[1], columns, value_states.shape[3])
+        places = self._places
+        num_tokens = places.max_tokens or places.num_rows * places.num_columns
+        for name, states in (("keys", key_states), ("values", value_states)):
+            _, heads, _, size = states.shape
+            self._stores[name] = states.new_zeros(heads * size * num_tokens)
+            setattr(self, name, self._view(name, heads, size))
         self.is_initialized = True
+
+    def _view(self, name: str, heads: int, size: int) -> Tensor:
+        shape = (self._places.num_rows, heads, self._places.num_columns, size)
+        return self._stores[name][: math.prod(shape)].view(shape)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -69,15 +81,45 @@ class _RowsLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    def resize(self, rows: int, columns: int) -> None:
-        """Grow the buffers, keeping what they hold."""
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values."""
+        return sum(store.nbytes for store in self._stores.values())
+
+    def bytes_per_token(self) -> int:
+        """What one token takes."""
+        buffers = [buffer for buffer in (self.keys, self.values) if buffer is not None]
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
+
+    def lay_out(self, lengths: Sequence[int]) -> int:
+        """Give the buffers the shape the places have now, keeping the first tokens of each row.
+
+        Returns:
+            Bytes that were needed in passing, beyond what there is afterwards.
+        """
         if not self.is_initialized:
-            return
+            return 0
+        passing = 0
         for name in ("keys", "values"):
             old: Tensor = getattr(self, name)
-            new = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
-            new[: old.shape[0], :, : old.shape[2]] = old
+            _, heads, columns, size = old.shape
+            num_elements = self._places.num_rows * self._places.num_columns * heads * size
+            grows = num_elements > self._stores[name].numel()
+            if grows:
+                passing = max(passing, self._stores[name].nbytes)
+                self._stores[name] = old.new_zeros(num_elements)
+            new = self._view(name, heads, size)
+            # In place, wider rows move away from the first and narrower ones towards it: the order
+            # in which none is written over before it has moved.
+            wider = new.shape[2] > columns
+            for row in reversed(range(len(lengths))) if wider else range(len(lengths)):
+                kept = old[row, :, : lengths[row]]
+                if not grows:
+                    kept = kept.clone()
+                    passing = max(passing, kept.nbytes)
+                new[row, :, : lengths[row]] = kept
             setattr(self, name, new)
+        return passing
 
 
 @dataclass(slots=True)
@@ -85,25 +127,13 @@ class _Places:
     """Where the forward under way writes and how far it looks; shared by all layers."""
 
     num_rows: int
-    num_columns: int = _FIRST_COLUMNS
+    num_columns: int
+    max_tokens: int | None = None  # rows times columns, at most
     first_row: int = 0
     width: int = 0
     shared_column: int | None = 0
     row_index: Tensor | None = None
     column_index: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """Keys and values a finished row left behind.
-
-    Attributes:
-        token_ids: The tokens they belong to.
-        layers: Keys and values per layer, each ``[heads, tokens, head size]``.
-    """
-
-    token_ids: tuple[int, ...]
-    layers: list[tuple[Tensor, Tensor]]
 
 
 class RowsCache(Cache):
@@ -113,16 +143,32 @@ class RowsCache(Cache):
         num_layers: Decoder layers of the model.
         max_rows: Rows in use at once, at most.
         max_prefix_bytes: Memory for what finished rows leave behind, in all; 0 keeps nothing.
+        max_tokens: Rows times columns, at most; ``None`` is no limit.
+
+    Attributes:
+        expected_length: Tokens the longest row in use is expected to come to: a wish, and no limit.
+        peak_bytes: The most memory that keys and values have taken so far, in passing, too.
     """
 
-    def __init__(self, num_layers: int, *, max_rows: int, max_prefix_bytes: int = 256 * 2**20) -> None:
-        self._places = _Places(num_rows=min(4, max_rows))
+    def __init__(
+        self,
+        num_layers: int,
+        *,
+        max_rows: int,
+        max_prefix_bytes: int = 256 * 2**20,
+        max_tokens: int | None = None,
+    ) -> None:
+        if max_tokens is None:
+            self._places = _Places(min(_FIRST_ROWS, max_rows), _FIRST_COLUMNS)
+        else:
+            self._places = _Places(1, min(_FIRST_COLUMNS, max_tokens), max_tokens)
         self._max_rows = max_rows
-        self._max_prefix_bytes = max_prefix_bytes
         self._row_layers = [_RowsLayer(self._places) for _ in range(num_layers)]
         super().__init__(layers=list(self._row_layers))
         self._lengths: list[int] = []
-        self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self._prefixes = KeptPrefixes(max_prefix_bytes)
+        self.expected_length = 0
+        self.peak_bytes = 0
 
     @property
     def num_rows(self) -> int:
@@ -134,6 +180,56 @@ class RowsCache(Cache):
         """Committed tokens of each row."""
         return self._lengths
 
+    # Memory --------------------------------------------------------------------------------------
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that keys and values take, those of kept beginnings included."""
+        return sum(layer.num_bytes for layer in self._row_layers) + self._prefixes.num_bytes
+
+    def bytes_per_token(self) -> int:
+        """What the keys and values of one token take, in all layers; 0 before the first forward."""
+        return sum(layer.bytes_per_token() for layer in self._row_layers)
+
+    def fits(self, num_rows: int, num_columns: int) -> bool:
+        """Whether there is memory for so many rows of so many tokens."""
+        max_tokens = self._places.max_tokens
+        return max_tokens is None or num_rows * num_columns <= max_tokens
+
+    def most_new_tokens(self, first_row: int, num_rows: int) -> int:
+        """How many tokens a forward may write behind each of ``num_rows`` rows from ``first_row``."""
+        if self._places.max_tokens is None:
+            return _NO_LIMIT
+        longest = max(self._lengths[first_row : first_row + num_rows])
+        return self._places.max_tokens // len(self._lengths) - longest
+
+    def _make_room(self, num_rows: int, num_columns: int) -> None:
+        """Let there be as many places and columns, or more."""
+        places = self._places
+        if num_rows <= places.num_rows and num_columns <= places.num_columns:
+            return
+        if places.max_tokens is None:
+            while places.num_rows < num_rows:
+                places.num_rows = min(self._max_rows, 2 * places.num_rows)
+            while places.num_columns < num_columns:
+                places.num_columns *= 2
+        else:
+            num_columns = max([num_columns, *self._lengths])
+            if not self.fits(num_rows, num_columns):
+                raise ValueError(
+                    f"{num_rows} rows of {num_columns} tokens are more than the {places.max_tokens} tokens "
+                    "there is memory for"
+                )
+            if num_columns > places.num_columns or not self.fits(num_rows, places.num_columns):
+                widest = places.max_tokens // num_rows
+                places.num_columns = min(widest, max(num_columns, self.expected_length))
+            places.num_rows = min(self._max_rows, places.max_tokens // places.num_columns)
+        passing = max(layer.lay_out(self._lengths) for layer in self._row_layers)
+        self._note_peak(passing)
+
+    def _note_peak(self, passing: int = 0) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes + passing)
+
     # Rows come and go ----------------------------------------------------------------------------
 
     def add_row(self) -> int:
@@ -144,10 +240,8 @@ class RowsCache(Cache):
         """
         if len(self._lengths) == self._max_rows:
             raise ValueError(f"all {self._max_rows} rows are in use")
+        self._make_room(len(self._lengths) + 1, 1)
         self._lengths.append(0)
-        if len(self._lengths) > self._places.num_rows:
-            self._places.num_rows = min(self._max_rows, 2 * self._places.num_rows)
-            self._resize()
         return len(self._lengths) - 1
 
     def remove_last_row(self) -> None:
@@ -192,11 +286,9 @@ class RowsCache(Cache):
         """
         lengths = self._lengths[first_row : first_row + num_rows]
         width = max(lengths) + num_new_tokens
+        self._make_room(len(self._lengths), width)
+        self._note_peak()
         places = self._places
-        if width > places.num_columns:
-            while places.num_columns < width:
-                places.num_columns *= 2
-            self._resize()
         places.first_row, places.width = first_row, width
         if min(lengths) == max(lengths):
             places.shared_column = lengths[0]
@@ -208,9 +300,7 @@ class RowsCache(Cache):
 
     def assume_length(self, num_tokens: int) -> None:
         """Let every row hold ``num_tokens`` tokens of no meaning, to time forwards behind them."""
-        while self._places.num_columns < num_tokens:
-            self._places.num_columns *= 2
-            self._resize()
+        self._make_room(len(self._lengths), num_tokens)
         self._lengths = [num_tokens] * len(self._lengths)
 
     def commit(self, row: int, new_places: Sequence[int]) -> None:
@@ -232,55 +322,30 @@ class RowsCache(Cache):
                     buffer[row, :, length:end] = buffer[row, :, source.to(buffer.device)]
         self._lengths[row] = length + len(new_places)
 
-    def _resize(self) -> None:
-        for layer in self._row_layers:
-            layer.resize(self._places.num_rows, self._places.num_columns)
-
     # Prefixes ------------------------------------------------------------------------------------
 
     def keep_prefix(self, row: int, token_ids: Sequence[int]) -> None:
         """Remember what ``row`` holds, so that a later row may begin with it."""
         length = self._lengths[row]
-        if not 0 < length * self._bytes_per_token() <= self._max_prefix_bytes:
-            return
-        key = tuple(token_ids[:length])
-        if key in self._prefixes:
-            self._prefixes.move_to_end(key)
-            return
-        layers = []
-        for layer in self._row_layers:
-            assert layer.keys is not None
-            assert layer.values is not None
-            layers.append((layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()))
-        self._prefixes[key] = Prefix(key, layers)
-        num_tokens = sum(map(len, self._prefixes))
-        while (
-            num_tokens * self._bytes_per_token() > self._max_prefix_bytes
-            or len(self._prefixes) > _MAX_PREFIXES
-        ):
-            dropped, _ = self._prefixes.popitem(last=False)
-            num_tokens -= len(dropped)
 
-    def _bytes_per_token(self) -> int:
-        buffers = [b for layer in self._row_layers for b in (layer.keys, layer.values) if b is not None]
-        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
+        def copied() -> LayerTensors:
+            layers = []
+            for layer in self._row_layers:
+                assert layer.keys is not None
+                assert layer.values is not None
+                layers.append((layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()))
+            return layers
+
+        self._prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
+        self._note_peak()
 
     def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
         """The kept prefix that shares most first tokens with ``token_ids``, and how many it shares."""
-        best, best_shared = None, 0
-        for prefix in self._prefixes.values():
-            shared = num_shared(prefix.token_ids, token_ids)
-            if shared > best_shared:
-                best, best_shared = prefix, shared
-        if best is not None:
-            self._prefixes.move_to_end(best.token_ids)
-        return best, best_shared
+        return self._prefixes.find(token_ids)
 
     def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
         """Let ``row`` begin with the first ``num_tokens`` tokens of ``prefix``."""
-        while self._places.num_columns < num_tokens:
-            self._places.num_columns *= 2
-            self._resize()
+        self._make_room(len(self._lengths), num_tokens)
         for layer, (keys, values) in zip(self._row_layers, prefix.layers, strict=True):
             assert layer.keys is not None
             assert layer.values is not None
@@ -296,16 +361,3 @@ class RowsCache(Cache):
         """Drop every row and prefix."""
         self._lengths.clear()
         self._prefixes.clear()
-
-
-def num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens two sequences share; halving, because slices compare at C speed."""
-    low, high = 0, min(len(one), len(other))
-    one, other = tuple(one[:high]), tuple(other[:high])
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -6,7 +6,8 @@ either is a forward over neighbours. Knows rows and the cache. Does not know the
 
 from __future__ import annotations
 
-from local_backend.kv_cache import RowsCache, num_shared
+from local_backend.kept_prefixes import num_shared
+from local_backend.kv_cache import RowsCache
 from local_backend.sequence import Row, State
 
 # A row waits for another that is about to read this many more tokens of their common beginning.
@@ -61,12 +62,12 @@ class RunningRows:
         Returns:
             Whether it got one; not while another row is about to read what both begin with.
         """
-        wanted = row.prompt_token_ids[:-1]
+        wanted = row.token_ids[:-1]
         source, num_ready = None, 0
         for place, other in enumerate(self._rows):
             shared = num_shared(wanted, other.token_ids)
             if other.state is State.PREFILLING:
-                coming = min(shared, other.num_prompt_tokens - 1) - other.num_cached
+                coming = min(shared, len(other.token_ids) - 1) - other.num_cached
                 if coming >= _WORTH_WAITING_TOKENS:
                     return False
             if min(shared, other.num_cached) > num_ready:
@@ -110,6 +111,14 @@ class RunningRows:
         self._move(len(self._rows) - 1, place)
         self._rows.pop()
         self._cache.remove_last_row()
+
+    def set_aside(self, row: Row) -> None:
+        """Free the place of a row that is to go on later from what it has written.
+
+        What it has read is kept while there is room for that, and otherwise read again.
+        """
+        self.remove(row, keep=True)
+        row.state, row.num_cached = State.WAITING, 0
 
     def clear(self) -> list[Row]:
         """Free every place and forget every beginning; returns the rows there were."""

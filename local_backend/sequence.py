@@ -18,6 +18,8 @@ from local_backend.copied import CopiedSpan, copied_spans
 from local_backend.detokenizer import Detokenizer
 from local_backend.logits import RowLogits
 from local_backend.sampling import SamplingParams
+from local_backend.scheduling.admission import Ticket
+from local_backend.scheduling.lengths import Prediction
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -40,7 +42,9 @@ class Stats:
         num_tokens: Tokens emitted.
         num_drafted: Tokens drafted.
         num_accepted: Drafted tokens accepted.
-        num_prefilled: Prompt tokens the model read for this row; the rest came from a shared prefix.
+        num_prefilled: Tokens the model read for this row before it wrote: of the prompt, whose rest came from
+            a shared prefix, and of its own text where it was set aside.
+        num_set_aside: How often it gave its place to others for lack of memory.
         tokens_by_forward: Tokens each decode forward landed, in order.
         submitted_seconds, first_token_seconds, finished_seconds: On ``time.monotonic``.
     """
@@ -50,6 +54,7 @@ class Stats:
     num_drafted: int = 0
     num_accepted: int = 0
     num_prefilled: int = 0
+    num_set_aside: int = 0
     tokens_by_forward: list[int] = field(default_factory=list)
     submitted_seconds: float = 0.0
     first_token_seconds: float | None = None
@@ -122,6 +127,9 @@ class Row:
         token_ids: Prompt and everything emitted.
         num_cached: How many of ``token_ids`` have their keys and values in the cache.
         max_length: ``token_ids`` grows no longer than this.
+        prediction: How many tokens it is expected to write, if anybody knows.
+        reserved_length: How long ``token_ids`` may become before memory is asked for anew.
+        ticket: Its place in the order of arrival, to wait there again when it is set aside.
         logits: Its logits processors, if there are any.
         error: What ends the row at the end of the step.
         logprobs: For each emitted token, if asked for.
@@ -136,6 +144,9 @@ class Row:
     references: tuple[tuple[int, ...], ...] = ()
     logits: RowLogits | None = None
     state: State = State.WAITING
+    prediction: Prediction | None = None
+    reserved_length: int = 0
+    ticket: Ticket | None = None
     token_ids: list[int] = field(init=False)
     num_cached: int = 0
     stats: Stats = field(default_factory=Stats)
@@ -161,8 +172,8 @@ class Row:
 
     @property
     def num_to_prefill(self) -> int:
-        """Prompt tokens still to be read before writing: all but the last, which the first forward reads."""
-        return max(0, self.num_prompt_tokens - 1 - self.num_cached)
+        """Tokens still to be read before writing: all but the last, which the next forward reads."""
+        return max(0, len(self.token_ids) - 1 - self.num_cached)
 
     @property
     def room(self) -> int:

@@ -19,23 +19,6 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 DEFAULT_MAX_OVERTAKES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter(Generic[ItemT]):
-    """One who waits.
-
-    Attributes:
-        item: What was added.
-        predicted_tokens: The expected length of the answer; ``None`` is not known.
-        number: How many had arrived before it.
-        group: Its arrival, shared by all that arrived at the same time.
-    """
-
-    item: ItemT
-    predicted_tokens: float | None
-    number: int
-    group: _Arrival = field(repr=False)
-
-
 @dataclass(slots=True)
 class _Arrival:
     """Those that arrived together: how many had arrived up to the last of them, how many of them wait."""
@@ -43,6 +26,34 @@ class _Arrival:
     seconds: float
     num_arrived: int = 0
     num_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A place in the order of arrival.
+
+    Attributes:
+        number: How many had arrived before.
+        arrival: Shared by all that arrived at the same time.
+    """
+
+    number: int
+    arrival: _Arrival = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter(Generic[ItemT]):
+    """One who waits.
+
+    Attributes:
+        item: What was added.
+        predicted_tokens: The expected length of the answer; ``None`` is not known.
+        ticket: Its place in the order of arrival.
+    """
+
+    item: ItemT
+    predicted_tokens: float | None
+    ticket: Ticket
 
 
 class WaitingRows(Generic[ItemT]):
@@ -104,10 +115,10 @@ class WaitingRows(Generic[ItemT]):
             raise ValueError(f"{item!r} waits already: add each item once")
         if self._last_arrival is None or self._last_arrival.seconds != now:
             self._last_arrival = _Arrival(now)
-        waiter = Waiter(item, predicted_tokens, self._num_arrived, self._last_arrival)
+        ticket = Ticket(self._num_arrived, self._last_arrival)
         self._num_arrived += 1
-        waiter.group.num_arrived = self._num_arrived
-        self._insert(waiter)
+        self._last_arrival.num_arrived = self._num_arrived
+        self._insert(Waiter(item, predicted_tokens, ticket))
 
     def pop(self) -> Waiter[ItemT]:
         """Take out whoever begins next.
@@ -119,16 +130,25 @@ class WaitingRows(Generic[ItemT]):
             raise IndexError("nobody waits")
         first = self._waiters[self._by_arrival[0][1]]
         chosen = self._waiters[self._by_policy[0][2]]
-        if chosen.group is not first.group:
+        arrival = first.ticket.arrival
+        if chosen.ticket.arrival is not arrival:
             # Gone are all that came before it, those that came with it and do not wait, and who overtook it.
-            num_overtakes = self._num_gone - (first.group.num_arrived - first.group.num_waiting)
+            num_overtakes = self._num_gone - (arrival.num_arrived - arrival.num_waiting)
             if num_overtakes >= self.max_overtakes:
                 chosen = first
         self.remove(chosen.item)
         return chosen
 
     def put_back(self, waiter: Waiter[ItemT]) -> None:
-        """Undo :meth:`pop` for one that could not begin after all: it waits where it was."""
+        """Undo :meth:`pop` for one that could not begin, or not end: it waits where it was.
+
+        Its expected length may be another one now.
+
+        Raises:
+            ValueError: It waits already.
+        """
+        if waiter.item in self._waiters:
+            raise ValueError(f"{waiter.item!r} waits already: put back what was popped, once")
         self._num_gone -= 1
         self._insert(waiter)
 
@@ -139,10 +159,10 @@ class WaitingRows(Generic[ItemT]):
             KeyError: It does not wait.
         """
         waiter = self._waiters.pop(item)
-        waiter.group.num_waiting -= 1
+        waiter.ticket.arrival.num_waiting -= 1
         self._num_gone += 1
-        del self._by_arrival[bisect_left(self._by_arrival, (waiter.number,))]
-        del self._by_policy[bisect_left(self._by_policy, (self._rank(waiter), waiter.number))]
+        del self._by_arrival[bisect_left(self._by_arrival, (waiter.ticket.number,))]
+        del self._by_policy[bisect_left(self._by_policy, (self._rank(waiter), waiter.ticket.number))]
 
     def clear(self) -> list[ItemT]:
         """Let nobody wait; returns who did, in order of arrival."""
@@ -153,11 +173,11 @@ class WaitingRows(Generic[ItemT]):
 
     def _insert(self, waiter: Waiter[ItemT]) -> None:
         self._waiters[waiter.item] = waiter
-        waiter.group.num_waiting += 1
-        insort(self._by_arrival, (waiter.number, waiter.item), key=lambda entry: entry[0])
+        waiter.ticket.arrival.num_waiting += 1
+        insort(self._by_arrival, (waiter.ticket.number, waiter.item), key=lambda entry: entry[0])
         insort(
             self._by_policy,
-            (self._rank(waiter), waiter.number, waiter.item),
+            (self._rank(waiter), waiter.ticket.number, waiter.item),
             key=lambda entry: entry[:2],
         )
 

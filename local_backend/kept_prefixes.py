@@ -1,0 +1,106 @@
+"""What finished rows leave behind, so that a later row with the same beginning need not be read again.
+
+Knows token ids and the keys and values that belong to them. Does not know where rows lie.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# However short they are: every row that comes is compared with all of them.
+_MAX_PREFIXES = 64
+
+LayerTensors = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Keys and values a row left behind.
+
+    Attributes:
+        token_ids: The tokens they belong to.
+        layers: Keys and values per layer, each ``[heads, tokens, head size]``.
+    """
+
+    token_ids: tuple[int, ...]
+    layers: LayerTensors
+
+
+class KeptPrefixes:
+    """Beginnings, those used longest ago dropped first.
+
+    Args:
+        max_bytes: Memory for them, in all; 0 keeps nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self._num_tokens = 0
+        self._bytes_per_token = 0
+
+    def values(self) -> Iterable[Prefix]:
+        """All of them, the one used longest ago first."""
+        return self._kept.values()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory they take."""
+        return self._num_tokens * self._bytes_per_token
+
+    def keep(
+        self, token_ids: Sequence[int], bytes_per_token: int, copied: Callable[[], LayerTensors]
+    ) -> None:
+        """Remember a beginning, unless it is too large; what is too much with it is dropped before.
+
+        Args:
+            token_ids: Its tokens.
+            bytes_per_token: What the keys and values of one of them take, in all layers.
+            copied: Makes its keys and values.
+        """
+        key = tuple(token_ids)
+        self._bytes_per_token = bytes_per_token
+        if not 0 < len(key) * bytes_per_token <= self._max_bytes:
+            return
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return
+        most_tokens = self._max_bytes // bytes_per_token - len(key)
+        while self._num_tokens > most_tokens or len(self._kept) >= _MAX_PREFIXES:
+            dropped, _ = self._kept.popitem(last=False)
+            self._num_tokens -= len(dropped)
+        self._kept[key] = Prefix(key, copied())
+        self._num_tokens += len(key)
+
+    def find(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
+        """The one that shares most first tokens with ``token_ids``, and how many it shares."""
+        best, best_shared = None, 0
+        for prefix in self._kept.values():
+            shared = num_shared(prefix.token_ids, token_ids)
+            if shared > best_shared:
+                best, best_shared = prefix, shared
+        if best is not None:
+            self._kept.move_to_end(best.token_ids)
+        return best, best_shared
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self._kept.clear()
+        self._num_tokens = 0
+
+
+def num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens two sequences share; halving, because slices compare at C speed."""
+    low, high = 0, min(len(one), len(other))
+    one, other = tuple(one[:high]), tuple(other[:high])
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

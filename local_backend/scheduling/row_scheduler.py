@@ -1,0 +1,175 @@
+"""Which of the engine's rows begins, and which gives way: lengths predicted, memory reserved and grown.
+
+Knows rows, predictions and how many tokens fit. Does not know the model, the cache or drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from local_backend.scheduling.admission import Waiter, WaitingRows
+from local_backend.scheduling.lengths import LearningPredictor, Prediction, admission_tokens
+from local_backend.scheduling.options import Scheduling
+from local_backend.sequence import Row
+
+# Reserved for an answer of which nothing is known, and at least added to one that has become longer.
+_FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32
+_GROWTH = 0.5
+# Of a row's length, what drafts may take beside it: another row is worth more than longer drafts.
+_DRAFT_SHARE = 0.25
+
+_logger = logging.getLogger(__name__)
+
+
+class RowScheduler:
+    """The rows that wait, and what is reserved for those that run.
+
+    Args:
+        scheduling: What the caller chose.
+        max_tokens: Rows times columns for which there is memory; ``None`` is no limit.
+    """
+
+    def __init__(self, scheduling: Scheduling, max_tokens: int | None) -> None:
+        self.policy = scheduling.policy
+        self._predictor = scheduling.predictor
+        self._max_tokens = max_tokens
+        self._waiting: WaitingRows[Row] = WaitingRows(
+            scheduling.policy, max_overtakes=scheduling.max_overtakes
+        )
+        self._num_draft_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows that wait, in order of arrival."""
+        return iter(self._waiting)
+
+    # Waiting -------------------------------------------------------------------------------------
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Let rows wait that have come together."""
+        now = time.monotonic()
+        for row, prediction in zip(rows, self._predict(rows), strict=True):
+            if prediction is not None:
+                row.prediction = _cut(prediction, row.room)
+            self._waiting.add(row, predicted_tokens=admission_tokens(row.prediction, self.policy), now=now)
+
+    def remove(self, row: Row) -> None:
+        """Let a row wait no longer."""
+        self._waiting.remove(row)
+
+    def clear(self) -> list[Row]:
+        """Let no row wait; returns those that did."""
+        return self._waiting.clear()
+
+    def next_that_fits(self, running: Sequence[Row]) -> Row | None:
+        """Take out the row whose turn it is, with memory reserved for it.
+
+        Args:
+            running: The rows it would run with.
+
+        Returns:
+            ``None`` if nobody waits or the next has to wait for memory, and those behind it with it: what
+            others free must not go to smaller rows for ever.
+        """
+        if not self._waiting:
+            return None
+        waiter = self._waiting.pop()
+        row = waiter.item
+        row.ticket = waiter.ticket
+        row.reserved_length = self._within_memory(row, self._first_length(row))
+        columns = self.expected_length([*running, row])
+        if self._max_tokens is None or (len(running) + 1) * columns <= self._max_tokens:
+            return row
+        self._waiting.put_back(waiter)
+        return None
+
+    def put_back(self, row: Row) -> None:
+        """Let a row wait where it was before, because it could not begin, or has been set aside."""
+        assert row.ticket is not None
+        self._waiting.put_back(Waiter(row, admission_tokens(row.prediction, self.policy), row.ticket))
+
+    # Memory --------------------------------------------------------------------------------------
+
+    def expected_length(self, running: Sequence[Row]) -> int:
+        """Columns that rows in use are expected to need, their drafts included."""
+        longest = max((row.reserved_length for row in running), default=0)
+        longest += min(self._num_draft_tokens, math.ceil(_DRAFT_SHARE * longest))
+        return longest if self._max_tokens is None else min(longest, self._max_tokens)
+
+    def note_draft(self, num_tokens: int) -> None:
+        """Drafts come to so many tokens: rows that begin should find room for them, too."""
+        self._num_draft_tokens = max(self._num_draft_tokens, num_tokens)
+
+    def outgrown(self, running: Sequence[Row]) -> list[Row]:
+        """Reserve more for the rows that have become longer than expected.
+
+        Args:
+            running: All rows in use.
+
+        Returns:
+            Rows for which there is no more as long as the others run, or at all.
+        """
+        if self._max_tokens is None:
+            return []
+        aside: list[Row] = []
+        for row in running:
+            if len(row.token_ids) <= row.reserved_length:
+                continue
+            num_written = len(row.token_ids) - row.num_prompt_tokens
+            num_more = max(_LEAST_GROWTH_TOKENS, math.ceil(_GROWTH * num_written))
+            wanted = self._within_memory(row, len(row.token_ids) + num_more)
+            there_is = self._max_tokens // (len(running) - len(aside))
+            row.reserved_length = min(wanted, there_is)
+            if there_is < len(row.token_ids):
+                expected = float(wanted - row.num_prompt_tokens)
+                row.prediction = Prediction(expected, expected)
+                aside.append(row)
+        return aside
+
+    def _first_length(self, row: Row) -> int:
+        num_tokens = row.prediction.max_num_tokens if row.prediction is not None else _FIRST_TOKENS
+        return max(row.num_prompt_tokens + math.ceil(num_tokens), len(row.token_ids) + 1)
+
+    def _within_memory(self, row: Row, length: int) -> int:
+        return min(length, row.max_length, self._max_tokens or row.max_length)
+
+    # Predictions ---------------------------------------------------------------------------------
+
+    def _predict(self, rows: Sequence[Row]) -> Sequence[Prediction | None]:
+        nothing: list[Prediction | None] = [None] * len(rows)
+        is_used = self._max_tokens is not None or self.policy != "first_come"
+        if self._predictor is None or not rows or not is_used:
+            return nothing
+        predict = self._predictor.predict
+        prompts = [row.prompt_token_ids for row in rows]
+        return self._guarded(lambda: predict(prompts, [row.params for row in rows])) or nothing
+
+    def observe(self, row: Row) -> None:
+        """Tell the predictor how long an answer has become that ended by itself."""
+        predictor = self._predictor
+        if isinstance(predictor, LearningPredictor):
+            self._guarded(lambda: predictor.observe(row.prompt_token_ids, row.stats.num_tokens))
+
+    def _guarded(self, ask: Callable[[], list[Prediction | None] | None]) -> list[Prediction | None] | None:
+        """A predictor that fails costs order, and no answer: it is asked no more."""
+        try:
+            return ask()
+        except Exception as error:
+            _logger.warning(
+                "%s failed with %s: %s; rows are scheduled without predictions from now on",
+                type(self._predictor).__name__,
+                type(error).__name__,
+                error,
+            )
+            self._predictor = None
+            return None
+
+
+def _cut(prediction: Prediction, room: int) -> Prediction:
+    """A prediction for a row that may write ``room`` tokens."""
+    return Prediction(min(prediction.num_tokens, room), min(prediction.max_num_tokens, room))
