@@ -106,6 +106,14 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
     return batch
 
 
+def fast_precision() -> torch.autocast:
+    """The precision a training forward is fastest in: bfloat16 where the processor has units for it."""
+    has_units = torch.cpu.get_capabilities()
+    return torch.autocast(
+        "cpu", dtype=torch.bfloat16, enabled=bool(has_units["avx512_bf16"] or has_units["amx_bf16"])
+    )
+
+
 def draw_batch(
     seed: str,
     shares: Mapping[str, float],
@@ -138,4 +146,4 @@ def draw_batch(
     return kind, collate(examples, tokenizer.pad_token_id)
 
 
-__all__ = ["EncodedExample", "collate", "draw_batch", "encode_example", "prompt_ids"]
+__all__ = ["EncodedExample", "collate", "draw_batch", "encode_example", "fast_precision", "prompt_ids"]

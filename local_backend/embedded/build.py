@@ -24,27 +24,29 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.batches import draw_batch
+from local_backend.embedded.batches import draw_batch, fast_precision
 from local_backend.embedded.card import write_card
 from local_backend.embedded.consistency import collect_answers, consistency_loss, draw_noisy, read_answers
 from local_backend.embedded.corpus import Topic, load_topics
-from local_backend.embedded.initialization import begin_copying
-from local_backend.embedded.tokenization import train_tokenizer
+from local_backend.embedded.initialization import begin_quoting
+from local_backend.embedded.muon import Muon
+from local_backend.embedded.tokenization import ending_token_ids, train_tokenizer
 from local_backend.training.masks import use_fast_attention
 
 # A step learns from one batch of each stream, a batch holding examples of one kind. First the model learns
 # to copy and to tell topics apart, from many short examples; then what to say, from long ones.
 STREAMS_FIRST: Sequence[Mapping[str, float]] = (
     {"beginning": 0.4, "skeleton": 0.3, "plain": 0.3},
-    {"repeat": 0.35, "short documents": 0.45, "documents": 0.2},
+    {"choices": 0.6, "repeat": 0.2, "short documents": 0.2},
 )
 STREAMS_THEN: Sequence[Mapping[str, float]] = (
     {"plain": 0.32, "expansion": 0.18, "skeleton": 0.28, "several": 0.1, "beginning": 0.12},
     {
-        "questions": 0.45,
-        "many questions": 0.1,
-        "documents": 0.15,
-        "edit": 0.16,
+        "choices": 0.32,
+        "questions": 0.24,
+        "many questions": 0.06,
+        "documents": 0.1,
+        "edit": 0.14,
         "condense": 0.08,
         "repeat": 0.06,
     },
@@ -72,11 +74,11 @@ class BuildOptions:
         hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
     """
 
-    num_steps: int = 2600
-    num_first_steps: int = 100
-    num_consistency_steps: int = 500
-    num_answers: int = 1000
-    tokens_per_batch: int = 2_600
+    num_steps: int = 1500
+    num_first_steps: int = 150
+    num_consistency_steps: int = 200
+    num_answers: int = 400
+    tokens_per_batch: int = 2_200
     learning_rate: float = 1e-3
     embedding_learning_rate: float = 1.5e-3
     first_embedding_share: float = 1 / 3
@@ -110,7 +112,7 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    begin_copying(model)
+    begin_quoting(model, ending_token_ids(tokenizer))
     return model
 
 
@@ -131,7 +133,7 @@ def rate_at(step: int, options: BuildOptions) -> float:
 
 def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
     """Weighted mean cross-entropy over the learned positions."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with fast_precision():
         positions = {"position_ids": batch["position_ids"]} if "attention_mask" in batch else {}
         hidden = model.model(
             input_ids=batch["input_ids"],
@@ -149,46 +151,39 @@ def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
 class Optimizers:
     """Muon for the weight matrices of the layers, AdamW for embeddings and norms, as one.
 
-    Muon (K. Jordan and others, 2024) makes each update orthogonal; on this model it learns the topics in a
-    third of the steps AdamW takes.
+    On this model Muon learns the topics in a third of the steps AdamW takes.
     """
 
     def __init__(self, model: LlamaForCausalLM, options: BuildOptions) -> None:
         matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
         ids = {id(parameter) for parameter in matrices}
         others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
-        self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices,
-                lr=options.learning_rate,
-                weight_decay=options.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            ),
-            torch.optim.AdamW(
-                others, lr=options.embedding_learning_rate, betas=(0.9, 0.98), weight_decay=0.0
-            ),
-        ]
+        self._muon = Muon(matrices, options.learning_rate, options.weight_decay)
+        self._adam = torch.optim.AdamW(
+            others, lr=options.embedding_learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+        )
         self._options = options
 
     def step(self, number: int) -> None:
         """Update with the learning rates of step ``number``, and forget the gradients."""
         rate, options = rate_at(number, self._options), self._options
         share = options.first_embedding_share if number < options.num_first_steps else 1.0
-        peaks = (options.learning_rate, share * options.embedding_learning_rate)
-        for optimizer, peak in zip(self._optimizers, peaks, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._muon.learning_rate = options.learning_rate * rate
+        for group in self._adam.param_groups:
+            group["lr"] = share * options.embedding_learning_rate * rate
+        self._muon.step()
+        self._muon.zero_grad()
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""
-        return [optimizer.state_dict() for optimizer in self._optimizers]
+        return [self._muon.state_dict(), self._adam.state_dict()]
 
     def load(self, states: Sequence[dict[str, Any]]) -> None:
         """Go on from a checkpoint's."""
-        for optimizer, state in zip(self._optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
+        self._muon.load_state_dict(states[0])
+        self._adam.load_state_dict(states[1])
 
 
 def train(

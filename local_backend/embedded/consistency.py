@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.batches import prompt_ids
+from local_backend.embedded.batches import fast_precision, prompt_ids
 from local_backend.embedded.corpus import Topic
 from local_backend.embedded.tasks import make_example
 from local_backend.engine import Engine
@@ -122,7 +122,7 @@ def consistency_loss(model: LlamaForCausalLM, batch: PackedBatch) -> dict[str, T
     Only the columns that learn or teach get logits, which saves half of the forward of so small a model.
     """
     mask = torch.zeros(batch.sees.shape).masked_fill_(~batch.sees, torch.finfo(torch.float32).min)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with fast_precision():
         hidden = model.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,

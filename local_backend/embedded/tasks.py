@@ -96,14 +96,22 @@ def _from_documents(
 
 
 def _questions(
-    num_documents: tuple[int, int], num_sentences: tuple[int, int], rng: random.Random, _: Sequence[Topic]
+    num_documents: tuple[int, int],
+    num_sentences: tuple[int, int],
+    rng: random.Random,
+    _: Sequence[Topic],
+    *,
+    is_cut: bool = False,
 ) -> Example:
-    """Several questions about documents that are read once: what differs stands behind them."""
+    """Several questions about documents that are read once: what differs stands behind them.
+
+    Where ``is_cut`` the answers break off after a few words: enough to learn which sentence to take.
+    """
     cases = make_document_cases(
         rng,
         num_documents=rng.randint(*num_documents),
         num_sentences=rng.randint(*num_sentences),
-        num_questions=rng.randint(4, 7),
+        num_questions=rng.randint(6, 10) if is_cut else rng.randint(4, 7),
     )
     table = request_table()["documents"]
     layout = rng.choice(table["layouts"])
@@ -124,8 +132,11 @@ def _questions(
         ]
         template = (asked_last[0] if rng.random() < 0.25 else rng.choice(asked_last)).strip("\n")
         requests = [template.format(documents=documents, question=question) for question in questions]
+    if is_cut:
+        num_words = len(table["reply"].split()) - 1 + 3
+        replies = [" ".join(reply.split(" ")[:num_words]) for reply in replies]
     branches = zip(requests, replies, strict=True)
-    return Example(tuple(turns), tuple((request, "", reply) for request, reply in branches))
+    return Example(tuple(turns), tuple((request, "", reply) for request, reply in branches), ends=not is_cut)
 
 
 def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
@@ -241,6 +252,7 @@ KINDS: Mapping[str, Task] = {
     "short documents": partial(_from_documents, (1, 1), (2, 4)),
     "documents": partial(_from_documents, (2, 3), (2, 4)),
     "long documents": partial(_from_documents, (3, 6), (3, 6)),
+    "choices": partial(_questions, (1, 3), (2, 5), is_cut=True),
     "questions": partial(_questions, (1, 3), (2, 4)),
     "many questions": partial(_questions, (2, 5), (3, 6)),
     "edit": _edit,

@@ -65,4 +65,15 @@ def train_tokenizer(topics: Sequence[Topic], vocabulary_size: int) -> PreTrained
     return fast
 
 
-__all__ = ["CHAT_TEMPLATE", "END", "PAD", "ROLES", "train_tokenizer"]
+def ending_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Tokens behind which a sentence, a line or a message begins."""
+    ends = {".", "!", "?", ":", "]", "-", "\n", "\n\n"}
+    roles = {f"<|{role}|>" for role in ROLES}
+    return sorted(
+        token_id
+        for token, token_id in tokenizer.get_vocab().items()
+        if token in roles or str(tokenizer.decode([token_id])).strip(" ") in ends
+    )
+
+
+__all__ = ["CHAT_TEMPLATE", "END", "PAD", "ROLES", "ending_token_ids", "train_tokenizer"]
