@@ -20,20 +20,30 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from pydantic import ConfigDict, Field
 
+from local_backend.batch_progress import batch_progress
 from local_backend.call_arguments import PARAMETERS, sampling_params
+from local_backend.chat_prompt import chat_prompt
 from local_backend.drafters import Drafter
 from local_backend.engine import Engine
 from local_backend.loading import load
 from local_backend.openai_shape import openai_logprobs, text_of
 from local_backend.references import References
+from local_backend.scheduling.admission import AdmissionPolicy
+from local_backend.scheduling.options import Scheduling
 from local_backend.sequence import Completion, Row, Update
 
 if TYPE_CHECKING:
     import torch
 
+    SchedulingChoice = Scheduling | AdmissionPolicy | None
+else:
+    SchedulingChoice = Any  # the engine checks it; pydantic would take the dataclass apart
+
+# Each waits for one answer of a batch; the engine chooses among as many.
+_MAX_BATCH_THREADS = 512
 _EMBEDDED = Path(__file__).parent / "embedded" / "weights"
 
 
@@ -55,8 +65,11 @@ class ChatLocal(BaseChatModel):
         stop: Strings before which an answer ends.
         logprobs: Whether ``response_metadata["logprobs"]`` tells how likely each token was, as OpenAI's does.
         top_logprobs: And how likely so many likeliest tokens were.
+        scheduling: Which request begins first when more come than there are rows for: the engine is told when
+            the model is made. ``None`` leaves it as the engine has it.
+        progress: Whether ``batch`` and ``abatch`` show a bar where they take long.
 
-    Every one of these but ``engine`` and ``model_name`` may also be given per call, and beside them
+    Every one of these from ``max_tokens`` to ``top_logprobs`` may also be given per call, and beside them
     ``references``: texts the answer may copy from, as a list or as :class:`~local_backend.References`.
     Cache keys and traces hold their number and digest in place of the texts.
     """
@@ -76,6 +89,14 @@ class ChatLocal(BaseChatModel):
     stop: list[str] | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    scheduling: SchedulingChoice = Field(default=None, exclude=True)
+    progress: bool = True
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Tell the engine how to schedule, if asked to."""
+        super().model_post_init(context)
+        if self.scheduling is not None:
+            self.engine.reschedule(self.scheduling)
 
     # Making one ----------------------------------------------------------------------------------
 
@@ -98,6 +119,7 @@ class ChatLocal(BaseChatModel):
         dtype: torch.dtype | str | None = None,
         device: str | torch.device | None = None,
         max_rows: int = 64,
+        scheduling: Scheduling | AdmissionPolicy = "longest_first",
         model_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> ChatLocal:
@@ -109,6 +131,8 @@ class ChatLocal(BaseChatModel):
             dtype: Of the computation; float32 on CPU unless given, otherwise as stored.
             device: Where to; CPU unless given.
             max_rows: Rows in a forward, at most.
+            scheduling: Who begins first when more wait, and within how much memory. Unless told otherwise,
+                those first that are expected to write longest, so that a batch is done soonest.
             model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
             options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
 
@@ -118,7 +142,7 @@ class ChatLocal(BaseChatModel):
             ValueError: Its tokenizer has no chat template.
         """
         model, tokenizer = load(path_or_name, dtype=dtype, device=device, model_options=model_options)
-        engine = Engine(model, tokenizer, drafter, max_rows=max_rows)
+        engine = Engine(model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling)
         return cls(engine=engine, **{"model_name": Path(path_or_name).name, **options})
 
     def close(self) -> None:
@@ -246,14 +270,33 @@ class ChatLocal(BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        """Answer all inputs at once, in order; LangChain's own ``batch`` would run a few threads' worth."""
+        """Answer all inputs at once; results in the order of the inputs.
+
+        The engine orders them by its scheduling. LangChain's own ``batch`` would run a few threads' worth.
+        """
         if inputs:
             # With a configuration for each input, LangChain takes the number of threads from the first.
             configs = list(config) if isinstance(config, Sequence) else [ensure_config(config)]
             if configs and configs[0].get("max_concurrency") is None:
-                configs[0] = {**configs[0], "max_concurrency": len(inputs)}
+                most = max(_MAX_BATCH_THREADS, 4 * self.engine.max_rows)
+                configs[0] = {**configs[0], "max_concurrency": min(len(inputs), most)}
             config = configs if isinstance(config, Sequence) else configs[0]
-        return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with batch_progress(len(inputs), shown=self.progress) as count:
+            counted = _Counted(self, count)
+            return counted.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """:meth:`batch` in the running event loop."""
+        with batch_progress(len(inputs), shown=self.progress) as count:
+            counted = _Counted(self, count)
+            return await counted.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     # Messages to rows, completions to messages ---------------------------------------------------
 
@@ -281,15 +324,7 @@ class ChatLocal(BaseChatModel):
         turns = convert_to_openai_messages(list(messages))
         for turn in turns:
             turn["content"] = text_of(turn)
-        begun = turns[-1]["content"] if isinstance(messages[-1], AIMessage) else ""
-        token_ids = self.engine.tokenizer.apply_chat_template(
-            turns if begun or turns[-1]["role"] != "assistant" else turns[:-1],
-            tokenize=True,
-            return_dict=False,
-            add_generation_prompt=not begun,
-            continue_final_message=bool(begun),
-        )
-        return cast("list[int]", token_ids), len(self.get_token_ids(begun)) if begun else 0
+        return chat_prompt(self.engine.tokenizer, turns)
 
     def _metadata(self, completion: Completion) -> dict[str, Any]:
         stats = completion.stats
@@ -335,6 +370,30 @@ class ChatLocal(BaseChatModel):
                 chunk_position="last",
             )
         )
+
+
+class _Counted(Runnable[LanguageModelInput, AIMessage]):
+    """A model whose answers are counted, and no run of its own to whoever traces."""
+
+    def __init__(self, model: ChatLocal, count: Callable[[], None]) -> None:
+        self._model = model
+        self._count = count
+
+    def invoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        try:
+            return self._model.invoke(input, config, **kwargs)
+        finally:
+            self._count()
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        try:
+            return await self._model.ainvoke(input, config, **kwargs)
+        finally:
+            self._count()
 
 
 def _by_digest(kwargs: dict[str, Any]) -> dict[str, Any]:

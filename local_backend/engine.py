@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from local_backend.choice import chooser
 from local_backend.detokenizer import Detokenizer
 from local_backend.draft import Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
-from local_backend.forward import Forward, widest_within
+from local_backend.forward import Forward, padded_width, widest_within
 from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
@@ -57,6 +57,9 @@ class EngineStats:
         num_prefilled_tokens: Prompt tokens read.
         num_reused_tokens: Prompt tokens whose keys and values were there already.
         num_set_aside: How often a row gave its place to others for lack of memory.
+        num_row_forwards: Decode forwards of each row, added up.
+        num_positions: Tokens forwards had room for, of prompts, rows and drafts; and of these
+        num_padding: Positions that held none, because another row of the forward was wider.
         num_tokens: Tokens emitted.
     """
 
@@ -66,6 +69,20 @@ class EngineStats:
     num_reused_tokens: int = 0
     num_tokens: int = 0
     num_set_aside: int = 0
+    num_row_forwards: int = 0
+    num_positions: int = 0
+    num_padding: int = 0
+
+    def note_forward(self, num_rows: int, width: int, num_new_tokens: int) -> None:
+        """Count a forward's positions.
+
+        Args:
+            num_rows: Rows that took part.
+            width: Positions of each.
+            num_new_tokens: Tokens that were read, in all.
+        """
+        self.num_positions += num_rows * width
+        self.num_padding += num_rows * width - num_new_tokens
 
 
 class Engine(Calls):
@@ -116,6 +133,7 @@ class Engine(Calls):
         for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        self.max_rows = max_rows
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.drafter = drafter_of(drafter)
@@ -131,12 +149,12 @@ class Engine(Calls):
         self._vocabulary_size = _vocabulary_size(model)
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
-        self.scheduling = Scheduling.of(scheduling)
+        self._scheduling = Scheduling.of(scheduling)
         self._memory = RowMemory.of(
             model,
             architecture,
             max_prefix_bytes=max_prefix_bytes,
-            max_bytes=self.scheduling.max_cache_bytes,
+            max_bytes=self._scheduling.max_cache_bytes,
         )
         self._cache = RowsCache(
             architecture.num_layers,
@@ -147,7 +165,8 @@ class Engine(Calls):
         self._forward = Forward(model, self._cache, architecture)
         self._width_costs = width_costs
         self._inbox: deque[Row] = deque()
-        self._scheduler = RowScheduler(self.scheduling, self._memory.max_tokens)
+        self._scheduler = RowScheduler(self._scheduling, self._memory.max_tokens)
+        self._new_scheduling: Scheduling | None = None
         self._is_to_forget = self._is_any_cancelled = False
         self._running = RunningRows(self._cache, max_rows)
         self._lock = threading.Lock()
@@ -235,6 +254,26 @@ class Engine(Calls):
         return self._width_costs
 
     @property
+    def scheduling(self) -> Scheduling:
+        """Who begins first, and within how much memory."""
+        return self._scheduling
+
+    def reschedule(self, scheduling: Scheduling | AdmissionPolicy) -> None:
+        """Order rows otherwise from the next step on, those that wait already included; from any thread.
+
+        Raises:
+            ValueError: The policy is unknown, or another memory is asked for: that of an engine is fixed.
+        """
+        scheduling = Scheduling.of(scheduling)
+        if scheduling.max_cache_bytes not in (None, self._scheduling.max_cache_bytes):
+            raise ValueError(
+                f"the engine was made with max_cache_bytes={self._scheduling.max_cache_bytes}, which stays, "
+                f"but got {scheduling.max_cache_bytes}: make another engine"
+            )
+        self._scheduling = replace(scheduling, max_cache_bytes=self._scheduling.max_cache_bytes)
+        self._new_scheduling = self._scheduling
+
+    @property
     def num_rows(self) -> int:
         """Rows in use."""
         return len(self._running)
@@ -313,6 +352,9 @@ class Engine(Calls):
         if self._is_to_forget:
             self._is_to_forget = False
             self._cache.forget_prefixes()
+        if (scheduling := self._new_scheduling) is not None:
+            self._new_scheduling = None
+            self._scheduler.choose(scheduling)
         with self._lock:
             received = [*self._inbox]
             self._inbox.clear()
@@ -364,6 +406,7 @@ class Engine(Calls):
         drafts = [Draft.chain(chunk[1:]) for chunk in chunks]
         self._forward(first_place, [chunk[0] for chunk in chunks], drafts, with_logits=False)
         self.stats.num_prefill_forwards += 1
+        self.stats.note_forward(len(rows), max(map(len, chunks)), sum(map(len, chunks)))
         for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_place):
             self._cache.commit(place, range(len(chunk)))
             row.num_cached += len(chunk)
@@ -414,6 +457,9 @@ class Engine(Calls):
     def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
         """Keep what was accepted, in the rows and in the cache, and tell the listeners."""
         self.stats.num_forwards += 1
+        self.stats.num_row_forwards += len(rows)
+        num_drafted = [len(draft) for draft in drafts]
+        self.stats.note_forward(len(rows), padded_width(1 + max(num_drafted)), len(rows) + sum(num_drafted))
         now = time.monotonic()
         for place, (row, draft, outcome) in enumerate(zip(rows, drafts, outcomes, strict=True)):
             taken = row.append(outcome.token_ids)

@@ -77,12 +77,8 @@ class WaitingRows(Generic[ItemT]):
     def __init__(
         self, policy: AdmissionPolicy = "first_come", *, max_overtakes: int = DEFAULT_MAX_OVERTAKES
     ) -> None:
-        if policy not in get_args(AdmissionPolicy):
-            raise ValueError(f"no policy is named {policy!r}; there are {get_args(AdmissionPolicy)}")
-        if max_overtakes < 0:
-            raise ValueError(f"max_overtakes must be 0 or more, got {max_overtakes}")
-        self.policy = policy
-        self.max_overtakes = max_overtakes
+        self.policy = _checked(policy)
+        self.max_overtakes = _checked_limit(max_overtakes)
         self._waiters: dict[ItemT, Waiter[ItemT]] = {}
         self._by_policy: list[tuple[float, int, ItemT]] = []  # the second is unique: items are not compared
         self._by_arrival: list[tuple[int, ItemT]] = []
@@ -164,6 +160,16 @@ class WaitingRows(Generic[ItemT]):
         del self._by_arrival[bisect_left(self._by_arrival, (waiter.ticket.number,))]
         del self._by_policy[bisect_left(self._by_policy, (self._rank(waiter), waiter.ticket.number))]
 
+    def reorder(self, policy: AdmissionPolicy, *, max_overtakes: int) -> None:
+        """Go on by another policy, those that wait already included."""
+        self.policy = _checked(policy)
+        self.max_overtakes = _checked_limit(max_overtakes)
+        waiters = list(self._waiters.values())
+        self._by_policy = sorted(
+            ((self._rank(waiter), waiter.ticket.number, waiter.item) for waiter in waiters),
+            key=lambda entry: entry[:2],
+        )
+
     def clear(self) -> list[ItemT]:
         """Let nobody wait; returns who did, in order of arrival."""
         left = list(self)
@@ -187,3 +193,15 @@ class WaitingRows(Generic[ItemT]):
         if waiter.predicted_tokens is None:
             return float("-inf")
         return waiter.predicted_tokens if self.policy == "shortest_first" else -waiter.predicted_tokens
+
+
+def _checked(policy: AdmissionPolicy) -> AdmissionPolicy:
+    if policy not in get_args(AdmissionPolicy):
+        raise ValueError(f"no policy is named {policy!r}; there are {get_args(AdmissionPolicy)}")
+    return policy
+
+
+def _checked_limit(max_overtakes: int) -> int:
+    if max_overtakes < 0:
+        raise ValueError(f"max_overtakes must be 0 or more, got {max_overtakes}")
+    return max_overtakes

@@ -6,9 +6,13 @@ Knows names and numbers. Does not know rows or the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from local_backend.scheduling.admission import DEFAULT_MAX_OVERTAKES, AdmissionPolicy
+from local_backend.scheduling.admission import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingRows
 from local_backend.scheduling.lengths import LengthPredictor
+
+if TYPE_CHECKING:
+    from local_backend.scheduling.length_log import LengthLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +27,20 @@ class Scheduling:
         max_cache_bytes: Memory for keys and values, those of kept beginnings included; what does not fit
             waits. It is taken whole when it is first needed. ``None`` takes what ``max_rows`` rows need.
         max_overtakes: How many that were submitted later may begin before a row that waits.
+        length_log: Where prompts and the lengths of their answers are written down, to train a predictor.
 
     Raises:
-        ValueError: The number of bytes is not positive.
+        ValueError: The policy is unknown or a number is out of range.
     """
 
     policy: AdmissionPolicy = "first_come"
     predictor: LengthPredictor | None = None
     max_cache_bytes: int | None = None
     max_overtakes: int = DEFAULT_MAX_OVERTAKES
+    length_log: LengthLog | None = None
 
     def __post_init__(self) -> None:
+        WaitingRows[int](self.policy, max_overtakes=self.max_overtakes)  # says what is wrong with them
         if self.max_cache_bytes is not None and self.max_cache_bytes < 1:
             raise ValueError(f"max_cache_bytes must be at least 1, got {self.max_cache_bytes}")
 

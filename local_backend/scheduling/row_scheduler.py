@@ -33,13 +33,21 @@ class RowScheduler:
     """
 
     def __init__(self, scheduling: Scheduling, max_tokens: int | None) -> None:
+        self._waiting: WaitingRows[Row] = WaitingRows()
+        self._max_tokens = max_tokens
+        self._num_draft_tokens = 0
+        self.choose(scheduling)
+
+    def choose(self, scheduling: Scheduling) -> None:
+        """Order by another policy, and ask another predictor, from now on; the memory stays as it is.
+
+        Raises:
+            ValueError: The policy is unknown or the limit is negative.
+        """
+        self._waiting.reorder(scheduling.policy, max_overtakes=scheduling.max_overtakes)
         self.policy = scheduling.policy
         self._predictor = scheduling.predictor
-        self._max_tokens = max_tokens
-        self._waiting: WaitingRows[Row] = WaitingRows(
-            scheduling.policy, max_overtakes=scheduling.max_overtakes
-        )
-        self._num_draft_tokens = 0
+        self._length_log = scheduling.length_log
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -150,7 +158,9 @@ class RowScheduler:
         return self._guarded(lambda: predict(prompts, [row.params for row in rows])) or nothing
 
     def observe(self, row: Row) -> None:
-        """Tell the predictor how long an answer has become that ended by itself."""
+        """Tell the predictor, and write down, how long an answer has become that ended by itself."""
+        if self._length_log is not None:
+            self._length_log.add(row.prompt_token_ids, row.stats.num_tokens, row.params)
         predictor = self._predictor
         if isinstance(predictor, LearningPredictor):
             self._guarded(lambda: predictor.observe(row.prompt_token_ids, row.stats.num_tokens))

@@ -54,6 +54,15 @@ def test_those_that_arrive_together_do_not_overtake_each_other() -> None:
     assert [waiting.pop().item for _ in range(7)] == [2, 0, 1, 3, 4, 5, 6]
 
 
+def test_another_policy_orders_those_who_wait_anew() -> None:
+    waiting = _waiting("first_come")
+    first = waiting.pop()
+    waiting.reorder("longest_first", max_overtakes=5)
+    assert waiting.pop().item == 2
+    waiting.put_back(first)
+    assert [waiting.pop().item for _ in range(5)] == [1, 4, 5, 0, 3]
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="no policy is named 'oldest'"):
         WaitingRows("oldest")  # type: ignore[arg-type]  # the mistake under test
