@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,10 +33,10 @@ class Features(Protocol):
 
 
 class HiddenStates:
-    """The model's own last hidden states: at the prompt's last token, their mean, and the prompt's length.
+    """The model's own last hidden states over the prompt, their mean and maximum, and the prompt's length.
 
-    One forward over the prompt, without the vocabulary; prompts of like length share one. The last state is
-    what the model writes its first token from, so it knows what kind of answer begins.
+    One forward over the prompt, without the vocabulary; prompts of like length share one. The state at the
+    last token alone says less: it is about how the answer begins. Mean and maximum are about what is asked.
 
     Args:
         model: A decoder-only ``transformers`` model; used as it is, also while an engine decodes with it.
@@ -51,7 +51,7 @@ class HiddenStates:
 
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Features ``[prompts, 2 * hidden size + 1]``.
+        """Features ``[prompts, 2 * hidden size + 1]``; the same whatever prompts share the call.
 
         Raises:
             ValueError: A prompt is empty.
@@ -71,7 +71,8 @@ class HiddenStates:
 
     def _forward(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         width = max(map(len, prompts))
-        device = self._model.get_input_embeddings().weight.device
+        embeddings: Any = self._model.get_input_embeddings()
+        device = embeddings.weight.device
         # Padded at the end, where no token of a prompt looks.
         token_ids = torch.tensor(
             [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device
@@ -81,9 +82,9 @@ class HiddenStates:
         states = self._model.base_model(
             input_ids=token_ids, attention_mask=is_token.long(), use_cache=False
         ).last_hidden_state.float()  # [prompts, width, hidden]
-        last = states[torch.arange(len(prompts), device=device), lengths - 1]
         mean = (states * is_token[:, :, None]).sum(1) / lengths[:, None]
-        return torch.cat([last, mean, lengths[:, None].float().log()], dim=1).cpu()
+        most = states.masked_fill(~is_token[:, :, None], -torch.inf).amax(1)
+        return torch.cat([mean, most, lengths[:, None].float().log()], dim=1).cpu()
 
 
 class TextEmbeddings:
@@ -104,7 +105,7 @@ class TextEmbeddings:
         """Features ``[prompts, embedding size + 1]``."""
         if not prompts:
             return torch.zeros(0, 0)
-        texts = [self._tokenizer.decode(list(prompt), skip_special_tokens=True) for prompt in prompts]
+        texts = [str(self._tokenizer.decode(list(prompt), skip_special_tokens=True)) for prompt in prompts]
         vectors = torch.tensor([list(vector) for vector in self._embed(texts)], dtype=torch.float32)
         lengths = torch.tensor([[math.log(max(1, len(prompt)))] for prompt in prompts])
         return torch.cat([vectors, lengths], dim=1)

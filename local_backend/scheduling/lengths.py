@@ -166,9 +166,12 @@ def _pairs(one: Sequence[float], other: Sequence[float]) -> list[tuple[float, fl
 def admission_tokens(prediction: Prediction | None, policy: AdmissionPolicy) -> float | None:
     """The length by which a policy orders a row; ``None`` where none is predicted.
 
-    ``longest_first`` goes by the maximum: what costs is a row that begins late and turns out long, and the
-    maximum says which may. The others go by what is expected.
+    ``longest_first`` goes by twice the maximum less what is expected: as far above the maximum as that is
+    above what is expected. What costs is a row that begins late and turns out long, so those begin early of
+    which that cannot be ruled out, sure or not. The other policies go by what is expected.
     """
     if prediction is None:
         return None
-    return prediction.max_num_tokens if policy == "longest_first" else prediction.num_tokens
+    if policy == "longest_first":
+        return 2 * prediction.max_num_tokens - prediction.num_tokens
+    return prediction.num_tokens

@@ -78,7 +78,7 @@ class FitOptions:
 
     num_hidden: int = 48
     num_networks: int = 4
-    dropout: float = 0.2
+    dropout: float = 0.4
     weight_decay: float = 0.02
     learning_rate: float = 3e-3
     max_steps: int = 400

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from local_backend.scheduling.lengths import Prediction
 
@@ -60,9 +60,18 @@ class StaticOptions:
             )
 
     @classmethod
-    def vanilla(cls, **sizes: int) -> StaticOptions:
+    def vanilla(cls, *, batch_rows: int = 16, max_tokens: int = 512, group_rows: int = 256) -> StaticOptions:
         """Batches in order of arrival, each as long as its longest: what the others are compared with."""
-        return replace(cls(**sizes), bin_tokens=None, variable_batch=False, collect_failures=False)
+        return cls(
+            batch_rows,
+            max_tokens,
+            group_rows,
+            bin_tokens=None,
+            variable_batch=False,
+            collect_failures=False,
+            predict_maximum=False,
+            resume=False,
+        )
 
     @property
     def memory_tokens(self) -> int:

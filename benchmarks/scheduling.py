@@ -1,0 +1,249 @@
+"""What scheduling by predicted length gains over naive batches, on lengths of real answers.
+
+No model runs: the lengths are known, and the scheduler of production says who stands in which forward. A
+forward costs the same up to 16 rows and by the row beyond, or what ``--cost`` says (a file of
+``engine.width_costs.to_dict()`` as JSON). Vanilla is what everything is compared with: batches in order of
+arrival, each as long as its longest answer. The others are the parts of sequence scheduling (Zheng et al.,
+arXiv 2305.13144), each added to bins alone and all together, and the engine's slots that refill as rows end.
+Rows set aside go on from their keys and values; ``static_all_redone`` does them anew, as the paper does, and
+``static_all_by_expected`` bins by expected lengths instead of maxima.
+
+In the engine rows that have ended leave the forward, so a large batch of short answers grows cheaper as it
+runs; the figures under ``padded`` are for rows that stay in until their batch is done, as in the paper.
+
+The predictor sees the other answers to the same prompt (the siblings, drawn at other temperatures), and what
+became of the other half of the file. A predictor that sees the prompt alone is measured by
+``python -m benchmarks.length_prediction``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import save
+from local_backend.scheduling.lengths import LengthErrors, Prediction
+from local_backend.scheduling.quantiles import MIN_EXAMPLES, FitOptions, fit_quantiles
+from local_backend.scheduling.replay import Replay, replay_slots, replay_static
+from local_backend.scheduling.static import StaticOptions
+from local_backend.width_costs import WidthCosts
+
+GENERATED = "t0.7"
+SIBLINGS = ("t0.0", "t0.3", "t0.5")
+_BATCH_ROWS, _GROUP_ROWS, _MAX_TOKENS = 16, 256, 512
+# A few numbers describe an answer's siblings, so there is little to overfit.
+_FIT = FitOptions(num_hidden=16, num_networks=2, dropout=0.0, learning_rate=1e-2, max_steps=300)
+_PREDICTOR = (
+    "from the siblings: the answers to the same prompt at the other temperatures, weighed by what became of "
+    "the other half of the file"
+)
+
+
+def read_answers(path: Path, *, max_tokens: int = _MAX_TOKENS) -> tuple[list[int], list[list[int]]]:
+    """The lengths that are generated, and for each those of its siblings, cut to ``max_tokens``.
+
+    Raises:
+        ValueError: There is no line, or one lacks a length. Says which and what is expected.
+    """
+    lengths, siblings = [], []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        name = f"line {number} of {path}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name} is not JSON: {error}") from error
+        lengths.append(_length(record, GENERATED, name, max_tokens))
+        siblings.append([_length(record, field, name, max_tokens) for field in SIBLINGS])
+    if not lengths:
+        raise ValueError(f"{path} holds no line: expected JSON lines with {GENERATED}, {', '.join(SIBLINGS)}")
+    return lengths, siblings
+
+
+def _length(record: Any, field: str, name: str, max_tokens: int) -> int:
+    value = record.get(field) if isinstance(record, Mapping) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0 or math.isinf(value):
+        raise ValueError(
+            f"{name} has no length {field!r} (got {value!r}): every line needs the tokens of its answers at "
+            f"{GENERATED}, {', '.join(SIBLINGS)}"
+        )
+    # An answer that is empty takes the forward that writes its end token.
+    return min(max_tokens, max(1, math.ceil(value)))
+
+
+def predict_from_siblings(
+    siblings: Sequence[Sequence[int]], lengths: Sequence[int], *, max_tokens: int = _MAX_TOKENS
+) -> list[Prediction]:
+    """One prediction for each answer, from its siblings and from the other half of the file.
+
+    Each half is predicted by quantiles that are fitted on the other. Where the halves are too short to learn
+    from, the siblings are taken as they are: their mean is expected, the longest of them is the maximum.
+    """
+    half = len(lengths) // 2
+    if half < 2 * MIN_EXAMPLES:
+        return [Prediction(statistics.mean(tokens), max(tokens)) for tokens in siblings]
+    features = torch.tensor([_describe(tokens) for tokens in siblings])
+    first = fit_quantiles(features[half:], lengths[half:], _FIT).predictions(features[:half])
+    second = fit_quantiles(features[:half], lengths[:half], _FIT).predictions(features[half:])
+    return [
+        Prediction(min(max_tokens, one.num_tokens), min(max_tokens, one.max_num_tokens))
+        for one in (*first, *second)
+        if one is not None
+    ]
+
+
+def _describe(tokens: Sequence[int]) -> list[float]:
+    logarithms = [math.log(length) for length in tokens]
+    mean, spread = statistics.mean(tokens), statistics.pstdev(tokens)
+    return [*logarithms, min(logarithms), max(logarithms), math.log(mean), math.log1p(spread), spread / mean]
+
+
+def measure(
+    lengths: Sequence[int],
+    predictions: Sequence[Prediction],
+    costs: WidthCosts,
+    *,
+    batch_rows: int = _BATCH_ROWS,
+    group_rows: int = _GROUP_ROWS,
+    max_tokens: int = _MAX_TOKENS,
+) -> dict[str, Any]:
+    """Throughput over vanilla of every way, the share of rows set aside, and what perfect packing would give.
+
+    Args:
+        lengths: Of the answers.
+        predictions: One for each.
+        costs: What a forward costs.
+        batch_rows: Rows of a batch, and slots of the engine.
+        group_rows: Rows that are scheduled together.
+        max_tokens: An answer is no longer than this.
+    """
+    whole = StaticOptions(batch_rows, max_tokens, group_rows)
+    bins = replace(whole, variable_batch=False, collect_failures=False, predict_maximum=False)
+    replays: dict[str, Replay] = {
+        "static_bins": replay_static(lengths, predictions, bins),
+        "static_vbs": replay_static(lengths, predictions, replace(bins, variable_batch=True)),
+        "static_fcr": replay_static(lengths, predictions, replace(bins, collect_failures=True)),
+        "static_all": replay_static(lengths, predictions, whole),
+        "static_all_redone": replay_static(lengths, predictions, replace(whole, resume=False)),
+        "static_all_by_expected": replay_static(lengths, predictions, replace(whole, predict_maximum=False)),
+    }
+    for name, policy in (("slots_first_come", "first_come"), ("slots_predicted", "longest_first")):
+        replays[name] = replay_slots(
+            lengths,
+            predictions,
+            "first_come" if policy == "first_come" else "longest_first",
+            num_slots=batch_rows,
+            group_rows=group_rows,
+            max_tokens=max_tokens,
+        )
+    arrival = StaticOptions.vanilla(batch_rows=batch_rows, max_tokens=max_tokens, group_rows=group_rows)
+    vanilla = replay_static(lengths, predictions, arrival)
+    seconds = vanilla.cost(costs, padded=True)
+    over_vanilla = {name: seconds / replay.cost(costs) for name, replay in replays.items()}
+    padded = {
+        name: seconds / replay.cost(costs, padded=True)
+        for name, replay in replays.items()
+        if name.startswith("static")
+    }
+    # All places of every forward are taken, and rows stand behind as many tokens as they do on average.
+    context = round(sum(length**2 for length in lengths) / sum(lengths) / 2)
+    full_forwards = sum(lengths) / batch_rows
+    bound = seconds / (full_forwards * costs(context=context, rows=batch_rows, width=1))
+    return {
+        "throughput_over_vanilla": {
+            name: round(over_vanilla[name], 3)
+            for name in (
+                "static_bins",
+                "static_vbs",
+                "static_fcr",
+                "static_all",
+                "slots_first_come",
+                "slots_predicted",
+            )
+        },
+        "failure_share": round(replays["static_all"].num_failures / len(lengths), 4),
+        "bound": round(bound, 3),
+        "share_of_bound": {
+            name: round(over_vanilla[name] / bound, 4) for name in ("slots_first_come", "slots_predicted")
+        },
+        **{name: round(over_vanilla[name], 3) for name in ("static_all_redone", "static_all_by_expected")},
+        "padded": {name: round(value, 3) for name, value in padded.items()},
+        "vanilla_padding_share": round(vanilla.padding_share(), 3),
+        "num_answers": len(lengths),
+        "predictor": _PREDICTOR,
+        "prediction": {
+            name: round(value, 3) for name, value in asdict(_errors(predictions, lengths)).items()
+        },
+    }
+
+
+def _errors(predictions: Sequence[Prediction], lengths: Sequence[int]) -> LengthErrors:
+    return LengthErrors.of(predictions, lengths)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling", description=__doc__)
+    parser.add_argument(
+        "--lengths",
+        type=Path,
+        required=True,
+        help=f"JSON lines with the tokens of an answer as {GENERATED}, {', '.join(SIBLINGS)}",
+    )
+    parser.add_argument("--cost", type=Path, help="JSON of an engine's width_costs.to_dict()")
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    for path in (options.lengths, options.cost):
+        if path is not None and not path.exists():
+            parser.error(f"{path} does not exist")
+    try:
+        costs = _costs(options.cost)
+        lengths, siblings = read_answers(options.lengths)
+    except ValueError as error:
+        parser.error(str(error))
+    torch.manual_seed(0)
+    predictions = predict_from_siblings(siblings, lengths)
+    summary = measure(lengths, predictions, costs)
+    _print_table(summary)
+    if options.save:
+        save(f"scheduling_{options.lengths.stem}", summary, [])
+    print(json.dumps(summary))
+
+
+def _costs(path: Path | None) -> WidthCosts:
+    if path is None:
+        return WidthCosts.flat(_BATCH_ROWS)
+    try:
+        return WidthCosts.from_dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no costs of forwards ({error!r}): see --help") from error
+
+
+def _print_table(summary: Mapping[str, Any]) -> None:
+    table = Table("policy", "over vanilla", "of the bound", "padded, as in the paper")
+    for name, value in (*summary["throughput_over_vanilla"].items(), ("bound", summary["bound"])):
+        padded = summary["padded"].get(name)
+        table.add_row(
+            name.replace("_", " "),
+            f"{value:.2f}x",
+            f"{value / summary['bound']:.3f}",
+            f"{padded:.2f}x" if padded else "",
+        )
+    console = Console(width=100)
+    console.print(table)
+    console.print(f"Predicted {summary['predictor']}.")
+    console.print(f"Set aside: {summary['failure_share']:.1%} of the answers, each time counted.")
+
+
+if __name__ == "__main__":
+    main()
