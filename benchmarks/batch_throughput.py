@@ -1,0 +1,371 @@
+"""Tokens a second of a batch whose answers differ in length: ways of batching, side by side on the clock.
+
+The same prompts, limits and model for all, in float32, greedy, in alternating rounds, sixteen rows at a time:
+
+- ``vanilla``: ``transformers``' ``generate`` on padded batches in order of arrival;
+- ``generate_batch``: its continuous batching, through the manager behind ``generate_batch`` so that every row
+  has a limit of its own; pages for all rows at their longest, no sharing of blocks among these short prompts,
+  as its documentation advises; it is set up before the clock starts;
+- ``static``: sequence scheduling (Zheng et al., arXiv 2305.13144), micro-batches by predicted length;
+- ``slots_first_come``, ``slots_predicted``: the engine, whose slots refill as rows end, in order of arrival
+  and longest predicted first; ``slots_combined``: the latter with the ``combined`` drafter.
+
+Two models: the embedded one, which ends its answers itself, on a mix of its tasks; and a Llama of about 100 M
+random parameters, whose answers are a quarter as long as Vicuna's where those are at hand, and else as drawn
+from a log-normal distribution. What the length predictor knows is the actual length times a random error,
+which the output names: how well lengths can be told is measured by ``benchmarks.length_prediction``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import GenerationConfig
+from transformers.generation import ContinuousBatchingConfig
+
+from benchmarks.copy_speed import random_llama
+from benchmarks.peers import aside
+from benchmarks.results import save
+from local_backend import ChatLocal, Engine, SamplingParams
+from local_backend.drafters import Drafter
+from local_backend.embedded.tasks import KINDS, make_example
+from local_backend.scheduling.admission import AdmissionPolicy
+from local_backend.scheduling.lengths import Prediction
+from local_backend.scheduling.options import Scheduling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "lengths" / "vicuna7b_alpaca_dev.jsonl"
+_STATIC_RUN = "local_backend.scheduling.static_run"
+_ERROR = 0.3  # standard deviation of the logarithm of predicted over actual lengths
+_MAX_QUANTILE_DEVIATIONS = 1.2816  # of a normal distribution, where nine of ten lie below
+_PAGE_TOKENS = 32
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be written.
+
+    Attributes:
+        model: For ``transformers``, which changes its attention; the engine has its own copy.
+        engine_model: The same weights.
+        tokenizer: Theirs.
+        prompts: Token ids of each row.
+        limits: Tokens of each answer, at most.
+        ends: Whether the model's end token counts; otherwise every answer has its limit's length.
+        rows: In a forward, at most.
+    """
+
+    model: PreTrainedModel
+    engine_model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    prompts: list[list[int]]
+    limits: list[int]
+    ends: bool
+    rows: int
+
+    @property
+    def end_token_id(self) -> int | None:
+        """What ends an answer before its limit."""
+        return cast("int", self.tokenizer.eos_token_id) if self.ends else None
+
+    def params(self) -> list[SamplingParams]:
+        """The limits as the engine takes them."""
+        return [SamplingParams(max_tokens=limit, ignore_end=not self.ends) for limit in self.limits]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one way of batching made of the work: answers in order, and the seconds it took."""
+
+    answers: tuple[tuple[int, ...], ...]
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the answers; padding does not count."""
+        return sum(map(len, self.answers)) / self.seconds
+
+
+class Told:
+    """A predictor that knows the actual lengths, but for an error."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+        rng = random.Random(_SEED)
+        self._predictions = {}
+        for prompt, length in zip(prompts, lengths, strict=True):
+            expected = length * rng.lognormvariate(0, _ERROR)
+            most = expected * math.exp(_MAX_QUANTILE_DEVIATIONS * _ERROR)
+            self._predictions[tuple(prompt)] = Prediction(expected, most)
+
+    def predict(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
+    ) -> list[Prediction | None]:
+        """What was told of each prompt."""
+        return [self._predictions.get(tuple(prompt)) for prompt in prompts]
+
+
+def run_vanilla(work: Work) -> Run:
+    """Padded batches in order of arrival, each as long as its longest answer."""
+    pad = cast("int", work.tokenizer.pad_token_id)
+
+    def generate() -> tuple[list[tuple[int, ...]], float]:
+        answers: list[tuple[int, ...]] = []
+        seconds = 0.0
+        for first in range(0, len(work.prompts), work.rows):
+            prompts, limits = work.prompts[first : first + work.rows], work.limits[first : first + work.rows]
+            width = max(map(len, prompts))
+            ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+            mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            started = time.perf_counter()
+            with torch.inference_mode():
+                output = cast("Any", work.model).generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    do_sample=False,
+                    max_new_tokens=max(limits),
+                    pad_token_id=pad,
+                    eos_token_id=work.end_token_id,
+                )
+            seconds += time.perf_counter() - started
+            lines = output[:, width:].tolist()
+            answers += [_until_end(line[:limit], work) for line, limit in zip(lines, limits, strict=True)]
+        return answers, seconds
+
+    answers, seconds = aside(generate)
+    return Run(tuple(answers), seconds)
+
+
+def run_generate_batch(work: Work) -> Run:
+    """``transformers``' continuous batching."""
+    longest = max(len(prompt) + limit for prompt, limit in zip(work.prompts, work.limits, strict=True))
+    limits = ContinuousBatchingConfig(
+        page_size=_PAGE_TOKENS,
+        num_blocks=work.rows * -(-longest // _PAGE_TOKENS) + work.rows,
+        max_batch_tokens=max(256, *map(len, work.prompts)),
+        max_requests_per_batch=work.rows,
+        allow_block_sharing=False,
+    )
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max(work.limits),
+        eos_token_id=-1 if work.end_token_id is None else work.end_token_id,
+        pad_token_id=work.tokenizer.pad_token_id,
+    )
+
+    def generate() -> tuple[dict[str, list[int]], float]:
+        model = cast("Any", work.model)
+        found: dict[str, list[int]] = {}
+        with model.continuous_batching_context_manager(
+            generation_config=config, continuous_batching_config=limits, block=True, timeout=5
+        ) as manager:
+            started = time.perf_counter()
+            for number, (prompt, limit) in enumerate(zip(work.prompts, work.limits, strict=True)):
+                manager.add_request(prompt, request_id=str(number), max_new_tokens=limit)
+            while len(found) < len(work.prompts):
+                result = manager.get_result(timeout=1)
+                if result is None and not manager.is_running():
+                    raise RuntimeError("continuous batching has ended before its requests")
+                if result is not None and result.is_finished():
+                    if result.error is not None:
+                        raise RuntimeError(f"continuous batching failed on a row: {result.error}")
+                    found[result.request_id] = list(result.generated_tokens)
+            return found, time.perf_counter() - started
+
+    found, seconds = aside(generate)
+    return Run(tuple(_until_end(found[str(number)], work) for number in range(len(work.prompts))), seconds)
+
+
+def run_slots(
+    work: Work,
+    policy: AdmissionPolicy = "first_come",
+    predictor: Told | None = None,
+    drafter: str | Drafter = "autoregressive",
+) -> Run:
+    """The engine, whose slots refill."""
+    with _engine(work, Scheduling(policy, predictor), drafter, max_rows=work.rows) as engine:
+        started = time.perf_counter()
+        completions = engine.generate(work.prompts, work.params())
+        seconds = time.perf_counter() - started
+    return Run(tuple(tuple(completion.token_ids) for completion in completions), seconds)
+
+
+def run_static(work: Work, predictor: Told) -> Run:
+    """Micro-batches by predicted length, all parts of the method."""
+    static = importlib.import_module("local_backend.scheduling.static")
+    run = importlib.import_module(_STATIC_RUN).run_static
+    options = static.StaticOptions(
+        batch_rows=work.rows, max_tokens=max(work.limits), bin_tokens=max(1, max(work.limits) // 10)
+    )
+    predictions = predictor.predict(work.prompts)
+    with _engine(work, Scheduling(), "autoregressive", max_rows=options.max_rows) as engine:
+        started = time.perf_counter()
+        completions = run(engine, work.prompts, work.params(), predictions, options)
+        seconds = time.perf_counter() - started
+    return Run(tuple(tuple(completion.token_ids) for completion in completions), seconds)
+
+
+def _engine(work: Work, scheduling: Scheduling, drafter: str | Drafter, *, max_rows: int) -> Engine:
+    make = partial(
+        Engine,
+        work.engine_model,
+        work.tokenizer,
+        drafter,
+        max_rows=max_rows,
+        max_prefix_bytes=0,
+        scheduling=scheduling,
+    )
+    engine = aside(make)
+    if drafter != "autoregressive":
+        aside(lambda: engine.width_costs)  # measured once per model, before any clock runs
+    return engine
+
+
+def _until_end(answer: Sequence[int], work: Work) -> tuple[int, ...]:
+    ids, end = tuple(answer), work.end_token_id
+    return ids[: ids.index(end) + 1] if end is not None and end in ids else ids
+
+
+def embedded_work(num_rows: int, batch_rows: int) -> Work:
+    """A mix of the embedded model's tasks; it ends its answers itself."""
+    with aside(ChatLocal.embedded) as chat:
+        tokenizer, model = chat.engine.tokenizer, chat.engine.model
+    kinds, prompts, number = list(KINDS), [], 0
+    while len(prompts) < num_rows:
+        rng = random.Random(f"batch_throughput {number}")
+        example = make_example(kinds[number % len(kinds)], rng)
+        number += 1
+        request, start, _ = example.branches[0]
+        turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
+        text = tokenizer.apply_chat_template(
+            [*turns, {"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
+        )
+        ids = list(tokenizer.encode(f"{text}{start}", add_special_tokens=False))
+        if len(ids) <= 300 and ids not in prompts:
+            prompts.append(ids)
+    return Work(_sdpa_copy(model), model, tokenizer, prompts, [200] * num_rows, ends=True, rows=batch_rows)
+
+
+def random_work(shape: str, num_rows: int, batch_rows: int) -> Work:
+    """A model of random weights, whose answers are as long as they are told to be."""
+    with aside(ChatLocal.embedded) as chat:
+        tokenizer = chat.engine.tokenizer
+    rng = random.Random(_SEED)
+    model = aside(lambda: cast("Any", random_llama(shape, 8192, "cpu")).float())
+    prompts = [[rng.randrange(10, 8192) for _ in range(rng.randrange(8, 40))] for _ in range(num_rows)]
+    limits = [max(1, min(512, length) // 4) for length in _answer_lengths(num_rows, rng)]
+    return Work(_sdpa_copy(model), model, tokenizer, prompts, limits, ends=False, rows=batch_rows)
+
+
+def _answer_lengths(count: int, rng: random.Random) -> list[int]:
+    if _LENGTHS.exists():
+        lengths = [json.loads(line)["t0.7"] for line in _LENGTHS.read_text("utf-8").splitlines()]
+        return [int(length) for length in rng.choices(lengths, k=count)]
+    return [round(rng.lognormvariate(4.7, 0.9)) for _ in range(count)]
+
+
+def _sdpa_copy(model: PreTrainedModel) -> PreTrainedModel:
+    copied: PreTrainedModel = copy.deepcopy(cast("Any", model))
+    copied.set_attn_implementation("sdpa")
+    return copied
+
+
+def measure(work: Work, repeats: int, progress: Progress, label: str) -> dict[str, Any]:
+    """Every way in turn, ``repeats`` times; medians, ratios, and answers that are not those of all others."""
+    first = run_slots(work)  # warms the engine's model, and says how long answers are
+    told = Told(work.prompts, [len(answer) for answer in first.answers])
+    ways: dict[str, Callable[[], Run]] = {
+        "vanilla": lambda: run_vanilla(work),
+        "generate_batch": lambda: run_generate_batch(work),
+        "slots_first_come": lambda: run_slots(work),
+        "slots_predicted": lambda: run_slots(work, "longest_first", told),
+        "slots_combined": lambda: run_slots(work, "longest_first", told, "combined"),
+    }
+    if find_spec(_STATIC_RUN) is not None:
+        ways["static"] = lambda: run_static(work, told)
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    for _ in progress.track(range(repeats), description=label):
+        for name, way in ways.items():
+            runs[name].append(way())
+    speed = {name: statistics.median(run.tokens_per_second for run in each) for name, each in runs.items()}
+    lengths = [len(answer) for answer in first.answers]
+    return {
+        "rows": len(work.prompts),
+        "tokens": sum(lengths),
+        "shortest_answer": min(lengths),
+        "longest_answer": max(lengths),
+        "tokens_per_second": _rounded(speed),
+        "over_vanilla": _rounded({name: one / speed["vanilla"] for name, one in speed.items()}),
+        "over_generate_batch": _rounded({name: one / speed["generate_batch"] for name, one in speed.items()}),
+        "predicted_over_first_come": round(
+            statistics.median(
+                one.tokens_per_second / other.tokens_per_second
+                for one, other in zip(runs["slots_predicted"], runs["slots_first_come"], strict=True)
+            ),
+            4,
+        ),
+        "answers_that_differ": {
+            name: sum(
+                one != other for run in each for one, other in zip(run.answers, first.answers, strict=True)
+            )
+            for name, each in runs.items()
+        },
+    }
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in values.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_throughput", description=__doc__)
+    parser.add_argument("--rows", type=int, default=64, help="answers of each model (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="rows in a forward, at most (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="rounds (%(default)s)")
+    parser.add_argument("--shape", default="100m", help="of the model with random weights (%(default)s)")
+    parser.add_argument("--models", nargs="+", default=["embedded", "random"], choices=["embedded", "random"])
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    results: dict[str, Any] = {
+        "predictions": f"actual lengths times a log-normal error of {_ERROR}, not those of a predictor"
+    }
+    with Progress(console=Console(stderr=True)) as progress:
+        if "embedded" in options.models:
+            work = embedded_work(options.rows, options.batch)
+            results["embedded"] = measure(work, options.repeats, progress, "embedded")
+        if "random" in options.models:
+            work = random_work(options.shape, options.rows, options.batch)
+            results[options.shape] = measure(work, options.repeats, progress, options.shape)
+    table = Table("model", "way", "tokens/s", "over vanilla", "over generate_batch", "answers that differ")
+    for label, figures in results.items():
+        if isinstance(figures, dict):
+            for name, speed in figures["tokens_per_second"].items():
+                ratios = (f"{figures[key][name]:.2f}" for key in ("over_vanilla", "over_generate_batch"))
+                table.add_row(label, name, f"{speed:.1f}", *ratios, str(figures["answers_that_differ"][name]))
+    Console(width=110).print(table)
+    if options.save:
+        save("batch_throughput", results, [])
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
