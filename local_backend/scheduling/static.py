@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from local_backend.scheduling.lengths import Prediction
 
-_GROWTH = 2.0  # how much longer a row may become when it has outgrown its limit
+_GROWTH = 1.5  # how much longer a row may become when it has outgrown its limit
 _MAX_SHARE_ASIDE = 0.5  # of the memory, before rows set aside go on without waiting for the end
 
 
@@ -29,7 +29,7 @@ class StaticOptions:
         group_rows: Rows that are planned together; results of a group are there before the next begins.
         bin_tokens: Width of a bin of predicted lengths; ``None`` batches in order of arrival.
         variable_batch: Whether batches of short answers hold more rows, as many as the memory of
-            ``batch_rows`` answers of ``max_tokens`` allows.
+            ``batch_rows`` answers of ``max_tokens`` allows; rows set aside may hold half as much on top.
         collect_failures: Whether a row that outgrows its bin is set aside; otherwise its batch goes on.
         predict_maximum: Whether rows are binned by their predicted maximum rather than by what is expected.
         resume: Whether a row that was set aside goes on from where it was; otherwise it is done anew.
@@ -196,11 +196,14 @@ class MicroBatches:
         if not options.variable_batch:
             return min(options.batch_rows, len(self._waiting))
         room, longest_prompt = options.memory_tokens - held, 0
+        # What is held may come on top: a forward of fewer rows would cost as much. Long prompts may not.
+        least = options.batch_rows if not any(self._prompts) else 1
         # Sorted by limit, so the first is the longest; all rows of a batch lie in one buffer as long as that.
         limit = self._limits[self._waiting[0]]
         for number, row in enumerate(self._waiting):
             longest_prompt = max(longest_prompt, self._prompts[row])
             limit = max(limit, self._limits[row])  # rows set aside stand before longer ones only by chance
-            if number and (number >= options.max_rows or (number + 1) * (longest_prompt + limit) > room):
+            is_full = number >= options.max_rows or (number + 1) * (longest_prompt + limit) > room
+            if is_full and number >= least:
                 return number
         return len(self._waiting)

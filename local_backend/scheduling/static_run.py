@@ -1,0 +1,168 @@
+"""Static micro-batches on an engine: each runs to its end before the next begins.
+
+What :mod:`local_backend.scheduling.static` plans is carried out with the engine's public ``generate``. Kept
+beside the engine's own scheduling, which is faster, for comparison with the paper. Knows an engine by that
+one method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from local_backend.detokenizer import Detokenizer
+from local_backend.references import References
+from local_backend.sampling import SamplingParams
+from local_backend.scheduling.lengths import Prediction
+from local_backend.scheduling.static import MicroBatches, StaticOptions
+from local_backend.sequence import Completion, Stats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Generates(Protocol):
+    """What is needed of an :class:`~local_backend.Engine`."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's."""
+        ...
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        references: Sequence[Sequence[str] | References | None] | None = None,
+    ) -> list[Completion]:
+        """Continue every prompt and wait for all of them."""
+        ...
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What a row has so far."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    references: Sequence[str] | References | None
+    parts: list[Completion]
+
+
+def run_static(
+    engine: Generates,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    predictions: Sequence[Prediction | None],
+    options: StaticOptions | None = None,
+    references: Sequence[Sequence[str] | References | None] | None = None,
+) -> list[Completion]:
+    """Continue every prompt, in static micro-batches by predicted length.
+
+    The answers are those of ``engine.generate``. A row that outgrows its batch goes on from what it has
+    written, whose keys and values the engine still keeps if it has memory for prefixes; a sampled row, and
+    one with stop strings, processors or log probabilities, is done anew with the same seed, because it could
+    not go on exactly as it would have.
+
+    Args:
+        engine: Runs the batches.
+        prompts: Token ids of each prompt.
+        params: For each prompt; without ``max_tokens``, ``options.max_tokens`` are the most.
+        predictions: For each prompt.
+        options: Which parts of the method are used.
+        references: For each prompt, text that may be copied.
+
+    Returns:
+        Completions in the order of the prompts. The statistics of one that was set aside count all its parts.
+
+    Raises:
+        ValueError: The lists differ in length, an answer may become longer than ``options.max_tokens``, or the
+            engine refuses a prompt.
+    """
+    options = options or StaticOptions()
+    each_references = references if references is not None else [None] * len(prompts)
+    if not len(prompts) == len(params) == len(predictions) == len(each_references):
+        raise ValueError(
+            f"{len(prompts)} prompts, {len(params)} params, {len(predictions)} predictions and "
+            f"{len(each_references)} references: give one of each for every prompt"
+        )
+    rng = Random()
+    answers = [
+        _Answer(tuple(prompt), _seeded(one, rng), texts, [])
+        for prompt, one, texts in zip(prompts, params, each_references, strict=True)
+    ]
+    for first in range(0, len(answers), options.group_rows):
+        group = answers[first : first + options.group_rows]
+        batches = MicroBatches(
+            predictions[first : first + options.group_rows],
+            options,
+            max_tokens=[answer.params.max_tokens or options.max_tokens for answer in group],
+            prompt_tokens=[len(answer.prompt) for answer in group],
+        )
+        while (batch := batches.next()) is not None:
+            members = [group[row] for row in batch.rows]
+            _run(engine, members, batch.limits)
+            for row, answer, limit in zip(batch.rows, members, batch.limits, strict=True):
+                most = answer.params.max_tokens or options.max_tokens
+                if answer.parts[-1].finish_reason == "length" and limit < most:
+                    batches.set_aside(row)
+                    if not (options.resume and _can_go_on(answer.params)):
+                        answer.parts[-1] = replace(answer.parts[-1], token_ids=[], logprobs=None)
+    return [_joined(answer, engine.tokenizer) for answer in answers]
+
+
+def _run(engine: Generates, answers: Sequence[_Answer], limits: Sequence[int]) -> None:
+    """Let each row write until its answer has ``limit`` tokens."""
+    written = [[token for part in answer.parts for token in part.token_ids] for answer in answers]
+    completions = engine.generate(
+        [(*answer.prompt, *tokens) for answer, tokens in zip(answers, written, strict=True)],
+        [
+            replace(answer.params, max_tokens=limit - len(tokens))
+            for answer, tokens, limit in zip(answers, written, limits, strict=True)
+        ],
+        [answer.references for answer in answers],
+    )
+    for answer, completion in zip(answers, completions, strict=True):
+        answer.parts.append(completion)
+
+
+def _seeded(params: SamplingParams, rng: Random) -> SamplingParams:
+    """With a seed, so that a row that is done anew writes what it wrote.
+
+    Drawn again freely, those set aside, which are the long ones, would get a second chance to be short.
+    """
+    if params.is_greedy or params.seed is not None:
+        return params
+    return replace(params, seed=rng.getrandbits(62))
+
+
+def _can_go_on(params: SamplingParams) -> bool:
+    """Whether prompt and beginning, continued, give what the prompt alone would have given."""
+    return params.is_greedy and not params.stop and not params.logits_processors and params.logprobs is None
+
+
+def _joined(answer: _Answer, tokenizer: PreTrainedTokenizerBase) -> Completion:
+    """All parts of an answer as one completion."""
+    last = answer.parts[-1]
+    if len(answer.parts) == 1:
+        return last
+    token_ids = [token for part in answer.parts for token in part.token_ids]
+    text = last.text
+    if len(token_ids) > len(last.token_ids):  # it went on: the text of the parts may differ at the seams
+        detokenizer = Detokenizer(tokenizer)
+        text = detokenizer.push(token_ids) + detokenizer.finish()
+    stats = Stats(
+        submitted_seconds=answer.parts[0].stats.submitted_seconds,
+        first_token_seconds=answer.parts[0].stats.first_token_seconds,
+        finished_seconds=last.stats.finished_seconds,
+    )
+    for part in answer.parts:
+        stats.num_forwards += part.stats.num_forwards
+        stats.num_tokens += len(part.token_ids)
+        stats.num_drafted += part.stats.num_drafted
+        stats.num_accepted += part.stats.num_accepted
+        stats.num_prefilled += part.stats.num_prefilled
+        stats.tokens_by_forward += part.stats.tokens_by_forward
+    return replace(last, token_ids=token_ids, text=text, stats=stats, num_prompt_tokens=len(answer.prompt))
