@@ -33,7 +33,7 @@ class ObservedLengths:
     """Predicts from the answers it was told of; for any thread.
 
     Args:
-        min_answers: Answers of a template, at least, before it is gone by; fewer count for shorter beginnings.
+        min_answers: Answers of a template, at least, before it is gone by.
         max_templates: Beginnings that are remembered; those not met for longest are forgotten.
 
     Raises:

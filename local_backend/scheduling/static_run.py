@@ -31,6 +31,11 @@ class Generates(Protocol):
         """The model's."""
         ...
 
+    @property
+    def max_positions(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        ...
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -57,6 +62,7 @@ def run_static(
     params: Sequence[SamplingParams],
     predictions: Sequence[Prediction | None],
     options: StaticOptions | None = None,
+    *,
     references: Sequence[Sequence[str] | References | None] | None = None,
 ) -> list[Completion]:
     """Continue every prompt, in static micro-batches by predicted length.
@@ -64,7 +70,8 @@ def run_static(
     The answers are those of ``engine.generate``. A row that outgrows its batch goes on from what it has
     written, whose keys and values the engine still keeps if it has memory for prefixes; a sampled row, and
     one with stop strings, processors or log probabilities, is done anew with the same seed, because it could
-    not go on exactly as it would have.
+    not go on exactly as it would have. Logits processors of the engine itself must not look at where the
+    prompt ends, or options.resume has to be off.
 
     Args:
         engine: Runs the batches.
@@ -78,8 +85,8 @@ def run_static(
         Completions in the order of the prompts. The statistics of one that was set aside count all its parts.
 
     Raises:
-        ValueError: The lists differ in length, an answer may become longer than ``options.max_tokens``, or the
-            engine refuses a prompt.
+        ValueError: The lists differ in length, an answer may become longer than ``options.max_tokens``, or
+            the engine refuses a prompt.
     """
     options = options or StaticOptions()
     each_references = references if references is not None else [None] * len(prompts)
@@ -106,7 +113,10 @@ def run_static(
             _run(engine, members, batch.limits)
             for row, answer, limit in zip(batch.rows, members, batch.limits, strict=True):
                 most = answer.params.max_tokens or options.max_tokens
-                if answer.parts[-1].finish_reason == "length" and limit < most:
+                # Fewer tokens than the limit and no end: the model has no more positions.
+                num_written = sum(len(part.token_ids) for part in answer.parts)
+                is_stopped = answer.parts[-1].finish_reason == "length" and num_written == limit
+                if is_stopped and limit < most:
                     batches.set_aside(row)
                     if not (options.resume and _can_go_on(answer.params)):
                         answer.parts[-1] = replace(answer.parts[-1], token_ids=[], logprobs=None)
