@@ -11,16 +11,16 @@ The same prompts, limits and model for all, in float32, greedy, in alternating r
   and longest predicted first; ``slots_combined``: the latter with the ``combined`` drafter.
 
 Two models: the embedded one, which ends its answers itself, on a mix of its tasks; and a Llama of about 100 M
-random parameters, whose answers are a quarter as long as Vicuna's where those are at hand, and else as drawn
-from a log-normal distribution. What the length predictor knows is the actual length times a random error,
-which the output names: how well lengths can be told is measured by ``benchmarks.length_prediction``.
+random parameters, whose answers (behind short prompts) are a quarter as long as Vicuna's where those are at
+hand, and else as drawn from a log-normal distribution. What the length predictor knows is the actual length
+times a random error, which the output names: how well lengths can be told is measured by
+``benchmarks.length_prediction``.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import json
 import math
 import random
@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,7 +37,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from transformers import GenerationConfig
-from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from benchmarks.copy_speed import random_llama
 from benchmarks.peers import aside
@@ -49,12 +48,13 @@ from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.scheduling.admission import AdmissionPolicy
 from local_backend.scheduling.lengths import Prediction
 from local_backend.scheduling.options import Scheduling
+from local_backend.scheduling.static import StaticOptions
+from local_backend.scheduling.static_run import run_static as run_static_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "lengths" / "vicuna7b_alpaca_dev.jsonl"
-_STATIC_RUN = "local_backend.scheduling.static_run"
 _ERROR = 0.3  # standard deviation of the logarithm of predicted over actual lengths
 _MAX_QUANTILE_DEVIATIONS = 1.2816  # of a normal distribution, where nine of ten lie below
 _PAGE_TOKENS = 32
@@ -211,15 +211,13 @@ def run_slots(
 
 def run_static(work: Work, predictor: Told) -> Run:
     """Micro-batches by predicted length, all parts of the method."""
-    static = importlib.import_module("local_backend.scheduling.static")
-    run = importlib.import_module(_STATIC_RUN).run_static
-    options = static.StaticOptions(
+    options = StaticOptions(
         batch_rows=work.rows, max_tokens=max(work.limits), bin_tokens=max(1, max(work.limits) // 10)
     )
     predictions = predictor.predict(work.prompts)
     with _engine(work, Scheduling(), "autoregressive", max_rows=options.max_rows) as engine:
         started = time.perf_counter()
-        completions = run(engine, work.prompts, work.params(), predictions, options)
+        completions = run_static_batches(engine, work.prompts, work.params(), predictions, options)
         seconds = time.perf_counter() - started
     return Run(tuple(tuple(completion.token_ids) for completion in completions), seconds)
 
@@ -249,7 +247,8 @@ def embedded_work(num_rows: int, batch_rows: int) -> Work:
     """A mix of the embedded model's tasks; it ends its answers itself."""
     with aside(ChatLocal.embedded) as chat:
         tokenizer, model = chat.engine.tokenizer, chat.engine.model
-    kinds, prompts, number = list(KINDS), [], 0
+    kinds, number = list(KINDS), 0
+    prompts: list[list[int]] = []
     while len(prompts) < num_rows:
         rng = random.Random(f"batch_throughput {number}")
         example = make_example(kinds[number % len(kinds)], rng)
@@ -271,7 +270,7 @@ def random_work(shape: str, num_rows: int, batch_rows: int) -> Work:
         tokenizer = chat.engine.tokenizer
     rng = random.Random(_SEED)
     model = aside(lambda: cast("Any", random_llama(shape, 8192, "cpu")).float())
-    prompts = [[rng.randrange(10, 8192) for _ in range(rng.randrange(8, 40))] for _ in range(num_rows)]
+    prompts = [[rng.randrange(10, 8192) for _ in range(rng.randrange(4, 16))] for _ in range(num_rows)]
     limits = [max(1, min(512, length) // 4) for length in _answer_lengths(num_rows, rng)]
     return Work(_sdpa_copy(model), model, tokenizer, prompts, limits, ends=False, rows=batch_rows)
 
@@ -296,12 +295,11 @@ def measure(work: Work, repeats: int, progress: Progress, label: str) -> dict[st
     ways: dict[str, Callable[[], Run]] = {
         "vanilla": lambda: run_vanilla(work),
         "generate_batch": lambda: run_generate_batch(work),
+        "static": lambda: run_static(work, told),
         "slots_first_come": lambda: run_slots(work),
         "slots_predicted": lambda: run_slots(work, "longest_first", told),
         "slots_combined": lambda: run_slots(work, "longest_first", told, "combined"),
     }
-    if find_spec(_STATIC_RUN) is not None:
-        ways["static"] = lambda: run_static(work, told)
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     for _ in progress.track(range(repeats), description=label):
         for name, way in ways.items():
@@ -338,7 +336,7 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_throughput", description=__doc__)
-    parser.add_argument("--rows", type=int, default=64, help="answers of each model (%(default)s)")
+    parser.add_argument("--rows", type=int, default=48, help="answers of each model (%(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="rows in a forward, at most (%(default)s)")
     parser.add_argument("--repeats", type=int, default=2, help="rounds (%(default)s)")
     parser.add_argument("--shape", default="100m", help="of the model with random weights (%(default)s)")

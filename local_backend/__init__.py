@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from local_backend.engine import Engine
     from local_backend.references import References
     from local_backend.sampling import SamplingParams
+    from local_backend.scheduling.options import Scheduling
     from local_backend.sequence import Completion
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ReferenceCopy",
     "References",
     "SamplingParams",
+    "Scheduling",
     "SpanCopy",
     "write_custom_generate",
 ]
@@ -51,6 +53,7 @@ _HOMES = {
     "ReferenceCopy": "drafters",
     "References": "references",
     "SamplingParams": "sampling",
+    "Scheduling": "scheduling.options",
     "SpanCopy": "drafters",
     "write_custom_generate": "custom_generate",
 }

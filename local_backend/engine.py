@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,14 +23,15 @@ from torch import Tensor
 from local_backend.architecture import Architecture
 from local_backend.calls import Calls
 from local_backend.choice import chooser
-from local_backend.detokenizer import Detokenizer
 from local_backend.draft import Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
+from local_backend.engine_stats import EngineStats
 from local_backend.forward import Forward, padded_width, widest_within
 from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
-from local_backend.references import References, ReferenceTokens
+from local_backend.references import References
+from local_backend.row_maker import RowMaker, vocabulary_size
 from local_backend.running_rows import RunningRows
 from local_backend.sampling import SamplingParams
 from local_backend.scheduling.admission import AdmissionPolicy
@@ -45,44 +46,6 @@ from local_backend.worker import Worker, on_passing_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """What the engine has done since it was made.
-
-    Attributes:
-        num_forwards: Decode forwards, whatever the number of rows.
-        num_prefill_forwards: Forwards that read prompts.
-        num_prefilled_tokens: Prompt tokens read.
-        num_reused_tokens: Prompt tokens whose keys and values were there already.
-        num_set_aside: How often a row gave its place to others for lack of memory.
-        num_row_forwards: Decode forwards of each row, added up.
-        num_positions: Tokens forwards had room for, of prompts, rows and drafts; and of these
-        num_padding: Positions that held none, because another row of the forward was wider.
-        num_tokens: Tokens emitted.
-    """
-
-    num_forwards: int = 0
-    num_prefill_forwards: int = 0
-    num_prefilled_tokens: int = 0
-    num_reused_tokens: int = 0
-    num_tokens: int = 0
-    num_set_aside: int = 0
-    num_row_forwards: int = 0
-    num_positions: int = 0
-    num_padding: int = 0
-
-    def note_forward(self, num_rows: int, width: int, num_new_tokens: int) -> None:
-        """Count a forward's positions.
-
-        Args:
-            num_rows: Rows that took part.
-            width: Positions of each.
-            num_new_tokens: Tokens that were read, in all.
-        """
-        self.num_positions += num_rows * width
-        self.num_padding += num_rows * width - num_new_tokens
 
 
 class Engine(Calls):
@@ -144,9 +107,6 @@ class Engine(Calls):
         on_passing_thread(partial(check_by_trial, model, architecture))
         self._architecture = architecture
         self.max_positions = architecture.max_positions
-        self._rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
-        self._reference_tokens = ReferenceTokens(tokenizer)
-        self._vocabulary_size = _vocabulary_size(model)
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
         self._scheduling = Scheduling.of(scheduling)
@@ -155,6 +115,14 @@ class Engine(Calls):
             architecture,
             max_prefix_bytes=max_prefix_bytes,
             max_bytes=self._scheduling.max_cache_bytes,
+        )
+        self._vocabulary_size = vocabulary_size(model)
+        self._make_row = RowMaker(
+            tokenizer,
+            LogitsRules(model, logits_processors, use_generation_config=use_generation_config),
+            self._memory,
+            max_positions=self.max_positions,
+            vocabulary_size=self._vocabulary_size,
         )
         self._cache = RowsCache(
             architecture.num_layers,
@@ -198,34 +166,8 @@ class Engine(Calls):
             ValueError: The prompt is empty, leaves no room in the model's positions or in the memory or holds
                 ids outside its vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
         """
-        params = params or SamplingParams()
-        prompt = tuple(prompt)
-        if not prompt:
-            raise ValueError("the prompt is empty: give at least one token")
-        if len(prompt) >= self.max_positions:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens, but the model has positions for {self.max_positions} "
-                "with the answer: shorten it"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
-            raise ValueError(
-                f"the prompt has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
-                f"{self._vocabulary_size - 1}: is the tokenizer another model's?"
-            )
-        self._memory.require(len(prompt) + 1)
-        room = self.max_positions - len(prompt)
-        max_length = len(prompt) + min(room, params.max_tokens or room)
-        context = prompt[len(prompt) - num_context_tokens :] if num_context_tokens else ()
-        return Row(
-            prompt_token_ids=prompt,
-            params=params,
-            end_token_ids=frozenset(params.stop_token_ids)
-            | (frozenset() if params.ignore_end else self._rules.end_token_ids),
-            max_length=max_length,
-            detokenizer=Detokenizer(self.tokenizer, params.stop + self._rules.stop, context),
-            listener=listener,
-            references=self._reference_tokens(references),
-            logits=self._rules.for_row(prompt, max_length, params.logits_processors),
+        return self._make_row(
+            prompt, listener, params or SamplingParams(), references, num_context_tokens=num_context_tokens
         )
 
     def submit(self, rows: Sequence[Row]) -> None:
@@ -242,9 +184,10 @@ class Engine(Calls):
         """Free rows before the next forward; does nothing for those that have ended."""
         for row in rows:
             row.cancelled = True
-        self._is_any_cancelled = True
-        if any(row.state is not State.FINISHED for row in rows) and not self._worker.is_closing:
-            self._worker.wake()
+        if any(row.state is not State.FINISHED for row in rows):
+            self._is_any_cancelled = True
+            if not self._worker.is_closing:
+                self._worker.wake()
 
     @property
     def width_costs(self) -> WidthCosts:
@@ -370,9 +313,11 @@ class Engine(Calls):
 
     def _admit(self) -> None:
         """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
+        if self._running.is_full or not self._scheduler.is_time(len(self._running), self._running.num_free):
+            return
         postponed: list[Row] = []
         try:
-            while not self._running.is_full:
+            while not self._running.is_full and len(postponed) < self.max_rows:
                 row = self._scheduler.next_that_fits(self._running.rows)
                 if row is None:
                     break
@@ -503,11 +448,3 @@ def _guarded(row: Row, tell: Callable[[], None]) -> None:
             row.listener(Update(error=error))
         except Exception:  # the listener itself is gone, e.g. its event loop is closed: nobody to tell
             return
-
-
-def _vocabulary_size(model: PreTrainedModel) -> int:
-    """How many token ids the model can read."""
-    embeddings = model.get_input_embeddings()
-    return int(getattr(embeddings, "num_embeddings", 0)) or int(
-        model.config.get_text_config(decoder=True).vocab_size
-    )

@@ -6,8 +6,8 @@ Knows how long answers are expected to be and who came when. Does not know rows,
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar, get_args
 
 AdmissionPolicy = Literal["first_come", "shortest_first", "longest_first"]
@@ -160,15 +160,17 @@ class WaitingRows(Generic[ItemT]):
         del self._by_arrival[bisect_left(self._by_arrival, (waiter.ticket.number,))]
         del self._by_policy[bisect_left(self._by_policy, (self._rank(waiter), waiter.ticket.number))]
 
+    def predict_anew(self, predicted_tokens: Mapping[ItemT, float | None]) -> None:
+        """Go by other expected lengths for these, of whom each waits."""
+        for item, num_tokens in predicted_tokens.items():
+            self._waiters[item] = replace(self._waiters[item], predicted_tokens=num_tokens)
+        self._sort()
+
     def reorder(self, policy: AdmissionPolicy, *, max_overtakes: int) -> None:
         """Go on by another policy, those that wait already included."""
         self.policy = _checked(policy)
         self.max_overtakes = _checked_limit(max_overtakes)
-        waiters = list(self._waiters.values())
-        self._by_policy = sorted(
-            ((self._rank(waiter), waiter.ticket.number, waiter.item) for waiter in waiters),
-            key=lambda entry: entry[:2],
-        )
+        self._sort()
 
     def clear(self) -> list[ItemT]:
         """Let nobody wait; returns who did, in order of arrival."""
@@ -184,6 +186,13 @@ class WaitingRows(Generic[ItemT]):
         insort(
             self._by_policy,
             (self._rank(waiter), waiter.ticket.number, waiter.item),
+            key=lambda entry: entry[:2],
+        )
+
+    def _sort(self) -> None:
+        waiters = self._waiters.values()
+        self._by_policy = sorted(
+            ((self._rank(waiter), waiter.ticket.number, waiter.item) for waiter in waiters),
             key=lambda entry: entry[:2],
         )
 

@@ -21,9 +21,10 @@ class Scheduling:
 
     Attributes:
         policy: ``"first_come"``; ``"shortest_first"``, for the least mean latency; ``"longest_first"``, for
-            the whole to be done soonest. The latter two need a predictor.
+            the whole to be done soonest.
         predictor: Says how long answers will be; what it says orders rows and reserves memory. One that
-            learns is told of every answer that has ended by itself.
+            learns is told of every answer that has ended by itself, and asked again about those who wait.
+            ``None`` is :class:`~local_backend.scheduling.observed.ObservedLengths`.
         max_cache_bytes: Memory for keys and values, those of kept beginnings included; what does not fit
             waits. It is taken whole when it is first needed. ``None`` takes what ``max_rows`` rows need.
         max_overtakes: How many that were submitted later may begin before a row that waits.

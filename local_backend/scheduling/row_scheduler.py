@@ -11,15 +11,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from local_backend.scheduling.admission import Waiter, WaitingRows
-from local_backend.scheduling.lengths import LearningPredictor, Prediction, admission_tokens
+from local_backend.scheduling.lengths import (
+    LearningPredictor,
+    LengthPredictor,
+    Prediction,
+    admission_tokens,
+)
+from local_backend.scheduling.observed import ObservedLengths
 from local_backend.scheduling.options import Scheduling
 from local_backend.sequence import Row
 
 # Reserved for an answer of which nothing is known, and at least added to one that has become longer.
 _FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32
 _GROWTH = 0.5
+# From how many answers on rows that wait are predicted anew by what they have taught.
+_FIRST_LESSON_ANSWERS = 8
 # Of a row's length, what drafts may take beside it: another row is worth more than longer drafts.
 _DRAFT_SHARE = 0.25
+
+# While more wait than there are places, so many are filled at a time, a share of all of them, so that one
+# forward reads several prompts; but no place is left free for more forwards than that.
+_REFILL_SHARE, _MAX_FREE_FORWARDS = 1 / 8, 8
 
 _logger = logging.getLogger(__name__)
 
@@ -36,6 +48,8 @@ class RowScheduler:
         self._waiting: WaitingRows[Row] = WaitingRows()
         self._max_tokens = max_tokens
         self._num_draft_tokens = 0
+        self._num_free_forwards = 0
+        self._is_to_predict_anew = False
         self.choose(scheduling)
 
     def choose(self, scheduling: Scheduling) -> None:
@@ -46,7 +60,8 @@ class RowScheduler:
         """
         self._waiting.reorder(scheduling.policy, max_overtakes=scheduling.max_overtakes)
         self.policy = scheduling.policy
-        self._predictor = scheduling.predictor
+        self._predictor: LengthPredictor | None = scheduling.predictor or ObservedLengths()
+        self._num_observed = 0
         self._length_log = scheduling.length_log
 
     def __len__(self) -> int:
@@ -60,6 +75,8 @@ class RowScheduler:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Let rows wait that have come together."""
+        if self._is_to_predict_anew:
+            self._predict_anew()
         now = time.monotonic()
         for row, prediction in zip(rows, self._predict(rows), strict=True):
             if prediction is not None:
@@ -73,6 +90,16 @@ class RowScheduler:
     def clear(self) -> list[Row]:
         """Let no row wait; returns those that did."""
         return self._waiting.clear()
+
+    def is_time(self, num_running: int, num_free: int) -> bool:
+        """Whether to fill free places now, or when there are more of them; asked once before each forward."""
+        few = num_free < _REFILL_SHARE * (num_running + num_free)
+        if few and num_running and num_free < len(self._waiting):
+            self._num_free_forwards += 1
+            if self._num_free_forwards <= _MAX_FREE_FORWARDS:
+                return False
+        self._num_free_forwards = 0
+        return True
 
     def next_that_fits(self, running: Sequence[Row]) -> Row | None:
         """Take out the row whose turn it is, with memory reserved for it.
@@ -148,10 +175,13 @@ class RowScheduler:
 
     # Predictions ---------------------------------------------------------------------------------
 
+    @property
+    def _uses_predictions(self) -> bool:
+        return self._max_tokens is not None or self.policy != "first_come"
+
     def _predict(self, rows: Sequence[Row]) -> Sequence[Prediction | None]:
         nothing: list[Prediction | None] = [None] * len(rows)
-        is_used = self._max_tokens is not None or self.policy != "first_come"
-        if self._predictor is None or not rows or not is_used:
+        if self._predictor is None or not rows or not self._uses_predictions:
             return nothing
         predict = self._predictor.predict
         prompts = [row.prompt_token_ids for row in rows]
@@ -162,8 +192,22 @@ class RowScheduler:
         if self._length_log is not None:
             self._length_log.add(row.prompt_token_ids, row.stats.num_tokens, row.params)
         predictor = self._predictor
+        if not self._uses_predictions:
+            return
         if isinstance(predictor, LearningPredictor):
             self._guarded(lambda: predictor.observe(row.prompt_token_ids, row.stats.num_tokens))
+            self._num_observed += 1
+            # Ever more rarely, because ever less changes: those that wait are asked about again.
+            is_power_of_two = not self._num_observed & (self._num_observed - 1)
+            self._is_to_predict_anew = is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS
+
+    def _predict_anew(self) -> None:
+        self._is_to_predict_anew = False
+        rows = [row for row in self._waiting if len(row.token_ids) == row.num_prompt_tokens]
+        predictions = self._predict(rows)
+        for row, prediction in zip(rows, predictions, strict=True):
+            row.prediction = None if prediction is None else _cut(prediction, row.room)
+        self._waiting.predict_anew({row: admission_tokens(row.prediction, self.policy) for row in rows})
 
     def _guarded(self, ask: Callable[[], list[Prediction | None] | None]) -> list[Prediction | None] | None:
         """A predictor that fails costs order, and no answer: it is asked no more."""

@@ -15,6 +15,7 @@ from local_backend import Completion, Engine, SamplingParams
 from local_backend.scheduling.admission import AdmissionPolicy
 from local_backend.scheduling.lengths import Prediction
 from local_backend.scheduling.options import Scheduling
+from local_backend.scheduling.row_scheduler import RowScheduler
 from local_backend.sequence import Update
 
 from ..conftest import ragged_prompts, random_llama
@@ -230,3 +231,41 @@ def test_mistakes_are_named(model: LlamaForCausalLM, tokenizer: PreTrainedTokeni
         Engine(model, tokenizer, scheduling=3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ValueError, match="max_cache_bytes must be at least 1, got 0"):
         Scheduling(max_cache_bytes=0)
+
+
+def test_answers_teach_the_order_of_those_that_still_wait(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Without a predictor of the caller's, what ended says what to expect of prompts that begin alike."""
+    short, long = [20] * 10, [30] * 10
+    with Engine(model, tokenizer) as engine:
+        rows = [
+            engine.make_row([*(long if number % 2 else short), 40 + number], lambda _: None)
+            for number in range(24)
+        ]
+    scheduler = RowScheduler(Scheduling("longest_first"), None)
+    scheduler.add(rows)
+    begun = [scheduler.next_that_fits([]) for _ in range(16)]
+    assert begun == rows[:16]  # nothing is known yet
+    for number, row in enumerate(rows[:16]):
+        row.stats.num_tokens = 50 if number % 2 else 5
+        scheduler.observe(row)
+    scheduler.add([])
+    assert [scheduler.next_that_fits([]) for _ in range(8)] == [*rows[17::2], *rows[16::2]]
+    assert scheduler.next_that_fits([]) is None
+
+
+def test_places_are_filled_several_at_a_time_while_many_wait(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with Engine(model, tokenizer) as engine:
+        rows = [engine.make_row([20 + number], lambda _: None) for number in range(4)]
+    scheduler = RowScheduler(Scheduling(), None)
+    scheduler.add(rows)
+    assert [scheduler.is_time(num_running=30, num_free=2) for _ in range(9)] == [False] * 8 + [True]
+    assert not scheduler.is_time(num_running=30, num_free=2)
+    assert scheduler.is_time(num_running=28, num_free=4)
+    assert scheduler.is_time(num_running=0, num_free=2)
+    scheduler.remove(rows[0])
+    scheduler.remove(rows[1])
+    assert scheduler.is_time(num_running=30, num_free=2)  # nobody would be left waiting
