@@ -9,6 +9,8 @@ not know where they come from. Reading prompts is left out: it is the same for e
 from __future__ import annotations
 
 import heapq
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -179,6 +181,34 @@ def replay_slots(
             heapq.heappush(free, (ends[-1], place))
         begun = max(ends)
     return Replay(tuple(sorted(stays, key=lambda stay: (stay.start, stay.place))), begun)
+
+
+def made_up_lengths(
+    num_prompts: int,
+    *,
+    num_samples: int = 4,
+    median_tokens: float = 100,
+    max_tokens: int = 512,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Lengths of several answers to each of some prompts, for tests and pictures.
+
+    Prompts differ by a factor of about 2.5 either way and answers to one prompt by about 1.3, as a chat
+    model's do (log-normal).
+
+    Args:
+        num_prompts: How many prompts.
+        num_samples: Answers to each.
+        median_tokens: Half of the prompts are answered in fewer tokens.
+        max_tokens: Where answers are cut.
+        seed: Of the draw.
+    """
+    rng = random.Random(seed)
+    centres = [rng.gauss(math.log(median_tokens), 0.9) for _ in range(num_prompts)]
+    return [
+        [min(max_tokens, max(1, round(math.exp(rng.gauss(centre, 0.25))))) for _ in range(num_samples)]
+        for centre in centres
+    ]
 
 
 def _check(num_tokens: Sequence[int], predictions: Sequence[Prediction | None], max_tokens: int) -> None:

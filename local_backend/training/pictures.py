@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 _SETTLED, _RIGHT, _WRONG, _NOT_YET = "#1f4e79", "#5fa8d3", "#e76f51", "#f4f1ec"
 
 
-def _figure(**options: Any) -> Figure:
+def new_figure(**options: Any) -> Figure:
+    """A matplotlib figure that shows itself in Jupyter and is not registered with pyplot.
+
+    Args:
+        options: As for matplotlib's ``Figure``.
+
+    Raises:
+        ImportError: Matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -76,7 +84,7 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, max_tokens: int
         done = next((number for number, row in enumerate(rows) if set(row) <= {3}), len(rows) - 1)
         cells[name] = rows[: done + 1]
     tallest = max(map(len, cells.values()))
-    figure = _figure(figsize=(5.2 * len(cells), 1.4 + min(7.0, 0.13 * tallest)))
+    figure = new_figure(figsize=(5.2 * len(cells), 1.4 + min(7.0, 0.13 * tallest)))
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
@@ -116,7 +124,7 @@ def draw_progress(history: Sequence[Mapping[str, float]]) -> Figure:
     """
     if not history:
         raise ValueError("there is nothing to draw: nothing was measured during training")
-    figure = _figure(figsize=(7, 3.2))
+    figure = new_figure(figsize=(7, 3.2))
     axes = figure.add_subplot()
     steps = [record["step"] for record in history]
     axes.plot(steps, [record["tokens_per_forward"] for record in history], color=_SETTLED, marker="o")
