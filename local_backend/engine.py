@@ -113,6 +113,7 @@ class Engine(Calls):
         self._memory = RowMemory.of(
             model,
             architecture,
+            max_rows=max_rows,
             max_prefix_bytes=max_prefix_bytes,
             max_bytes=self._scheduling.max_cache_bytes,
         )

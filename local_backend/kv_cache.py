@@ -112,6 +112,9 @@ class _RowsLayer(CacheLayerMixin):
             # In place, wider rows move away from the first and narrower ones towards it: the order
             # in which none is written over before it has moved.
             wider = new.shape[2] > columns
+            if new.shape[2] == columns and not grows:
+                setattr(self, name, new)
+                continue
             for row in reversed(range(len(lengths))) if wider else range(len(lengths)):
                 kept = old[row, :, : lengths[row]]
                 if not grows:
@@ -272,6 +275,7 @@ class RowsCache(Cache):
             for buffer in (layer.keys, layer.values):
                 if buffer is not None:
                     kept = buffer[one, :, :both].clone()
+                    self._note_peak(kept.nbytes)
                     buffer[one, :, :both] = buffer[other, :, :both]
                     buffer[other, :, :both] = kept
         self._lengths[one], self._lengths[other] = self._lengths[other], self._lengths[one]

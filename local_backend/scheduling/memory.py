@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Of a limit, what kept beginnings may take: rows that write come first.
 _PREFIX_SHARE = 1 / 8
+_DRAFT_TOKENS = 64  # a draft may reach beyond the model's last position; it is refused there
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,13 @@ class RowMemory:
         max_prefix_bytes: For what finished rows leave behind.
         max_bytes: For everything; ``None`` is no limit.
         bytes_per_token: What one token takes; unknown, 0, where there is no limit.
+        useful_tokens: Rows times columns beyond which memory would never be used.
     """
 
     max_prefix_bytes: int
     max_bytes: int | None = None
     bytes_per_token: int = 0
+    useful_tokens: int = 2**62
 
     @classmethod
     def of(
@@ -42,6 +45,7 @@ class RowMemory:
         model: PreTrainedModel,
         architecture: Architecture,
         *,
+        max_rows: int,
         max_prefix_bytes: int,
         max_bytes: int | None,
     ) -> RowMemory:
@@ -50,6 +54,7 @@ class RowMemory:
         Args:
             model: In evaluation mode, with the type and device it will have.
             architecture: What is known of it.
+            max_rows: Rows at once, at most.
             max_prefix_bytes: For kept beginnings, at most.
             max_bytes: For everything.
 
@@ -67,7 +72,10 @@ class RowMemory:
 
         on_passing_thread(read_one)
         memory = cls(
-            min(max_prefix_bytes, int(max_bytes * _PREFIX_SHARE)), max_bytes, cache.bytes_per_token()
+            min(max_prefix_bytes, int(max_bytes * _PREFIX_SHARE)),
+            max_bytes,
+            cache.bytes_per_token(),
+            max_rows * (architecture.max_positions + _DRAFT_TOKENS),
         )
         memory.require(2)
         return memory
@@ -77,7 +85,7 @@ class RowMemory:
         """Rows times columns, at most."""
         if self.max_bytes is None:
             return None
-        return (self.max_bytes - self.max_prefix_bytes) // self.bytes_per_token
+        return min(self.useful_tokens, (self.max_bytes - self.max_prefix_bytes) // self.bytes_per_token)
 
     def require(self, num_tokens: int) -> None:
         """Check that a row of so many tokens fits, if it is alone.

@@ -28,7 +28,6 @@ _GROWTH = 0.5
 _FIRST_LESSON_ANSWERS = 8
 # Of a row's length, what drafts may take beside it: another row is worth more than longer drafts.
 _DRAFT_SHARE = 0.25
-
 # While more wait than there are places, so many are filled at a time, a share of all of them, so that one
 # forward reads several prompts; but no place is left free for more forwards than that.
 _REFILL_SHARE, _MAX_FREE_FORWARDS = 1 / 8, 8
@@ -189,17 +188,24 @@ class RowScheduler:
 
     def observe(self, row: Row) -> None:
         """Tell the predictor, and write down, how long an answer has become that ended by itself."""
-        if self._length_log is not None:
-            self._length_log.add(row.prompt_token_ids, row.stats.num_tokens, row.params)
+        self._log_length(row)
         predictor = self._predictor
-        if not self._uses_predictions:
-            return
-        if isinstance(predictor, LearningPredictor):
+        if self._uses_predictions and isinstance(predictor, LearningPredictor):
             self._guarded(lambda: predictor.observe(row.prompt_token_ids, row.stats.num_tokens))
             self._num_observed += 1
             # Ever more rarely, because ever less changes: those that wait are asked about again.
             is_power_of_two = not self._num_observed & (self._num_observed - 1)
-            self._is_to_predict_anew = is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS
+            if is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS:
+                self._is_to_predict_anew = True
+
+    def _log_length(self, row: Row) -> None:
+        if self._length_log is None:
+            return
+        try:
+            self._length_log.add(row.prompt_token_ids, row.stats.num_tokens, row.params)
+        except (OSError, ValueError) as error:  # no answer is worth less because its length is not on disk
+            _logger.warning("lengths are logged no more: %s", error)
+            self._length_log = None
 
     def _predict_anew(self) -> None:
         self._is_to_predict_anew = False

@@ -7,12 +7,14 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Completion, Engine, SamplingParams
 from local_backend.scheduling.admission import AdmissionPolicy
+from local_backend.scheduling.length_log import LengthLog, read_lengths
 from local_backend.scheduling.lengths import Prediction
 from local_backend.scheduling.options import Scheduling
 from local_backend.scheduling.row_scheduler import RowScheduler
@@ -269,3 +271,27 @@ def test_places_are_filled_several_at_a_time_while_many_wait(
     scheduler.remove(rows[0])
     scheduler.remove(rows[1])
     assert scheduler.is_time(num_running=30, num_free=2)  # nobody would be left waiting
+
+
+def test_a_limit_beyond_all_use_is_not_taken(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with Engine(model, tokenizer, max_rows=2, scheduling=Scheduling(max_cache_bytes=2**40)) as engine:
+        engine.generate([[20, 21]], SamplingParams(max_tokens=3))
+        assert engine.cache_bytes < 2**24
+
+
+def test_lengths_are_written_down_and_a_log_that_fails_costs_no_answer(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    prompts = ragged_prompts(12, seed=5)
+    with (
+        LengthLog(tmp_path / "lengths.jsonl") as log,
+        Engine(model, tokenizer, scheduling=Scheduling(length_log=log)) as engine,
+    ):
+        completions = engine.generate(prompts, SamplingParams(max_tokens=100))
+        log.close()
+        assert len(engine.generate(prompts, SamplingParams(max_tokens=100))) == 12
+    ended = [len(one.token_ids) for one in completions if one.finish_reason == "stop"]
+    written = read_lengths(tmp_path / "lengths.jsonl", tokenizer)
+    assert sorted(one.num_tokens for one in written) == sorted(ended)
