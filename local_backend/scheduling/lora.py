@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,7 +178,8 @@ class LoraLengths:
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
         head = _new_head(model, 0)
         head.load_state_dict(load_file(folder / _HEAD))
-        adapted = PeftModel.from_pretrained(model, str(folder / _ADAPTER))
+        with _without_deprecations():
+            adapted = PeftModel.from_pretrained(model, str(folder / _ADAPTER))
         adapted.eval()
         return cls(adapted, head, **about)
 
@@ -253,7 +256,7 @@ def _schedule(step: int, num_steps: int) -> float:
 def _new_head(model: PreTrainedModel, seed: int) -> nn.Linear:
     embeddings: Any = model.get_input_embeddings()
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
-    head = nn.Linear(2 * hidden_size, len(QUANTILES))
+    head = nn.utils.skip_init(nn.Linear, 2 * hidden_size, len(QUANTILES))  # draws no shared random numbers
     with torch.no_grad():
         head.weight.normal_(std=0.01, generator=torch.Generator().manual_seed(seed))
         head.bias.copy_(torch.tensor([-1.3, *[-0.3] * (len(QUANTILES) - 1)]))  # quantiles of a bell curve
@@ -266,6 +269,15 @@ def _with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
     config = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules="all-linear")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)  # peft draws the adapters' first weights from the global generator
-        adapted: Any = get_peft_model(model, config)
+        with _without_deprecations():
+            adapted: Any = get_peft_model(model, config)
     adapted.train()
     return adapted
+
+
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """``peft`` still asks for a property by the name it had before transformers 6."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
+        yield

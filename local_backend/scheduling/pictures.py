@@ -89,6 +89,8 @@ def draw_schedules(replays: Mapping[str, Replay]) -> Figure:
                 left=[first for _, first, _ in bars],
                 height=0.86,
                 color=_COLOURS[kind],
+                edgecolor="white",  # so that rows in one place can be told apart
+                linewidth=0.4,
             )
         axes.set_ylim(number - 0.5, -0.5)
         axes.set_yticks([])

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import skip_init
 
 from local_backend.scheduling.lengths import MAX_QUANTILE, Prediction
 
@@ -112,8 +113,9 @@ class QuantileNetwork(nn.Module):
         super().__init__()
         self.num_hidden = num_hidden
         num_last = num_hidden or num_features
-        self.hidden = nn.Linear(num_features, num_hidden) if num_hidden else None
-        self.last = nn.Linear(num_last, len(QUANTILES))
+        # Not initialised by torch, which would draw from the generator that everybody shares.
+        self.hidden = skip_init(nn.Linear, num_features, num_hidden) if num_hidden else None
+        self.last = skip_init(nn.Linear, num_last, len(QUANTILES))
         self.feature_mean: Tensor
         self.feature_scale: Tensor
         self.centre: Tensor

@@ -111,12 +111,11 @@ def run_static(
         while (batch := batches.next()) is not None:
             members = [group[row] for row in batch.rows]
             _run(engine, members, batch.limits)
-            for row, answer, limit in zip(batch.rows, members, batch.limits, strict=True):
+            for row, answer in zip(batch.rows, members, strict=True):
                 most = answer.params.max_tokens or options.max_tokens
-                # Fewer tokens than the limit and no end: the model has no more positions.
-                num_written = sum(len(part.token_ids) for part in answer.parts)
-                is_stopped = answer.parts[-1].finish_reason == "length" and num_written == limit
-                if is_stopped and limit < most:
+                length = len(answer.prompt) + sum(len(part.token_ids) for part in answer.parts)
+                has_room = length < min(len(answer.prompt) + most, engine.max_positions)
+                if answer.parts[-1].finish_reason == "length" and has_room:
                     batches.set_aside(row)
                     if not (options.resume and _can_go_on(answer.params)):
                         answer.parts[-1] = replace(answer.parts[-1], token_ids=[], logprobs=None)

@@ -1,0 +1,333 @@
+"""Predictors: quantiles ascend and lie where they should, templates are told apart, replies are read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from local_backend import Engine, SamplingParams
+from local_backend.scheduling.features import HiddenStates, TextEmbeddings
+from local_backend.scheduling.length_log import LengthExample, LengthLog, read_lengths
+from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, Prediction
+from local_backend.scheduling.lora import LoraLengths, LoraOptions
+from local_backend.scheduling.observed import ObservedLengths
+from local_backend.scheduling.perception import PerceptionInAdvance, parse_length, split_announced
+from local_backend.scheduling.quantiles import (
+    FitOptions,
+    QuantileEnsemble,
+    ascending_tokens,
+    fit_quantiles,
+    pinball,
+)
+from local_backend.scheduling.trained import TrainedLengths
+
+from ..conftest import ragged_prompts, random_llama
+
+QUICK = FitOptions(num_hidden=8, num_networks=2, dropout=0.0, learning_rate=0.02, max_steps=150)
+
+
+# Quantiles ----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.floats(-50, 50), min_size=5, max_size=5), min_size=1, max_size=5))
+def test_quantiles_ascend_whatever_the_network_says(raw: list[list[float]]) -> None:
+    quantiles = ascending_tokens(torch.tensor(raw), torch.tensor(4.0), torch.tensor(1.0))
+    assert quantiles.isfinite().all()
+    assert (quantiles.diff(dim=1) >= 0).all()
+
+
+def test_the_pinball_loss_of_one_answer_by_hand() -> None:
+    loss = pinball(torch.tensor([[10.0, 30.0]]), torch.tensor([20.0]), (0.5, 0.9))
+    assert loss.item() == pytest.approx((0.5 * 10 + 0.1 * 10) / 2)
+
+
+def _answers(count: int, seed: int) -> tuple[torch.Tensor, list[int]]:
+    """One feature sets the middle of the lengths, another how far they scatter; a third says nothing."""
+    rng = random.Random(seed)
+    features = [[rng.random() for _ in range(3)] for _ in range(count)]
+    lengths = [max(1, round(50 + 200 * a + (rng.random() - 0.5) * 100 * b)) for a, b, _ in features]
+    return torch.tensor(features), lengths
+
+
+def test_the_maximum_is_learned_from_one_answer_to_each_prompt(tmp_path: Path) -> None:
+    learned = fit_quantiles(*_answers(400, 1), QUICK)
+    features, lengths = _answers(200, 2)
+    predictions = [one for one in learned.predictions(features) if one is not None]
+    errors = LengthErrors.of(predictions, lengths)
+    assert errors.mean_absolute_error < 25
+    assert 0.8 < errors.share_within_max < 0.97
+    narrow, wide = learned(torch.tensor([[0.5, 0.05, 0.5], [0.5, 0.95, 0.5]]))
+    assert (wide[-1] - wide[0]) > 2 * (narrow[-1] - narrow[0])
+    learned.save(tmp_path / "file", features="these")
+    loaded, about = QuantileEnsemble.load(tmp_path / "file")
+    assert about == {"features": "these"}
+    assert torch.equal(loaded(features), learned(features))
+
+
+def test_fitting_is_the_same_again_and_leaves_other_draws_alone() -> None:
+    state = torch.get_rng_state()
+    options = FitOptions(num_hidden=4, num_networks=1, max_steps=20)
+    one, other = (fit_quantiles(*_answers(60, 1), options) for _ in range(2))
+    features, _ = _answers(10, 2)
+    assert torch.equal(one(features), other(features))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_too_few_or_wrong_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 20 prompts"):
+        fit_quantiles(*_answers(19, 1))
+    with pytest.raises(ValueError, match="num_networks"):
+        FitOptions(num_networks=0)
+    with pytest.raises(ValueError, match="dropout"):
+        FitOptions(dropout=1.0)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        QuantileEnsemble.load(tmp_path / "nothing")
+
+
+# Trained on prompts -------------------------------------------------------------------------------------
+
+
+def _examples(count: int, seed: int) -> list[LengthExample]:
+    """The first token says how long the answer will be, about."""
+    rng = random.Random(seed)
+    return [
+        LengthExample(
+            ((kind := rng.choice((20, 90))), *(rng.randrange(100, 200) for _ in range(rng.randrange(3, 9)))),
+            kind + rng.randrange(10),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_what_a_prompt_is_described_by_does_not_depend_on_who_stands_beside_it(
+    model: LlamaForCausalLM,
+) -> None:
+    prompts = ragged_prompts(9, longest=30)
+    together = HiddenStates(model)(prompts)
+    alone = torch.cat([HiddenStates(model)([prompt]) for prompt in prompts])
+    few = HiddenStates(model, max_forward_tokens=40)(prompts)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(together, few, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="empty"):
+        HiddenStates(model)([[]])
+
+
+def test_lengths_are_learned_from_hidden_states(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    predictor = TrainedLengths.fit(HiddenStates(model), _examples(120, 1), QUICK)
+    held_out = _examples(40, 2)
+    predictions = predictor.predict([example.prompt_ids for example in held_out])
+    errors = LengthErrors.of(
+        [one for one in predictions if one is not None], [example.num_tokens for example in held_out]
+    )
+    assert errors.mean_absolute_error < 20
+    predictor.save(tmp_path)
+    assert TrainedLengths.load(tmp_path, HiddenStates(model)).predict([[20, 120]]) == predictor.predict(
+        [[20, 120]]
+    )
+    assert predictor.predict([]) == []
+
+
+def test_an_embedding_may_stand_for_the_hidden_states(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    def embed(texts: list[str]) -> list[list[float]]:
+        return [[float(len(text)), float(text.count("a"))] for text in texts]
+
+    features = TextEmbeddings(tokenizer, embed)
+    assert features([[30, 40], [50]]).shape == (2, 3)
+    predictor = TrainedLengths.fit(features, _examples(30, 1), FitOptions(max_steps=3))
+    predictor.save(tmp_path)
+    with pytest.raises(ValueError, match="'embedding' features, got 'hidden_state'"):
+        TrainedLengths.load(tmp_path, HiddenStates(model))
+
+
+def test_adapters_learn_lengths_and_are_loaded_again(tmp_path: Path) -> None:
+    options = LoraOptions(rank=2, num_steps=40, batch_size=16, learning_rate=1e-2, num_evaluations=4)
+    learned, held_out = _examples(80, 1), _examples(30, 2)
+    prompts = [example.prompt_ids for example in held_out]
+    model = random_llama(num_hidden_layers=2)
+    state = torch.get_rng_state()
+    predictor = LoraLengths.fit(model, learned, options)
+    predictions = [one for one in predictor.predict(prompts) if one is not None]
+    errors = LengthErrors.of(predictions, [example.num_tokens for example in held_out])
+    assert errors.mean_absolute_error < 30  # the best constant is off by 35
+    assert torch.equal(torch.get_rng_state(), state)
+    predictor.save(tmp_path)
+    loaded = LoraLengths.load(tmp_path, random_llama(num_hidden_layers=2))
+    for one, other in zip(loaded.predict(prompts), predictions, strict=True):
+        assert one is not None
+        assert one.max_num_tokens == pytest.approx(other.max_num_tokens, rel=1e-4)
+    with pytest.raises(ValueError, match="at least 20"):
+        LoraLengths.fit(random_llama(), learned[:5])
+    with pytest.raises(FileNotFoundError, match="train one first"):
+        LoraLengths.load(tmp_path / "other", random_llama())
+
+
+# Observed -----------------------------------------------------------------------------------------------
+
+
+def test_templates_are_told_apart_and_strangers_get_what_all_gave() -> None:
+    observed = ObservedLengths(min_answers=5)
+    assert isinstance(observed, LearningPredictor)
+    short, long = [1] * 10, [2] * 40
+    assert observed.predict([short]) == [None]
+    for number in range(10):
+        observed.observe([*short, 100 + number], 10 + number)
+        observed.observe([*long, 100 + number], 200 + number)
+    predictions = observed.predict([[*short, 7], [*long, 7], [3] * 9, [1]])
+    assert predictions[0] == Prediction(14, 18)
+    assert predictions[1] == Prediction(204, 208)
+    assert predictions[2] == predictions[3] == Prediction(19, 207)
+    observed.observe([*short, 1], 1000)
+    (after,) = observed.predict([[*short, 7]])
+    assert after == Prediction(15, 19)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=20), st.integers(1, 99)), max_size=30))
+def test_what_is_remembered_is_bounded_and_predictions_are_of_what_was_seen(
+    seen: list[tuple[list[int], int]],
+) -> None:
+    observed = ObservedLengths(min_answers=1, max_templates=4)
+    for prompt, length in seen:
+        observed.observe(prompt, length)
+    assert len(observed._seen) <= 4
+    lengths = {length for _, length in seen}
+    for prediction in observed.predict([prompt for prompt, _ in seen]):
+        assert prediction is not None
+        assert {prediction.num_tokens, prediction.max_num_tokens} <= lengths
+
+
+# Perception in advance ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("120", 120 * 1.35),
+        ("About 1,200 words.", 1200 * 1.35),
+        ("100-150 words", 150 * 1.35),
+        ("350 tokens", 350),
+        ("1.5k tokens", 1500),
+        ("a hundred and fifty words", 150 * 1.35),
+        ("Two sentences.", 40 * 1.35),
+        ("I cannot say.", None),
+        ("0", None),
+        ("", None),
+        ("9" * 400, None),
+    ],
+)
+def test_replies_are_read(text: str, tokens: float | None) -> None:
+    assert parse_length(text) == (None if tokens is None else pytest.approx(tokens))
+
+
+@given(st.text(max_size=60))
+def test_no_reply_breaks_the_reading(text: str) -> None:
+    found = parse_length(text)
+    assert found is None or 0 < found < 1e10
+
+
+def test_an_announcement_is_split_from_the_answer() -> None:
+    assert split_announced("(Length of this answer in tokens: 42) Well then.") == (42, "Well then.")
+    assert split_announced("Well then.") == (None, "Well then.")
+
+
+class _Replying:
+    """An engine whose model says how many tokens its prompt has; keyed by the prompt."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.max_positions = 2000
+        self.asked: list[str] = []
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: Any, references: Any = None) -> Any:
+        texts = [self.tokenizer.decode(list(prompt)) for prompt in prompts]
+        self.asked += [str(text) for text in texts]
+        replies = ["30" if "tea" in text else "no idea" for text in self.asked[-len(prompts) :]]
+        return [type("Reply", (), {"text": reply})() for reply in replies]
+
+
+@pytest.mark.parametrize("form", ["asked", "announced"])
+def test_the_model_is_asked(form: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    engine = _Replying(tokenizer)
+    perception = PerceptionInAdvance(engine, form=form, unit="tokens", max_share=2.0)
+    prompts = [tokenizer.encode(text) for text in ("How is tea made?", "Why {braces}?")]
+    assert perception.predict([*prompts, [30] * 3000]) == [Prediction(30, 60), None, None]
+    assert all("tokens" in text for text in engine.asked)
+    assert perception.predict([]) == []
+    with pytest.raises(ValueError, match="max_share"):
+        PerceptionInAdvance(engine, max_share=0.5)
+
+
+def test_an_engine_can_be_asked(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    with Engine(model, tokenizer) as engine:
+        predictions = PerceptionInAdvance(engine, form="announced").predict([[30, 40], [50]])
+    assert len(predictions) == 2
+
+
+# The log ------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_read_back_and_goes_on(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "log.jsonl"
+    with LengthLog(path) as log:
+        log.add([30, 40], 7, SamplingParams(max_tokens=9, temperature=0.5), kind="a")
+    with LengthLog(path) as log:
+        log.add([50], 8)
+    with pytest.raises(ValueError, match="is closed"):
+        log.add([50], 8)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"prompt_ids": [3')  # whoever wrote it was killed
+    assert read_lengths(path, tokenizer) == [LengthExample((30, 40), 7), LengthExample((50,), 8)]
+    first = json.loads(path.read_text("utf-8").splitlines()[0])
+    assert (first["temperature"], first["max_tokens"], first["kind"]) == (0.5, 9, "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no example"),
+        ('{"prompt": "a"}\n', 'line 1 .* has no "num_tokens"'),
+        ('{"prompt": "a", "num_tokens": 0}\n', "of at least 1"),
+        ('{"num_tokens": 3}\n', "has no prompt"),
+        ('{"prompt": "a", "num_tokens": 3}\n{oops\n', "line 2 .* is not JSON"),
+    ],
+)
+def test_a_line_that_is_none_is_named(
+    text: str, message: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_lengths(path, tokenizer)
+
+
+def test_the_command_trains_and_measures(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from local_backend.scheduling.__main__ import main
+
+    random_llama(num_hidden_layers=1).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with LengthLog(tmp_path / "log.jsonl") as log:
+        for example in _examples(60, 1):
+            log.add(example.prompt_ids, example.num_tokens)
+    data, model = str(tmp_path / "log.jsonl"), str(tmp_path / "model")
+    for kind in ("hidden_state", "lora"):
+        output = str(tmp_path / kind)
+        main(["train", data, "--model", model, "--output", output, "--kind", kind, "--steps", "5"])
+        main(["evaluate", data, "--model", model, "--predictor", output])
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert len(printed) == 4
+    assert all(figures["predictor"]["num_answers"] > 0 for figures in printed)
+    with pytest.raises(SystemExit):
+        main(["train", str(tmp_path / "none"), "--model", model, "--output", str(tmp_path / "x")])
+    assert "does not exist" in capsys.readouterr().err
