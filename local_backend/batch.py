@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,7 +88,14 @@ def _run(given: argparse.Namespace) -> Report:
         model, tokenizer = load(_EMBEDDED if given.model == "embedded" else given.model)
         num_lines = _num_lines(given.source)
         with (
-            Engine(model, tokenizer, given.drafter, max_rows=given.max_rows, scheduling=scheduling) as engine,
+            Engine(
+                model,
+                tokenizer,
+                given.drafter,
+                max_rows=given.max_rows,
+                scheduling=scheduling,
+                stream_interval_seconds=math.inf,  # nobody reads along
+            ) as engine,
             tqdm(
                 total=num_lines, initial=output.num_done, unit="row", disable=given.no_progress or None
             ) as bar,
