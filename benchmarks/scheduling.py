@@ -11,9 +11,8 @@ Rows set aside go on from their keys and values; ``static_all_redone`` does them
 In the engine rows that have ended leave the forward, so a large batch of short answers grows cheaper as it
 runs; the figures under ``padded`` are for rows that stay in until their batch is done, as in the paper.
 
-The predictor sees the other answers to the same prompt (the siblings, drawn at other temperatures), and what
-became of the other half of the file. A predictor that sees the prompt alone is measured by
-``python -m benchmarks.length_prediction``.
+The predictor sees the other answers to the same prompt (the siblings, drawn at other temperatures). One that
+sees the prompt alone is measured by ``python -m benchmarks.length_prediction``.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results import save
 from local_backend.scheduling.lengths import LengthErrors, Prediction
-from local_backend.scheduling.quantiles import MIN_EXAMPLES, FitOptions, fit_quantiles
 from local_backend.scheduling.replay import Replay, replay_slots, replay_static
 from local_backend.scheduling.static import StaticOptions
 from local_backend.width_costs import WidthCosts
@@ -41,11 +38,10 @@ from local_backend.width_costs import WidthCosts
 GENERATED = "t0.7"
 SIBLINGS = ("t0.0", "t0.3", "t0.5")
 _BATCH_ROWS, _GROUP_ROWS, _MAX_TOKENS = 16, 256, 512
-# A few numbers describe an answer's siblings, so there is little to overfit.
-_FIT = FitOptions(num_hidden=16, num_networks=2, dropout=0.0, learning_rate=1e-2, max_steps=300)
+_STUDENT_T = 1.886  # that a draw exceeds once in ten, with three siblings: two degrees of freedom
 _PREDICTOR = (
-    "from the siblings: the answers to the same prompt at the other temperatures, weighed by what became of "
-    "the other half of the file"
+    "from the siblings: the answers to the same prompt at the other temperatures, which a predictor that "
+    "sees the prompt alone does not have"
 )
 
 
@@ -83,30 +79,19 @@ def _length(record: Any, field: str, name: str, max_tokens: int) -> int:
 
 
 def predict_from_siblings(
-    siblings: Sequence[Sequence[int]], lengths: Sequence[int], *, max_tokens: int = _MAX_TOKENS
+    siblings: Sequence[Sequence[int]], *, max_tokens: int = _MAX_TOKENS
 ) -> list[Prediction]:
-    """One prediction for each answer, from its siblings and from the other half of the file.
+    """One prediction for each answer, from its siblings alone.
 
-    Each half is predicted by quantiles that are fitted on the other. Where the halves are too short to learn
-    from, the siblings are taken as they are: their mean is expected, the longest of them is the maximum.
+    Their mean is expected. The maximum is the upper end of the textbook's interval for one more draw,
+    by Student's t; nothing is fitted to the file.
     """
-    half = len(lengths) // 2
-    if half < 2 * MIN_EXAMPLES:
-        return [Prediction(statistics.mean(tokens), max(tokens)) for tokens in siblings]
-    features = torch.tensor([_describe(tokens) for tokens in siblings])
-    first = fit_quantiles(features[half:], lengths[half:], _FIT).predictions(features[:half])
-    second = fit_quantiles(features[:half], lengths[:half], _FIT).predictions(features[half:])
-    return [
-        Prediction(min(max_tokens, one.num_tokens), min(max_tokens, one.max_num_tokens))
-        for one in (*first, *second)
-        if one is not None
-    ]
-
-
-def _describe(tokens: Sequence[int]) -> list[float]:
-    logarithms = [math.log(length) for length in tokens]
-    mean, spread = statistics.mean(tokens), statistics.pstdev(tokens)
-    return [*logarithms, min(logarithms), max(logarithms), math.log(mean), math.log1p(spread), spread / mean]
+    predictions = []
+    for tokens in siblings:
+        mean = min(max_tokens, statistics.mean(tokens))
+        margin = _STUDENT_T * statistics.stdev(tokens) * math.sqrt(1 + 1 / len(tokens))
+        predictions.append(Prediction(mean, min(max_tokens, mean + margin)))
+    return predictions
 
 
 def measure(
@@ -211,8 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lengths, siblings = read_answers(options.lengths)
     except ValueError as error:
         parser.error(str(error))
-    torch.manual_seed(0)
-    predictions = predict_from_siblings(siblings, lengths)
+    predictions = predict_from_siblings(siblings)
     summary = measure(lengths, predictions, costs)
     _print_table(summary)
     if options.save:

@@ -256,11 +256,14 @@ def _schedule(step: int, num_steps: int) -> float:
 def _new_head(model: PreTrainedModel, seed: int) -> nn.Linear:
     embeddings: Any = model.get_input_embeddings()
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
-    head = nn.utils.skip_init(nn.Linear, 2 * hidden_size, len(QUANTILES))  # draws no shared random numbers
+    head: nn.Linear = nn.utils.skip_init(
+        nn.Linear, 2 * hidden_size, len(QUANTILES)
+    )  # draws no shared random numbers
     with torch.no_grad():
         head.weight.normal_(std=0.01, generator=torch.Generator().manual_seed(seed))
         head.bias.copy_(torch.tensor([-1.3, *[-0.3] * (len(QUANTILES) - 1)]))  # quantiles of a bell curve
-    return head.to(embeddings.weight.device)
+    head.to(embeddings.weight.device)
+    return head
 
 
 def _with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:

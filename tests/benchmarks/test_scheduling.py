@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -72,23 +73,18 @@ def test_lengths_are_cut_to_what_may_be_generated(tmp_path: Path) -> None:
     assert read_answers(path) == ([512], [[1, 3, 4]])
 
 
-def test_a_prediction_does_not_see_the_answer_it_predicts() -> None:
-    answers = made_up_lengths(200, seed=4)
-    lengths, siblings = [one[0] for one in answers], [one[1:] for one in answers]
-    before = predict_from_siblings(siblings, lengths)
-    changed = predict_from_siblings(siblings, [511, *lengths[1:100], *lengths[100:]])
-    assert before[0] == changed[0]
-    assert len(before) == 200
-
-
-def test_short_files_take_the_siblings_as_they_are() -> None:
-    assert predict_from_siblings([[1, 2, 6]], [4]) == [Prediction(3, 6)]
+def test_predictions_are_the_textbook_interval_of_the_siblings() -> None:
+    steady, scattered, long = predict_from_siblings([[7, 7, 7], [1, 2, 6], [512, 512, 200]])
+    assert steady == Prediction(7, 7)
+    # Their variance is ((1 - 3)^2 + (2 - 3)^2 + (6 - 3)^2) / 2 = 7.
+    assert scattered == Prediction(3, pytest.approx(3 + 1.886 * math.sqrt(7) * math.sqrt(4 / 3)))
+    assert long.max_num_tokens == 512
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the lengths of the paper are not in the shared folder")
 def test_real_lengths_come_as_near_the_bound_as_promised() -> None:
-    lengths, siblings = (part[:2560] for part in read_answers(DATA))
-    summary = measure(lengths, predict_from_siblings(siblings, lengths), WidthCosts.flat(16))
+    lengths, siblings = read_answers(DATA)
+    summary = measure(lengths, predict_from_siblings(siblings), WidthCosts.flat(16))
     over_vanilla = summary["throughput_over_vanilla"]
     assert over_vanilla["static_all"] >= 1.8
     assert over_vanilla["slots_predicted"] >= 0.94 * summary["bound"]
