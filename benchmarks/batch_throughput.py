@@ -42,7 +42,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from benchmarks.copy_speed import random_llama
 from benchmarks.peers import aside
 from benchmarks.results import save
-from local_backend import ChatLocal, Engine, SamplingParams
+from local_backend import ChatLocal, Completion, Engine, SamplingParams
 from local_backend.drafters import Drafter
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.scheduling.admission import AdmissionPolicy
@@ -95,10 +95,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Run:
-    """What one way of batching made of the work: answers in order, and the seconds it took."""
+    """What one way of batching made of the work.
+
+    Attributes:
+        answers: Token ids, in order of the prompts.
+        seconds: It took.
+        num_forwards: Of the engine, those that read prompts included; ``None`` of others.
+    """
 
     answers: tuple[tuple[int, ...], ...]
     seconds: float
+    num_forwards: int | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -206,7 +213,7 @@ def run_slots(
         started = time.perf_counter()
         completions = engine.generate(work.prompts, work.params())
         seconds = time.perf_counter() - started
-    return Run(tuple(tuple(completion.token_ids) for completion in completions), seconds)
+    return _run_of(engine, completions, seconds)
 
 
 def run_static(work: Work, predictor: Told) -> Run:
@@ -219,7 +226,12 @@ def run_static(work: Work, predictor: Told) -> Run:
         started = time.perf_counter()
         completions = run_static_batches(engine, work.prompts, work.params(), predictions, options)
         seconds = time.perf_counter() - started
-    return Run(tuple(tuple(completion.token_ids) for completion in completions), seconds)
+    return _run_of(engine, completions, seconds)
+
+
+def _run_of(engine: Engine, completions: Sequence[Completion], seconds: float) -> Run:
+    answers = tuple(tuple(completion.token_ids) for completion in completions)
+    return Run(answers, seconds, engine.stats.num_forwards + engine.stats.num_prefill_forwards)
 
 
 def _engine(work: Work, scheduling: Scheduling, drafter: str | Drafter, *, max_rows: int) -> Engine:
@@ -321,6 +333,9 @@ def measure(work: Work, repeats: int, progress: Progress, label: str) -> dict[st
             ),
             4,
         ),
+        "engine_forwards": {
+            name: each[0].num_forwards for name, each in runs.items() if each[0].num_forwards is not None
+        },
         "answers_that_differ": {
             name: sum(
                 one != other for run in each for one, other in zip(run.answers, first.answers, strict=True)

@@ -26,4 +26,5 @@ def test_every_way_writes_the_same(model: str, capsys: pytest.CaptureFixture[str
         assert figures[name].keys() == WAYS
         assert all(value > 0 for value in figures[name].values())
     assert figures["over_vanilla"]["vanilla"] == figures["over_generate_batch"]["generate_batch"] == 1
+    assert figures["engine_forwards"].keys() == WAYS - {"vanilla", "generate_batch"}
     assert "log-normal" in results["predictions"]
