@@ -30,7 +30,7 @@ from local_backend.embedded.consistency import collect_answers, consistency_loss
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.initialization import begin_quoting
 from local_backend.embedded.muon import Muon
-from local_backend.embedded.tokenization import ending_token_ids, train_tokenizer
+from local_backend.embedded.tokenization import ending_token_ids, rarity, train_tokenizer
 from local_backend.training.masks import use_fast_attention
 
 # A step learns from one batch of each stream, a batch holding examples of one kind. First the model learns
@@ -91,7 +91,7 @@ class BuildOptions:
     num_layers: int = 6
     num_heads: int = 4
     vocabulary_size: int = 4096
-    rope_theta: float = 1e6
+    rope_theta: float = 1e8
 
 
 def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -112,7 +112,7 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    begin_quoting(model, ending_token_ids(tokenizer))
+    begin_quoting(model, ending_token_ids(tokenizer), rarity(tokenizer))
     return model
 
 

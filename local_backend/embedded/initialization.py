@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 _EMBEDDING_SCALE = 0.05
@@ -88,111 +89,146 @@ def begin_copying(model: LlamaForCausalLM) -> None:
 
 # begin_quoting: the residual stream's coordinates, for a hidden size of 256. First a token's own, then notes
 # on the tokens one, two and three before it, on the first and second token of its sentence, and on those of
-# the sentence where it stood before; at last single coordinates: whether the token one, two before ends a
-# sentence, whether this one does, and a constant.
+# the sentence where it stood before; at last single coordinates: how rare the token is, whether the one and
+# the two before end a sentence, whether it does itself, and a constant.
 _HIDDEN_SIZE, _HEAD_SIZE, _NUM_LAYERS = 256, 64, 4
 _OWN = slice(0, 96)
 _BEFORE = (slice(96, 120), slice(120, 144), slice(144, 156))
-_OF_SENTENCE = (slice(156, 180), slice(180, 204))
-_OF_FOUND = (slice(204, 228), slice(228, 252))
-_ENDED_BEFORE = (252, 253)
-_ENDS, _CONSTANT_AT = 254, 255
-_CODE = 24  # coordinates that tell a token in a note
+_OF_SENTENCE = (slice(156, 179), slice(179, 202))
+_OF_FOUND = (slice(202, 225), slice(225, 248))
+_RARITY_AT, _ENDED_BEFORE, _ENDS_AT, _CONSTANT_AT = 248, (252, 253), 254, 255
+_CODE = 24  # coordinates that tell a token in a note on those before
 _RANDOM_SHARE = 0.3  # of what the random heads and layers write, so that the circuits are heard
+_EMBEDDING_NORM = 0.034  # root mean square: alike for all, or attention would prefer the smaller
 
 
 @torch.no_grad()
-def begin_quoting(model: LlamaForCausalLM, ending_token_ids: Sequence[int]) -> None:
+def begin_quoting(
+    model: LlamaForCausalLM, ending_token_ids: Sequence[int], rarity: Sequence[float] | Tensor
+) -> None:
     """Write circuits that copy, and that find the sentence in which a question's words stand.
 
     Layer 0 notes the tokens before and whether they end a sentence; layer 1 the first two tokens of the
     present sentence; layer 2 holds the two heads that copy and one that finds where the present token stood
     before, and brings what was noted there of its sentence; layer 3 gathers what the last few dozen tokens
-    found: rare words agree on one sentence, frequent ones on none.
+    found, and listens to the rare ones.
 
     Args:
         model: Just made; with other sizes than the embedded model's it gets :func:`begin_copying` instead.
         ending_token_ids: Tokens behind which a sentence, a line or a message begins.
+        rarity: Of each token, from 0 for what stands everywhere to 1.
     """
     config = model.config
     size = config.hidden_size // config.num_attention_heads
     if (config.hidden_size, size) != (_HIDDEN_SIZE, _HEAD_SIZE) or config.num_hidden_layers < _NUM_LAYERS:
         begin_copying(model)
         return
-    half = size // 2
-    base = float(dict(config.rope_parameters or {})["rope_theta"])
-    turns = [base ** (-pair / half) for pair in range(half)]  # radians a position
-    slow = torch.tensor([pair for pair, turn in enumerate(turns) if turn < _SLOWEST_TURN])
-    still = torch.cat([slow, slow + half])  # coordinates of a head that compare contents at any distance
-    embedding = model.model.embed_tokens.weight
-    embedding.normal_(0.0, _EMBEDDING_SCALE)
-    embedding[:, _OWN.stop :] *= 0.2
-    embedding[:, _ENDS] = 0.0
-    embedding[list(ending_token_ids), _ENDS] = _CONSTANT * _EMBEDDING_SCALE
-    embedding[:, _CONSTANT_AT] = _CONSTANT * _EMBEDDING_SCALE
+    _write_embeddings(model.model.embed_tokens.weight, ending_token_ids, torch.as_tensor(rarity))
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight *= _RANDOM_SHARE
         layer.mlp.down_proj.weight *= _RANDOM_SHARE
-    notes, sentences, words, votes = (layer.self_attn for layer in model.model.layers[:_NUM_LAYERS])
-    code, all_code = torch.arange(_CODE), torch.arange(size)
+    half = size // 2
+    base = float(dict(config.rope_parameters or {})["rope_theta"])
+    turns = [base ** (-pair / half) for pair in range(half)]  # radians a position
+    _write_notes(model, turns)
+    _write_sentences(model, turns)
+    _write_words(model, turns)
+    _write_votes(model, turns)
 
+
+def _write_embeddings(embedding: Tensor, ending_token_ids: Sequence[int], rarity: Tensor) -> None:
+    embedding.normal_(0.0, _EMBEDDING_SCALE)
+    embedding[:, _OWN.stop :] *= 0.2
+    embedding[:, _ENDS_AT] = 0.0
+    embedding[list(ending_token_ids), _ENDS_AT] = _CONSTANT * _EMBEDDING_SCALE
+    embedding[:, _CONSTANT_AT] = _CONSTANT * _EMBEDDING_SCALE
+    embedding[:, _RARITY_AT] = rarity * 1.5 * _EMBEDDING_SCALE
+    left = embedding.shape[1] * _EMBEDDING_NORM**2 - embedding[:, _OWN.stop :].square().sum(-1)
+    own = embedding[:, _OWN]
+    own *= (left.clamp(min=0.05) / own.square().sum(-1)).sqrt()[:, None]
+
+
+def _write_notes(model: LlamaForCausalLM, turns: Sequence[float]) -> None:
+    layer, size, half = model.model.layers[0].self_attn, _HEAD_SIZE, _HEAD_SIZE // 2
     for head, note in enumerate(_BEFORE):  # attends so many positions back
-        first = _clear(notes, head, size)
-        for pair in range(_NUM_FAST_PAIRS):
+        first = _clear(layer, head, size)
+        for pair in range(10):  # fewer meet again far away
             angle = torch.tensor((head + 1) * turns[pair])
-            notes.q_proj.weight[first + pair, _CONSTANT_AT] = 3.0
-            notes.k_proj.weight[first + pair, _CONSTANT_AT] = 3.0 * angle.cos()
-            notes.k_proj.weight[first + pair + half, _CONSTANT_AT] = 3.0 * angle.sin()
+            layer.q_proj.weight[first + pair, _CONSTANT_AT] = 2.5
+            layer.k_proj.weight[first + pair, _CONSTANT_AT] = 2.5 * angle.cos()
+            layer.k_proj.weight[first + pair + half, _CONSTANT_AT] = 2.5 * angle.sin()
         places = torch.arange(note.start, note.stop)
-        rows = first + torch.arange(len(places))
-        notes.v_proj.weight[rows, torch.arange(len(places))] = 0.3
-        notes.o_proj.weight[places, rows] = _EMBEDDING_SCALE / 0.3
+        own = torch.arange(len(places))
+        layer.v_proj.weight[first + own, own] = 0.3
+        layer.o_proj.weight[places, first + own] = _EMBEDDING_SCALE / 0.3
         if head < len(_ENDED_BEFORE):
-            notes.v_proj.weight[first + _CODE, _ENDS] = 0.3
-            notes.o_proj.weight[_ENDED_BEFORE[head], first + _CODE] = _EMBEDDING_SCALE / 0.3
+            layer.v_proj.weight[first + _CODE, _ENDS_AT] = 0.3
+            layer.o_proj.weight[_ENDED_BEFORE[head], first + _CODE] = _EMBEDDING_SCALE / 0.3
 
+
+def _write_sentences(model: LlamaForCausalLM, turns: Sequence[float]) -> None:
+    layer, size = model.model.layers[1].self_attn, _HEAD_SIZE
+    falling = _pairs(turns, 0.015, 0.4)  # together they fall with the distance, over a sentence's length
+    gain = 4.4 / len(falling) ** 0.5
     for head, (ended, note) in enumerate(zip(_ENDED_BEFORE, _OF_SENTENCE, strict=True), 2):
-        first = _clear(sentences, head, size)  # attends to the last position behind an end
-        for pair in (6, 7, 8, 9):  # together they fall with the distance, over a sentence's length
-            sentences.q_proj.weight[first + pair, _CONSTANT_AT] = 2.2
-            sentences.k_proj.weight[first + pair, ended] = 2.2
-        sentences.q_proj.weight[first + 25, _CONSTANT_AT] = 3.0
-        sentences.k_proj.weight[first + 25, ended] = 3.0
-        sentences.v_proj.weight[first + code, code] = 0.3
-        sentences.o_proj.weight[note.start + code, first + code] = 0.25
+        first = _clear(layer, head, size)  # attends to the last position behind an end
+        layer.q_proj.weight[[first + pair for pair in falling], _CONSTANT_AT] = gain
+        layer.k_proj.weight[[first + pair for pair in falling], ended] = gain
+        layer.q_proj.weight[first + len(turns) - 1, _CONSTANT_AT] = 3.0
+        layer.k_proj.weight[first + len(turns) - 1, ended] = 3.0
+        code = torch.arange(note.stop - note.start)
+        layer.v_proj.weight[first + code, code] = 0.3
+        layer.o_proj.weight[note.start + code, first + code] = 0.25
 
+
+def _write_words(model: LlamaForCausalLM, turns: Sequence[float]) -> None:
+    layer, size = model.model.layers[2].self_attn, _HEAD_SIZE
+    slow = torch.tensor(_pairs(turns, 0.0, 5e-4))
+    still = torch.cat([slow, slow + size // 2])  # coordinates that compare contents at any distance
     block = _CODE // 2
     compared = [_OWN, *_BEFORE]  # each with the note of the one before it
     for head in range(2):
-        first = _clear(words, head, size)
+        first = _clear(layer, head, size)
         for number, gain in enumerate(_MATCH_GAINS):
             rows = first + still[number * block : (number + 1) * block]
-            part = torch.arange(block) + ((number + head) % 2 * block if number < 2 else 0)
-            words.q_proj.weight[rows, compared[number].start + part] = gain
-            words.k_proj.weight[rows, compared[number + 1].start + part] = gain
-        written = all_code + 32 * head
-        words.v_proj.weight[first + all_code, written] = 0.5
-        words.o_proj.weight[written, first + all_code] = 10 * _EMBEDDING_SCALE
+            part = torch.arange(len(rows)) + ((number + head) % 2 * block if number < 2 else 0)
+            layer.q_proj.weight[rows, compared[number].start + part] = gain
+            layer.k_proj.weight[rows, compared[number + 1].start + part] = gain
+        rows, written = first + torch.arange(size), torch.arange(size) + 32 * head
+        layer.v_proj.weight[rows, written] = 0.5
+        layer.o_proj.weight[written, rows] = 10 * _EMBEDDING_SCALE
 
-    first = _clear(words, 2, size)  # attends to where the present token stood before, not to itself
+    first = _clear(layer, 2, size)  # attends to where the present token stood before, not to itself
     same = 20 + torch.arange(len(still))
-    words.q_proj.weight[first + still, same] = 4.0
-    words.k_proj.weight[first + still, same] = 4.0
-    for pair in (5, 6, 7, 8):
-        words.q_proj.weight[first + pair, _CONSTANT_AT] = 2.0
-        words.k_proj.weight[first + pair, _CONSTANT_AT] = -2.0
-    for number, (noted, found) in enumerate(zip(_OF_SENTENCE, _OF_FOUND, strict=True)):
-        rows = first + number * _CODE + code
-        words.v_proj.weight[rows, noted.start + code] = 0.5
-        words.o_proj.weight[found.start + code, rows] = 0.24
+    layer.q_proj.weight[first + still, same] = 4.0
+    layer.k_proj.weight[first + still, same] = 4.0
+    near = [first + pair for pair in _pairs(turns, 0.01, 0.5)]
+    layer.q_proj.weight[near, _CONSTANT_AT] = 2.0
+    layer.k_proj.weight[near, _CONSTANT_AT] = -2.0
+    for noted, found in zip(_OF_SENTENCE, _OF_FOUND, strict=True):
+        code = torch.arange(noted.stop - noted.start)
+        rows = first + noted.start - _OF_SENTENCE[0].start + code
+        layer.v_proj.weight[rows, noted.start + code] = 0.5
+        layer.o_proj.weight[found.start + code, rows] = 0.24
 
+
+def _write_votes(model: LlamaForCausalLM, turns: Sequence[float]) -> None:
+    layer, size = model.model.layers[3].self_attn, _HEAD_SIZE
+    recent = _pairs(turns, 0.012, 0.05)
     for head, (found, gathered) in enumerate(((_OF_FOUND[0], _OWN), (_OF_FOUND[1], _OF_FOUND[1]))):
-        first = _clear(votes, head, size)  # attends to the last few dozen tokens alike
-        for pair in (8, 9):
-            votes.q_proj.weight[first + pair, _CONSTANT_AT] = 7.0
-            votes.k_proj.weight[first + pair, _CONSTANT_AT] = 7.0
-        votes.v_proj.weight[first + code, found.start + code] = 0.5
-        votes.o_proj.weight[gathered.start + code, first + code] = 3.0
+        first = _clear(layer, head, size)  # attends to the last few dozen tokens, the rare ones above all
+        layer.q_proj.weight[[first + pair for pair in recent], _CONSTANT_AT] = 7.0
+        layer.k_proj.weight[[first + pair for pair in recent], _CONSTANT_AT] = 7.0
+        layer.q_proj.weight[first + len(turns) - 1, _CONSTANT_AT] = 15.0
+        layer.k_proj.weight[first + len(turns) - 1, _RARITY_AT] = 15.0
+        code = torch.arange(found.stop - found.start)
+        layer.v_proj.weight[first + code, found.start + code] = 0.5
+        layer.o_proj.weight[gathered.start + code, first + code] = 3.0
+
+
+def _pairs(turns: Sequence[float], above: float, below: float) -> list[int]:
+    """Rotary pairs that turn by so many radians a position."""
+    return [pair for pair, turn in enumerate(turns) if above < turn < below]
 
 
 def _clear(attention: Any, head: int, size: int) -> int:

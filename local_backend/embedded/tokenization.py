@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from local_backend.embedded.corpus import Topic, all_texts
@@ -65,6 +67,18 @@ def train_tokenizer(topics: Sequence[Topic], vocabulary_size: int) -> PreTrained
     return fast
 
 
+def rarity(tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """How rare each token is in prompts with documents, ``[vocabulary]``: from 0, everywhere, to 1."""
+    counts = torch.ones(len(tokenizer))
+    rng = random.Random("rarity")
+    for _ in range(_NUM_SAMPLES):
+        for token_id in tokenizer.encode(make_example("documents", rng).branches[0][0]):
+            counts[token_id] += 1
+    rare = ((-(counts / counts.sum()).log() - 3) / 5).clamp(0, 1)
+    rare[tokenizer.all_special_ids] = 0.0
+    return rare
+
+
 def ending_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Tokens behind which a sentence, a line or a message begins."""
     ends = {".", "!", "?", ":", "]", "-", "\n", "\n\n"}
@@ -76,4 +90,4 @@ def ending_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     )
 
 
-__all__ = ["CHAT_TEMPLATE", "END", "PAD", "ROLES", "ending_token_ids", "train_tokenizer"]
+__all__ = ["CHAT_TEMPLATE", "END", "PAD", "ROLES", "ending_token_ids", "rarity", "train_tokenizer"]
