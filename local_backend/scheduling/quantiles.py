@@ -78,8 +78,8 @@ class FitOptions:
     """
 
     num_hidden: int = 48
-    num_networks: int = 4
-    dropout: float = 0.4
+    num_networks: int = 6
+    dropout: float = 0.5
     weight_decay: float = 0.02
     learning_rate: float = 3e-3
     max_steps: int = 400
