@@ -19,6 +19,7 @@ from local_backend.embedded.corpus import Example, Topic
 from local_backend.embedded.tasks import make_example
 from local_backend.embedded.tokenization import END
 from local_backend.kv_cache import num_shared
+from local_backend.precision import bf16_is_fast
 
 # What an answer is about is decided in its first tokens; without weight they drown in the rest.
 NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 8, 4.0
@@ -108,10 +109,7 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
 
 def fast_precision() -> torch.autocast:
     """The precision a training forward is fastest in: bfloat16 where the processor has units for it."""
-    has_units = torch.cpu.get_capabilities()
-    return torch.autocast(
-        "cpu", dtype=torch.bfloat16, enabled=bool(has_units["avx512_bf16"] or has_units["amx_bf16"])
-    )
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16_is_fast())
 
 
 def draw_batch(

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from local_backend.training import TuneOptions
+    from local_backend.precision import bf16_is_fast
+from local_backend.training import TuneOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -155,7 +156,7 @@ def _options(given: argparse.Namespace) -> TuneOptions:
         accumulation_steps=given.accumulation_steps,
         learning_rate=given.learning_rate,
         lora_rank=given.lora_rank,
-        bf16=not given.float32,
+        bf16=not given.float32 and bf16_is_fast(),
         activation_checkpointing=given.activation_checkpointing,
         num_held_out=getattr(given, "held_out", 64),
         save_steps=given.save_steps,

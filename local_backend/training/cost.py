@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from local_backend.precision import bf16_is_fast
 from local_backend.training.masks import PackedForward
 from local_backend.training.packing import pack
 from local_backend.training.trainer import LossOptions, base_model_of, packed_losses
@@ -55,7 +56,7 @@ def estimate_cost(
     num_steps: int,
     batch_size: int,
     accumulation_steps: int = 1,
-    bf16: bool = True,
+    bf16: bool | None = None,
 ) -> Cost:
     """Time one forward and backward, and reckon the rest from it.
 
@@ -66,7 +67,7 @@ def estimate_cost(
         num_steps: Optimizer steps.
         batch_size: Examples of a forward.
         accumulation_steps: Forwards of a step.
-        bf16: Whether they run in mixed precision.
+        bf16: Whether they run in mixed precision; ``None`` is where the machine is fast at it.
     """
     base = base_model_of(model)
     forward = PackedForward(base)
@@ -74,9 +75,13 @@ def estimate_cost(
     device = base.device
     batch = pack(some).to(device)
 
+    is_mixed = bf16_is_fast() if bf16 is None else bf16
+
     def step() -> float:
         started = time.perf_counter()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+        with torch.autocast(
+            device.type, dtype=torch.bfloat16, enabled=bf16_is_fast() if bf16 is None else bf16
+        ):
             logits = forward(model, batch)
         packed_losses(logits, batch, losses)["loss"].backward()
         if device.type == "cuda":

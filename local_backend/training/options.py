@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from local_backend.precision import bf16_is_fast
 from local_backend.training.noise import NoiseOptions
 from local_backend.training.trainer import LossOptions
 from local_backend.training.trajectories import CollectOptions
@@ -20,7 +21,7 @@ class TuneOptions:
         accumulation_steps: Forwards of an optimizer step.
         learning_rate: At its peak; a warm-up before, a cosine to a tenth behind, in each round.
         lora_rank: Of the adapters that are trained in place of all weights; ``None`` trains all weights.
-        bf16: Whether training runs in mixed precision.
+        bf16: Whether training runs in mixed precision; by default where the machine is fast at it.
         activation_checkpointing: Whether activations are computed anew in the backward pass, to save memory.
         num_held_out: Prompts that are kept for measuring, at most a fifth of them.
         num_evaluations: How often speed and quality are measured in a round.
@@ -38,7 +39,7 @@ class TuneOptions:
     accumulation_steps: int = 1
     learning_rate: float = 1e-3
     lora_rank: int | None = None
-    bf16: bool = True
+    bf16: bool = field(default_factory=bf16_is_fast)
     activation_checkpointing: bool = False
     num_held_out: int = 64
     num_evaluations: int = 2

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainingArguments
 
 from local_backend.embedded.initialization import begin_copying
+from local_backend.precision import bf16_is_fast
 from local_backend.training.examples import NoisyExamples, Trajectory
 from local_backend.training.masks import use_fast_attention
 from local_backend.training.tasks.base import Case, Task, draw_cases
@@ -146,7 +147,7 @@ def train_plain(
         warmup_steps=min(60, options.num_steps // 10),
         weight_decay=0.05,
         adam_beta2=0.98,
-        bf16=True,
+        bf16=bf16_is_fast(),
         use_cpu=not torch.cuda.is_available(),
         logging_steps=25,
         save_steps=200,
