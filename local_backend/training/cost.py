@@ -79,9 +79,7 @@ def estimate_cost(
 
     def step() -> float:
         started = time.perf_counter()
-        with torch.autocast(
-            device.type, dtype=torch.bfloat16, enabled=bf16_is_fast() if bf16 is None else bf16
-        ):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_mixed):
             logits = forward(model, batch)
         packed_losses(logits, batch, losses)["loss"].backward()
         if device.type == "cuda":
