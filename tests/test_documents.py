@@ -80,7 +80,7 @@ def test_the_readme_counts_topics_and_links_to_what_exists() -> None:
 def test_the_notebook_runs_and_shows_a_picture(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+        notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": ROOT}}
     )
     client.execute()
     kinds = {
