@@ -167,7 +167,7 @@ def _embedding() -> Callable[[list[str]], list[list[float]]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.length_prediction", description=__doc__)
-    parser.add_argument("--prompts", type=int, default=1200, help="how many are answered (%(default)s)")
+    parser.add_argument("--prompts", type=int, default=2400, help="how many are answered (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8, help="of the answers (%(default)s)")
     parser.add_argument("--logs", type=Path, default=_LOGS, help="folder of the logs (%(default)s)")
     parser.add_argument("--embedding", action="store_true", help="try a sentence embedding, too")
