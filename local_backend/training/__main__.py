@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from local_backend.precision import bf16_is_fast
-from local_backend.training import TuneOptions
+    from local_backend.training import TuneOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -147,6 +146,7 @@ def _prompts(
 
 
 def _options(given: argparse.Namespace) -> TuneOptions:
+    from local_backend.precision import bf16_is_fast
     from local_backend.training import CollectOptions, LossOptions, NoiseOptions, TuneOptions
 
     return TuneOptions(
