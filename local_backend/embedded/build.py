@@ -28,9 +28,9 @@ from local_backend.embedded.batches import draw_batch, fast_precision
 from local_backend.embedded.card import write_card
 from local_backend.embedded.consistency import collect_answers, consistency_loss, draw_noisy, read_answers
 from local_backend.embedded.corpus import Topic, load_topics
-from local_backend.embedded.initialization import begin_quoting
+from local_backend.embedded.initialization import begin_quoting, circuit_weights
 from local_backend.embedded.muon import Muon
-from local_backend.embedded.tokenization import ending_token_ids, rarity, train_tokenizer
+from local_backend.embedded.tokenization import token_traits, train_tokenizer
 from local_backend.training.masks import use_fast_attention
 
 # A step learns from one batch of each stream, a batch holding examples of one kind. First the model learns
@@ -66,9 +66,11 @@ class BuildOptions:
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rate: Of the weight matrices, under Muon, at its peak: after warm-up, until it falls
             linearly in the last ``decay_share`` of the steps.
-        embedding_learning_rate: The same of embeddings and norms, under AdamW.
-        first_embedding_share: Share of the latter in the first steps: more would undo what the initial
-            weights can.
+        embedding_learning_rate, head_learning_rate: The same, under AdamW, of the token embeddings, and
+            of the output head and the norms. Embeddings are apart from the head, and slower, because the
+            circuits of the initial weights compare them.
+        num_fixed_steps: How many steps leave the heads alone that the initial weights wrote: until the
+            other layers know something their gradients are noise, of which Muon makes steps all the same.
         consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
         hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
@@ -79,9 +81,10 @@ class BuildOptions:
     num_consistency_steps: int = 200
     num_answers: int = 400
     tokens_per_batch: int = 2_200
-    learning_rate: float = 1e-3
-    embedding_learning_rate: float = 1.5e-3
-    first_embedding_share: float = 1 / 3
+    learning_rate: float = 3e-3
+    embedding_learning_rate: float = 4e-4
+    head_learning_rate: float = 1.5e-3
+    num_fixed_steps: int = 1000
     consistency_learning_rate_share: float = 0.3
     warmup_steps: int = 50
     decay_share: float = 0.45
@@ -91,7 +94,7 @@ class BuildOptions:
     num_layers: int = 6
     num_heads: int = 4
     vocabulary_size: int = 4096
-    rope_theta: float = 1e8
+    rope_theta: float = 1e12
 
 
 def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -106,13 +109,13 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
         num_key_value_heads=options.num_heads,
         max_position_embeddings=2048,
         rope_parameters={"rope_type": "default", "rope_theta": options.rope_theta},
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    begin_quoting(model, ending_token_ids(tokenizer), rarity(tokenizer))
+    begin_quoting(model, token_traits(tokenizer))
     return model
 
 
@@ -156,25 +159,36 @@ class Optimizers:
 
     def __init__(self, model: LlamaForCausalLM, options: BuildOptions) -> None:
         matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
-        ids = {id(parameter) for parameter in matrices}
-        others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
+        embedding = model.model.embed_tokens.weight
+        apart = {id(parameter) for parameter in (embedding, *matrices)}
+        others = [parameter for parameter in model.parameters() if id(parameter) not in apart]
         self._muon = Muon(matrices, options.learning_rate, options.weight_decay)
         self._adam = torch.optim.AdamW(
-            others, lr=options.embedding_learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+            [
+                {"params": [embedding], "peak": options.embedding_learning_rate},
+                {"params": others, "peak": options.head_learning_rate},
+            ],
+            betas=(0.9, 0.98),
+            weight_decay=0.0,
         )
         self._options = options
+        self._circuits = circuit_weights(model)
+        self._fixed = [weights.clone() for weights in self._circuits]
 
     def step(self, number: int) -> None:
         """Update with the learning rates of step ``number``, and forget the gradients."""
         rate, options = rate_at(number, self._options), self._options
-        share = options.first_embedding_share if number < options.num_first_steps else 1.0
         self._muon.learning_rate = options.learning_rate * rate
         for group in self._adam.param_groups:
-            group["lr"] = share * options.embedding_learning_rate * rate
+            group["lr"] = group["peak"] * rate
         self._muon.step()
         self._muon.zero_grad()
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
+        if number < options.num_fixed_steps:
+            with torch.no_grad():
+                for weights, fixed in zip(self._circuits, self._fixed, strict=True):
+                    weights.copy_(fixed)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""
@@ -214,6 +228,7 @@ def train(
                 "Delete it, or give another --checkpoint."
             )
         model.load_state_dict(state["model"])
+        optimizers = Optimizers(model, options)
         optimizers.load(state["optimizers"])
         first = state["step"]
     answers, answers_path = None, checkpoint.with_suffix(".answers.jsonl")

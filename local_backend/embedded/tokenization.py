@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from local_backend.embedded.corpus import Topic, all_texts
@@ -22,6 +22,9 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
 _NUM_SAMPLES = 400
+_ENDS = {".", "!", "?", ":", "]", "-"}
+_LAYOUT = {"[", "-", "#", "<"}
+_END_NOTED = 1.47  # how much an end counts in the note on it behind
 
 
 def _sampled_texts(topics: Sequence[Topic]) -> Iterator[str]:
@@ -67,27 +70,61 @@ def train_tokenizer(topics: Sequence[Topic], vocabulary_size: int) -> PreTrained
     return fast
 
 
-def rarity(tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """How rare each token is in prompts with documents, ``[vocabulary]``: from 0, everywhere, to 1."""
-    counts = torch.ones(len(tokenizer))
-    rng = random.Random("rarity")
-    for _ in range(_NUM_SAMPLES):
-        for token_id in tokenizer.encode(make_example("documents", rng).branches[0][0]):
-            counts[token_id] += 1
-    rare = ((-(counts / counts.sum()).log() - 3) / 5).clamp(0, 1)
-    rare[tokenizer.all_special_ids] = 0.0
-    return rare
+@dataclass(frozen=True)
+class TokenTraits:
+    """What :func:`~local_backend.embedded.initialization.begin_quoting` must know of each token.
+
+    Attributes:
+        rarity: How rare a token is in prompts with documents and their answers, from 0, everywhere, to 1.
+        ends: 1 for tokens behind which a sentence or a line begins.
+        layout: 1 for tokens that begin a line but no sentence: brackets, dashes, further line ends.
+        beginning: What speaks against a sentence that begins with the token, 0 or less: a small letter or a
+            digit without a space, as behind the point of a number; all of what an end says for layout.
+        words: A number for each word, alike in any case, behind a space or not; -1 where there is none.
+        nothing: Ids of the tokens that begin every prompt.
+    """
+
+    rarity: list[float]
+    ends: list[float]
+    layout: list[float]
+    beginning: list[float]
+    words: list[int]
+    nothing: tuple[int, ...]
 
 
-def ending_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Tokens behind which a sentence, a line or a message begins."""
-    ends = {".", "!", "?", ":", "]", "-", "\n", "\n\n"}
-    roles = {f"<|{role}|>" for role in ROLES}
-    return sorted(
-        token_id
-        for token, token_id in tokenizer.get_vocab().items()
-        if token in roles or str(tokenizer.decode([token_id])).strip(" ") in ends
+def token_traits(tokenizer: PreTrainedTokenizerFast) -> TokenTraits:
+    """The traits of every token of a tokenizer of :func:`train_tokenizer`."""
+    special = set(tokenizer.all_special_ids)
+    texts = ["" if token in special else str(tokenizer.decode([token])) for token in range(len(tokenizer))]
+    bare = [text.strip(" ") for text in texts]
+    layout = [float("\n" in text or text in _LAYOUT) for text in bare]
+    numbers: dict[str, int] = {}
+    return TokenTraits(
+        rarity=_rarity(tokenizer),
+        ends=[float("\n" in text or text in _ENDS) for text in bare],
+        layout=layout,
+        beginning=[
+            -_END_NOTED if is_layout else -0.7 if text[:1].isalnum() and not text[:1].isupper() else 0.0
+            for text, is_layout in zip(texts, layout, strict=True)
+        ],
+        words=[
+            numbers.setdefault(text.lower(), len(numbers)) if any(map(str.isalnum, text)) else -1
+            for text in bare
+        ],
+        nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
     )
 
 
-__all__ = ["CHAT_TEMPLATE", "END", "PAD", "ROLES", "ending_token_ids", "rarity", "train_tokenizer"]
+def _rarity(tokenizer: PreTrainedTokenizerFast) -> list[float]:
+    counts = torch.ones(len(tokenizer))
+    rng = random.Random("rarity")
+    for _ in range(_NUM_SAMPLES):
+        request, _, reply = make_example("documents", rng).branches[0]
+        for token_id in tokenizer.encode(request) + tokenizer.encode(reply):
+            counts[token_id] += 1
+    rare = ((-(counts / counts.sum()).log() - 5) / 4).clamp(0, 1)
+    rare[tokenizer.all_special_ids] = 0.0
+    return [float(value) for value in rare]
+
+
+__all__ = ["CHAT_TEMPLATE", "END", "PAD", "ROLES", "TokenTraits", "token_traits", "train_tokenizer"]
