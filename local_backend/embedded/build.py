@@ -71,6 +71,7 @@ class BuildOptions:
             circuits of the initial weights compare them.
         num_fixed_steps: How many steps leave the heads alone that the initial weights wrote: until the
             other layers know something their gradients are noise, of which Muon makes steps all the same.
+        circuit_share: Share of a step that is taken of these heads afterwards.
         consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
         hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
@@ -78,15 +79,16 @@ class BuildOptions:
 
     num_steps: int = 1500
     num_first_steps: int = 150
-    num_consistency_steps: int = 200
+    num_consistency_steps: int = 150
     num_answers: int = 400
     tokens_per_batch: int = 2_200
-    learning_rate: float = 3e-3
-    embedding_learning_rate: float = 4e-4
-    head_learning_rate: float = 1.5e-3
-    num_fixed_steps: int = 1000
+    learning_rate: float = 1e-3
+    embedding_learning_rate: float = 1e-4
+    head_learning_rate: float = 3e-3
+    num_fixed_steps: int = 1100
+    circuit_share: float = 0.1
     consistency_learning_rate_share: float = 0.3
-    warmup_steps: int = 50
+    warmup_steps: int = 30
     decay_share: float = 0.45
     weight_decay: float = 0.05
     seed: int = 0
@@ -173,7 +175,7 @@ class Optimizers:
         )
         self._options = options
         self._circuits = circuit_weights(model)
-        self._fixed = [weights.clone() for weights in self._circuits]
+        self._before = [weights.detach().clone() for weights in self._circuits]
 
     def step(self, number: int) -> None:
         """Update with the learning rates of step ``number``, and forget the gradients."""
@@ -185,10 +187,11 @@ class Optimizers:
         self._muon.zero_grad()
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
-        if number < options.num_fixed_steps:
-            with torch.no_grad():
-                for weights, fixed in zip(self._circuits, self._fixed, strict=True):
-                    weights.copy_(fixed)
+        share = 0.0 if number < options.num_fixed_steps else options.circuit_share
+        with torch.no_grad():
+            for weights, before in zip(self._circuits, self._before, strict=True):
+                before.lerp_(weights, share)
+                weights.copy_(before)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""
