@@ -51,6 +51,26 @@ STREAMS_THEN: Sequence[Mapping[str, float]] = (
         "repeat": 0.06,
     },
 )
+# The topics are known by then; quoting takes longer, and is exact only as the learning rate falls.
+STREAMS_LAST: Sequence[Mapping[str, float]] = (
+    {
+        "plain": 0.2,
+        "expansion": 0.14,
+        "skeleton": 0.16,
+        "several": 0.08,
+        "beginning": 0.04,
+        "questions": 0.2,
+        "documents": 0.18,
+    },
+    {
+        "choices": 0.2,
+        "questions": 0.36,
+        "many questions": 0.1,
+        "documents": 0.16,
+        "edit": 0.1,
+        "condense": 0.08,
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -59,8 +79,8 @@ class BuildOptions:
 
     Attributes:
         num_steps: Optimizer steps of the plain model.
-        num_first_steps: How many of them draw from ``STREAMS_FIRST``; those that follow, from
-            ``STREAMS_THEN``.
+        num_first_steps, num_last_steps: How many of them draw from ``STREAMS_FIRST``, and at the end from
+            ``STREAMS_LAST``; those between, from ``STREAMS_THEN``.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
         num_answers: Answers of the plain model that the consistency stage learns from.
         tokens_per_batch: Padded tokens of each of a step's two batches.
@@ -77,19 +97,20 @@ class BuildOptions:
         hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
     """
 
-    num_steps: int = 1500
+    num_steps: int = 1300
     num_first_steps: int = 150
-    num_consistency_steps: int = 150
+    num_last_steps: int = 700
+    num_consistency_steps: int = 120
     num_answers: int = 400
     tokens_per_batch: int = 2_200
     learning_rate: float = 1e-3
     embedding_learning_rate: float = 1e-4
     head_learning_rate: float = 3e-3
-    num_fixed_steps: int = 1100
+    num_fixed_steps: int = 1000
     circuit_share: float = 0.1
     consistency_learning_rate_share: float = 0.3
     warmup_steps: int = 30
-    decay_share: float = 0.45
+    decay_share: float = 0.54
     weight_decay: float = 0.05
     seed: int = 0
     hidden_size: int = 256
@@ -134,6 +155,12 @@ def rate_at(step: int, options: BuildOptions) -> float:
     warm = min(1.0, (place + 1) / options.warmup_steps)
     fall = min(1.0, (count - place) / max(1.0, options.decay_share * count))
     return peak * min(warm, max(0.02, fall))
+
+
+def _streams_at(step: int, options: BuildOptions) -> Sequence[Mapping[str, float]]:
+    if step < options.num_first_steps:
+        return STREAMS_FIRST
+    return STREAMS_THEN if step < options.num_steps - options.num_last_steps else STREAMS_LAST
 
 
 def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
@@ -245,7 +272,7 @@ def train(
             answers = read_answers(answers_path)
             use_fast_attention(model)
         model.train()
-        streams = STREAMS_FIRST if step < options.num_first_steps else STREAMS_THEN
+        streams = _streams_at(step, options)
         if answers is not None:
             # One batch of noisy answers, one of the corpus, by turns from each stream.
             noisy = draw_noisy(f"{options.seed}:{step}", answers, options.tokens_per_batch, tokenizer)
