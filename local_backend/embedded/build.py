@@ -202,11 +202,11 @@ class Optimizers:
         )
         self._options = options
         self._circuits = circuit_weights(model)
-        self._before = [weights.detach().clone() for weights in self._circuits]
 
     def step(self, number: int) -> None:
         """Update with the learning rates of step ``number``, and forget the gradients."""
         rate, options = rate_at(number, self._options), self._options
+        circuits = [weights.detach().clone() for weights in self._circuits]
         self._muon.learning_rate = options.learning_rate * rate
         for group in self._adam.param_groups:
             group["lr"] = group["peak"] * rate
@@ -216,9 +216,8 @@ class Optimizers:
         self._adam.zero_grad(set_to_none=True)
         share = 0.0 if number < options.num_fixed_steps else options.circuit_share
         with torch.no_grad():
-            for weights, before in zip(self._circuits, self._before, strict=True):
-                before.lerp_(weights, share)
-                weights.copy_(before)
+            for weights, before in zip(self._circuits, circuits, strict=True):
+                weights.copy_(before.lerp_(weights, share))
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""
@@ -258,7 +257,6 @@ def train(
                 "Delete it, or give another --checkpoint."
             )
         model.load_state_dict(state["model"])
-        optimizers = Optimizers(model, options)
         optimizers.load(state["optimizers"])
         first = state["step"]
     answers, answers_path = None, checkpoint.with_suffix(".answers.jsonl")
