@@ -87,6 +87,7 @@ def begin_copying(model: LlamaForCausalLM) -> None:
         columns = torch.arange(size)
         above.v_proj.weight[first + columns, first + columns] = 0.5
         above.o_proj.weight[first + columns, first + columns] = 10 * _EMBEDDING_SCALE
+    model.lm_head.weight.copy_(embedding)  # what is brought is said; of a tied head this changes nothing
 
 
 # begin_quoting: the residual stream's coordinates, for a hidden size of 256. First a token's own code, in
