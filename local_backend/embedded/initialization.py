@@ -15,13 +15,14 @@ rotary embedding turns coordinate ``i`` of a head together with coordinate ``i +
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from local_backend.embedded.tokenization import TokenTraits
+if TYPE_CHECKING:  # the tasks' models copy too, and need no corpus for it
+    from local_backend.embedded.tokenization import TokenTraits
 
 _EMBEDDING_SCALE = 0.05
 _CONSTANT = 3.0  # of the last coordinate of every token's embedding, in units of the others
@@ -124,8 +125,8 @@ def begin_quoting(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     three tokens of its sentence; 2 finds where the token stood before, and brings what was noted there of its
     sentence, or nothing; 3 gathers what the rare ones of the last few dozen tokens found; 4, where an answer
     begins, attends to the first, second and third token of the sentence found, and says them; 5 goes on as
-    the text went on where the last three tokens stood before. A model that has only been made quotes the
-    right sentence for two of three questions. All other heads and layers begin with writing nothing.
+    the text went on where the last three tokens stood before. A model that has only been made begins
+    the right sentence for two of three questions. All other heads and layers begin with writing nothing.
 
     Args:
         model: Just made; with other sizes than the embedded model's it gets :func:`begin_copying` instead.
