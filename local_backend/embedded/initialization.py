@@ -188,7 +188,7 @@ class _Head:
 
     def __init__(self, attention: Any, number: int) -> None:
         self._attention = attention
-        self._first = _clear(attention, number, _HEAD_SIZE)
+        self._first = self._next_value = _clear(attention, number, _HEAD_SIZE)
 
     def compare(
         self, rows: Sequence[int], query: Sequence[int], key: Sequence[int], gains: tuple[float, float]
@@ -210,13 +210,12 @@ class _Head:
         self._attention.k_proj.weight[rows, key] = curve[0] * gain * _HEAD_SIZE**0.5
         self._attention.k_proj.weight[rows + _HALF, key] = curve[1] * gain * _HEAD_SIZE**0.5
 
-    def carry(
-        self, source: Sequence[int], target: Sequence[int], first_row: int, gains: tuple[float, float]
-    ) -> None:
+    def carry(self, source: Sequence[int], target: Sequence[int], gains: tuple[float, float]) -> None:
         """Write coordinates of what is attended to into the stream."""
-        rows = self._first + first_row + torch.arange(len(source))
+        rows = self._next_value + torch.arange(len(source))
+        self._next_value += len(source)
         self._attention.v_proj.weight[rows, torch.tensor(source)] = gains[0]
-        self._attention.o_proj.weight[torch.tensor(target), rows] += gains[1] * torch.ones(len(rows))
+        self._attention.o_proj.weight[torch.tensor(target), rows] = gains[1]
 
 
 def _curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -257,18 +256,18 @@ def _coordinates(part: slice, count: int | None = None, start: int = 0) -> list[
 
 
 def _write_notes(attention: Any, turns: Sequence[float]) -> None:
-    own, half = _coordinates(_OWN), _HEAD_SIZE // 2
+    own = _coordinates(_OWN)
     for number, note in enumerate(_BEFORE):  # attends so many positions back
         head = _Head(attention, number)
         angles = [(number + 1) * turn for turn in turns[:_NUM_FAST]]
         curve = torch.tensor(angles).cos(), torch.tensor(angles).sin()
         head.mind_distance(curve, _CONSTANT_AT, 2.5**2 / _HEAD_SIZE**0.5)
         places = _coordinates(note)
-        head.carry(own[: len(places)], places, 0, (0.3, _NOTE / 0.3))
+        head.carry(own[: len(places)], places, (0.3, _NOTE / 0.3))
         # Behind an end something begins, unless what stands there is layout: a bracket, a dash, a line's end.
-        head.carry([_ENDS_AT], [_PLACE_AT[number]], half, (0.3, _NOTE / 0.3))
+        head.carry([_ENDS_AT], [_PLACE_AT[number]], (0.3, _NOTE / 0.3))
         if number + 1 < len(_PLACE_AT):
-            head.carry([_LAYOUT_AT], [_PLACE_AT[number + 1]], half + 1, (0.3, -_NOTE / 0.3))
+            head.carry([_LAYOUT_AT], [_PLACE_AT[number + 1]], (0.3, -_NOTE / 0.3))
 
 
 def _write_sentences(attention: Any, turns: Sequence[float]) -> None:
@@ -278,13 +277,13 @@ def _write_sentences(attention: Any, turns: Sequence[float]) -> None:
         head = _Head(attention, number + 1)
         head.mind_distance(falling, _PLACE_AT[number], 9.0 / _CONSTANT_READ[1])
         places = _coordinates(note)
-        head.carry(_coordinates(_OWN, len(places)), places, 0, (0.3, _NOTE / 0.3))
+        head.carry(_coordinates(_OWN, len(places)), places, (0.3, _NOTE / 0.3))
 
 
 def _write_words(attention: Any, turns: Sequence[float]) -> None:
     head, constant = _Head(attention, 2), _CONSTANT_READ[2]
     rows = [row for row in _STILL if row % _HALF != _HALF - 1]
-    word = _coordinates(_WORD, len(rows))
+    word = _coordinates(_WORD)
     head.compare(rows[: len(word)], word, word, (4.3, 4.3))
     # The token itself is no earlier place: what is near is worth less.
     near = torch.zeros(_FARTHEST)
@@ -293,12 +292,9 @@ def _write_words(attention: Any, turns: Sequence[float]) -> None:
     weight[0], weight[1:8], weight[12:80] = 1000.0, 0.0, 4.0
     head.mind_distance(_curve(turns, near, weight, 1e-5), _CONSTANT_AT, 30.0 / constant**2)
     head.prefer(_HALF - 1, _CONSTANT_AT, _NOTHING_AT, 50.0 / constant / _NOTHING_READ)
-    first = 0
     for noted, found in zip(_OF_SENTENCE, _OF_FOUND, strict=True):
-        places = _coordinates(noted)
-        head.carry(places, _coordinates(found), first, (0.5, 2.4 * _NOTE))
-        first += len(places)
-    head.carry([_CONSTANT_AT], [_FOUND_AT], first, (0.3, _NOTE / 0.3))
+        head.carry(_coordinates(noted), _coordinates(found), (0.5, 2.4 * _NOTE))
+    head.carry([_CONSTANT_AT], [_FOUND_AT], (0.3, _NOTE / 0.3))
 
 
 def _write_votes(attention: Any, turns: Sequence[float]) -> None:
@@ -310,11 +306,9 @@ def _write_votes(attention: Any, turns: Sequence[float]) -> None:
     head.prefer(row, _CONSTANT_AT, _NOTHING_AT, 29.0 / constant / _NOTHING_READ)
     head.prefer(row, _CONSTANT_AT, _FOUND_AT, 18.0 / constant**2)
     head.prefer(row, _CONSTANT_AT, _RARITY_AT, 18.0 / constant**2)
-    first = 0
     for found in _OF_FOUND:
         places = _coordinates(found)
-        head.carry(places, places, first, (0.5, 3.2 * _NOTE))
-        first += len(places)
+        head.carry(places, places, (0.5, 3.2 * _NOTE))
 
 
 def _write_quotation(attention: Any) -> None:
@@ -333,7 +327,7 @@ def _write_quotation(attention: Any) -> None:
             head.prefer(row, present, next_place, 25.0 / constant**2)
         head.prefer(_FLAG_ROWS[-1], _CONSTANT_AT, _NOTHING_AT, 50.0 / constant / _NOTHING_READ)
         half_of_own = _coordinates(_OWN, _HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, 0, (0.5, 16 * _NOTE))
+        head.carry(half_of_own, half_of_own, (0.5, 16 * _NOTE))
 
 
 def _write_induction(attention: Any) -> None:
@@ -348,7 +342,7 @@ def _write_induction(attention: Any) -> None:
             key = _coordinates(compared[place + 1], block, start)
             head.compare(rows[: len(key)], query[: len(key)], key, (gain, gain))
         half_of_own = _coordinates(_OWN, _HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, 0, (0.5, 10 * _NOTE))
+        head.carry(half_of_own, half_of_own, (0.5, 10 * _NOTE))
 
 
 def _clear(attention: Any, head: int, size: int) -> int:
