@@ -10,27 +10,38 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from local_backend.embedded.corpus import Example, Topic
+from local_backend.embedded.corpus import Example, Topic, request_table
 from local_backend.embedded.tasks import make_example
-from local_backend.embedded.tokenization import END
+from local_backend.embedded.tokenization import END, ROLES
 from local_backend.kv_cache import num_shared
 from local_backend.precision import bf16_is_fast
 
 # What an answer is about is decided in its first tokens; without weight they drown in the rest.
 NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 8, 4.0
+NUM_POINTED = 3  # tokens of a quotation whose place must be found; behind them it goes on by itself
 
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """Token ids of an :class:`Example`: a shared prefix, then branches with the first learned position."""
+    """Token ids of an :class:`Example`.
+
+    Attributes:
+        prefix_ids: What the branches share.
+        branches: The rest of each, with the first position that is learned.
+        quotations: Where a branch quotes: its number, the position of the reply's first quoted token, the
+            position that token was taken from, both counted from the beginning of the prefix, and how many
+            tokens are quoted.
+    """
 
     prefix_ids: list[int]
     branches: list[tuple[list[int], int]]
+    quotations: tuple[tuple[int, int, int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +68,39 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> Enco
     branches = [
         (prompt[common:] + rest, len(prompt) - common) for prompt, rest in zip(prompts, rests, strict=True)
     ]
-    return EncodedExample(prompts[0][:common], branches)
+    quotations = []
+    for number, (prompt, rest) in enumerate(zip(prompts, rests, strict=True)):
+        place, count = _quoted_place(prompt, rest, tokenizer)
+        if count:
+            quotations.append((number, len(prompt) + _num_announcing(tokenizer), place, count))
+    return EncodedExample(prompts[0][:common], branches, tuple(quotations))
+
+
+@cache
+def _announcement(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    text = request_table()["documents"]["reply"].split("{")[0].rstrip()
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _num_announcing(tokenizer: PreTrainedTokenizerFast) -> int:
+    return len(_announcement(tokenizer))
+
+
+def _quoted_place(prompt: list[int], rest: list[int], tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
+    """Where in the prompt the sentence begins that a reply quotes, and how many tokens; 0 for none."""
+    announcement = _announcement(tokenizer)
+    if tuple(rest[: len(announcement)]) != announcement:
+        return 0, 0
+    quoted = rest[len(announcement) :]
+    # Its first token may be another at the beginning of a line, where no space stands before it.
+    longest, found = 0, 0
+    for place in range(len(prompt) - 1):
+        if prompt[place + 1] != quoted[1]:
+            continue
+        length = num_shared(prompt[place + 1 :], quoted[1:])
+        if length >= max(longest, NUM_POINTED):
+            longest, found = length + 1, place
+    return found, longest
 
 
 def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor]:
@@ -66,7 +109,9 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
     Returns:
         ``input_ids``, ``position_ids``, ``targets`` (-100 where nothing is learned) and ``weights``, each
         ``[rows, width]``; where a row has branches also ``attention_mask`` ``[rows, 1, width, width]``,
-        additive (without it the rows are plainly causal).
+        additive (without it the rows are plainly causal). Where a row quotes, ``quotations`` ``[count, 4]``:
+        the row, the column before the first quoted token, the column that token was taken from, and how many
+        tokens are quoted.
     """
     width = max(example.num_tokens for example in examples)
     shape = (len(examples), width)
@@ -75,13 +120,16 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
     targets = torch.full(shape, -100)
     weights = torch.ones(shape)
     branch_of = torch.full(shape, -1)
+    quotations = []
     for row, example in enumerate(examples):
         column = len(example.prefix_ids)
         input_ids[row, :column] = torch.tensor(example.prefix_ids, dtype=torch.long)
         position_ids[row, :column] = torch.arange(column)
         branch_of[row, :column] = 0
+        first_columns = []
         for number, (ids, first_learned) in enumerate(example.branches, 1):
             end = column + len(ids)
+            first_columns.append(column)
             input_ids[row, column:end] = torch.tensor(ids)
             start = len(example.prefix_ids)
             position_ids[row, column:end] = torch.arange(start, start + len(ids))
@@ -90,12 +138,19 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
             targets[row, learned : end - 1] = torch.tensor(ids[first_learned:])
             weights[row, learned : learned + NUM_DECIDING_TOKENS] = DECIDING_WEIGHT
             column = end
+        for branch, said, taken, count in example.quotations:
+            shift = first_columns[branch] - len(example.prefix_ids)
+            quotations.append(
+                [row, said - 1 + shift, taken + (shift if taken >= len(example.prefix_ids) else 0), count]
+            )
     batch = {
         "input_ids": input_ids,
         "position_ids": position_ids,
         "targets": targets,
         "weights": weights,
     }
+    if quotations:
+        batch["quotations"] = torch.tensor(quotations)
     if any(len(example.branches) > 1 for example in examples):
         same_branch = branch_of[:, None, :] == branch_of[:, :, None]
         seen = (same_branch | (branch_of[:, None, :] == 0)) & torch.ones(
@@ -141,7 +196,11 @@ def draw_batch(
         if examples and widest * (len(examples) + 1) > num_tokens:
             break
         examples.append(example)
-    return kind, collate(examples, tokenizer.pad_token_id)
+    batch = collate(examples, tokenizer.pad_token_id)
+    if "quotations" in batch:
+        nothing = torch.tensor([tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]])
+        batch["is_nothing"] = torch.isin(batch["input_ids"], nothing)
+    return kind, batch
 
 
 __all__ = ["EncodedExample", "collate", "draw_batch", "encode_example", "fast_precision", "prompt_ids"]

@@ -15,62 +15,44 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.batches import draw_batch, fast_precision
+from local_backend.embedded.batches import NUM_POINTED, draw_batch, fast_precision
 from local_backend.embedded.card import write_card
 from local_backend.embedded.consistency import collect_answers, consistency_loss, draw_noisy, read_answers
 from local_backend.embedded.corpus import Topic, load_topics
-from local_backend.embedded.initialization import begin_quoting, circuit_weights
-from local_backend.embedded.muon import Muon
+from local_backend.embedded.initialization import begin_copying
+from local_backend.embedded.optimizers import LearningRates, Optimizers
+from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER, begin_quoting, fits
 from local_backend.embedded.tokenization import token_traits, train_tokenizer
 from local_backend.training.masks import use_fast_attention
 
-# A step learns from one batch of each stream, a batch holding examples of one kind. First the model learns
-# to copy and to tell topics apart, from many short examples; then what to say, from long ones.
+# A step learns from one batch of each stream, a batch holding examples of one kind. First the circuits are
+# tuned; then the model learns to tell topics apart and to begin answers, from many short examples; then what
+# to say, from long ones.
+STREAMS_TUNING: Sequence[Mapping[str, float]] = ({"questions": 0.6, "many questions": 0.4},)
 STREAMS_FIRST: Sequence[Mapping[str, float]] = (
-    {"beginning": 0.4, "skeleton": 0.3, "plain": 0.3},
-    {"choices": 0.6, "repeat": 0.2, "short documents": 0.2},
+    {"beginning": 0.5, "skeleton": 0.25, "plain": 0.25},
+    {"choices": 0.2, "questions": 0.4, "repeat": 0.2, "short documents": 0.2},
 )
 STREAMS_THEN: Sequence[Mapping[str, float]] = (
-    {"plain": 0.32, "expansion": 0.18, "skeleton": 0.28, "several": 0.1, "beginning": 0.12},
+    {"plain": 0.28, "expansion": 0.18, "skeleton": 0.24, "several": 0.1, "beginning": 0.2},
     {
-        "choices": 0.32,
-        "questions": 0.24,
-        "many questions": 0.06,
-        "documents": 0.1,
-        "edit": 0.14,
-        "condense": 0.08,
-        "repeat": 0.06,
-    },
-)
-# The topics are known by then; quoting takes longer, and is exact only as the learning rate falls.
-STREAMS_LAST: Sequence[Mapping[str, float]] = (
-    {
-        "plain": 0.2,
-        "expansion": 0.14,
-        "skeleton": 0.16,
-        "several": 0.08,
-        "beginning": 0.04,
-        "questions": 0.2,
-        "documents": 0.18,
-    },
-    {
-        "choices": 0.2,
-        "questions": 0.36,
+        "questions": 0.3,
         "many questions": 0.1,
         "documents": 0.16,
-        "edit": 0.1,
-        "condense": 0.08,
+        "edit": 0.22,
+        "condense": 0.14,
+        "repeat": 0.08,
     },
 )
+POINTING_WEIGHT = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,43 +61,34 @@ class BuildOptions:
 
     Attributes:
         num_steps: Optimizer steps of the plain model.
-        num_first_steps, num_last_steps: How many of them draw from ``STREAMS_FIRST``, and at the end from
-            ``STREAMS_LAST``; those between, from ``STREAMS_THEN``.
+        num_tuning_steps: How many of them, at the beginning, tune the circuits alone, on questions about
+            documents, while nothing else changes.
+        num_first_steps: How many after these draw from ``STREAMS_FIRST``; the others from ``STREAMS_THEN``.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
         num_answers: Answers of the plain model that the consistency stage learns from.
         tokens_per_batch: Padded tokens of each of a step's two batches.
-        learning_rate: Of the weight matrices, under Muon, at its peak: after warm-up, until it falls
-            linearly in the last ``decay_share`` of the steps.
-        embedding_learning_rate, head_learning_rate: The same, under AdamW, of the token embeddings, and
-            of the output head and the norms. Embeddings are apart from the head, and slower, because the
-            circuits of the initial weights compare them.
-        num_fixed_steps: How many steps leave the heads alone that the initial weights wrote: until the
-            other layers know something their gradients are noise, of which Muon makes steps all the same.
-        circuit_share: Share of a step that is taken of these heads afterwards.
+        learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
+            the steps.
         consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
         hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
     """
 
-    num_steps: int = 1300
+    num_steps: int = 1240
+    num_tuning_steps: int = 120
     num_first_steps: int = 150
-    num_last_steps: int = 700
     num_consistency_steps: int = 120
     num_answers: int = 400
     tokens_per_batch: int = 2_200
-    learning_rate: float = 1e-3
-    embedding_learning_rate: float = 1e-4
-    head_learning_rate: float = 3e-3
-    num_fixed_steps: int = 1000
-    circuit_share: float = 0.1
+    learning_rates: LearningRates = field(default_factory=LearningRates)
     consistency_learning_rate_share: float = 0.3
     warmup_steps: int = 30
     decay_share: float = 0.54
     weight_decay: float = 0.05
     seed: int = 0
-    hidden_size: int = 256
+    hidden_size: int = 384
     num_layers: int = 6
-    num_heads: int = 4
+    num_heads: int = 6
     vocabulary_size: int = 4096
     rope_theta: float = 1e12
 
@@ -126,7 +99,7 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=options.hidden_size,
-        intermediate_size=round(options.hidden_size * 2.6875 / 16) * 16,
+        intermediate_size=round(options.hidden_size * 5 / 48) * 16,
         num_hidden_layers=options.num_layers,
         num_attention_heads=options.num_heads,
         num_key_value_heads=options.num_heads,
@@ -138,7 +111,10 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    begin_quoting(model, token_traits(tokenizer))
+    if fits(model):
+        begin_quoting(model, token_traits(tokenizer))
+    else:
+        begin_copying(model)
     return model
 
 
@@ -148,7 +124,8 @@ def rate_at(step: int, options: BuildOptions) -> float:
     Then once more, lower, for the consistency stage.
     """
     if step < options.num_steps:
-        place, count, peak = step, options.num_steps, 1.0
+        count, peak = options.num_steps - options.num_tuning_steps, 1.0
+        place = max(0, step - options.num_tuning_steps)
     else:
         place, count = step - options.num_steps, options.num_consistency_steps
         peak = options.consistency_learning_rate_share
@@ -158,13 +135,25 @@ def rate_at(step: int, options: BuildOptions) -> float:
 
 
 def _streams_at(step: int, options: BuildOptions) -> Sequence[Mapping[str, float]]:
-    if step < options.num_first_steps:
-        return STREAMS_FIRST
-    return STREAMS_THEN if step < options.num_steps - options.num_last_steps else STREAMS_LAST
+    if step < options.num_tuning_steps:
+        return STREAMS_TUNING
+    return STREAMS_FIRST if step < options.num_tuning_steps + options.num_first_steps else STREAMS_THEN
+
+
+def only_quoted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch with nothing to learn but the quoted tokens: all that circuits can know."""
+    targets = torch.full_like(batch["targets"], -100)
+    for row, said, _, count in batch["quotations"].tolist():
+        columns = slice(said, said + count)
+        targets[row, columns] = batch["targets"][row, columns]
+    return {**batch, "targets": targets}
 
 
 def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
-    """Weighted mean cross-entropy over the learned positions."""
+    """Weighted mean cross-entropy over the learned positions, and the loss of the pointing heads."""
+    attended: list[Tensor] = []
+    pointing = model.model.layers[POINTING_LAYER].self_attn if "quotations" in batch and fits(model) else None
+    hook = pointing and pointing.register_forward_hook(lambda *call: attended.append(call[-1][1]))
     with fast_precision():
         positions = {"position_ids": batch["position_ids"]} if "attention_mask" in batch else {}
         hidden = model.model(
@@ -177,56 +166,29 @@ def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
         logits = model.lm_head(hidden[learned])  # [learned positions, vocabulary]
     losses = functional.cross_entropy(logits.float(), batch["targets"][learned], reduction="none")
     weights = batch["weights"][learned]
-    return (losses * weights).sum() / weights.sum()
+    loss = (losses * weights).sum() / weights.sum()
+    if hook is not None:
+        hook.remove()
+        loss = loss + POINTING_WEIGHT * pointing_loss(attended[0], batch)
+    return loss
 
 
-class Optimizers:
-    """Muon for the weight matrices of the layers, AdamW for embeddings and norms, as one.
+def pointing_loss(attended: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """How far the pointing heads are from the first tokens of the sentence to quote, and then from silence.
 
-    On this model Muon learns the topics in a third of the steps AdamW takes.
+    Args:
+        attended: What the heads of their layer attend to, ``[rows, heads, width, width]``.
+        batch: With ``quotations``, see :func:`~local_backend.embedded.batches.collate`.
     """
-
-    def __init__(self, model: LlamaForCausalLM, options: BuildOptions) -> None:
-        matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
-        embedding = model.model.embed_tokens.weight
-        apart = {id(parameter) for parameter in (embedding, *matrices)}
-        others = [parameter for parameter in model.parameters() if id(parameter) not in apart]
-        self._muon = Muon(matrices, options.learning_rate, options.weight_decay)
-        self._adam = torch.optim.AdamW(
-            [
-                {"params": [embedding], "peak": options.embedding_learning_rate},
-                {"params": others, "peak": options.head_learning_rate},
-            ],
-            betas=(0.9, 0.98),
-            weight_decay=0.0,
-        )
-        self._options = options
-        self._circuits = circuit_weights(model)
-
-    def step(self, number: int) -> None:
-        """Update with the learning rates of step ``number``, and forget the gradients."""
-        rate, options = rate_at(number, self._options), self._options
-        circuits = [weights.detach().clone() for weights in self._circuits]
-        self._muon.learning_rate = options.learning_rate * rate
-        for group in self._adam.param_groups:
-            group["lr"] = group["peak"] * rate
-        self._muon.step()
-        self._muon.zero_grad()
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
-        share = 0.0 if number < options.num_fixed_steps else options.circuit_share
-        with torch.no_grad():
-            for weights, before in zip(self._circuits, circuits, strict=True):
-                weights.copy_(before.lerp_(weights, share))
-
-    def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps."""
-        return [self._muon.state_dict(), self._adam.state_dict()]
-
-    def load(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on from a checkpoint's."""
-        self._muon.load_state_dict(states[0])
-        self._adam.load_state_dict(states[1])
+    heads = attended[:, :POINTING_HEADS].float()
+    row, said, taken, _ = batch["quotations"].T
+    steps = torch.arange(NUM_POINTED)
+    found = heads[row[:, None], :, said[:, None] + steps, taken[:, None] + steps]  # [count, pointed, heads]
+    is_silent = batch["targets"] != -100
+    is_silent[row[:, None], said[:, None] + steps] = False
+    nothing = (heads * batch["is_nothing"][:, None, None]).sum(-1)  # [rows, heads, width]
+    silent = nothing.transpose(1, 2)[is_silent]
+    return -((found + 1e-3).log().mean() + 0.5 * (silent + 1e-3).log().mean())
 
 
 def train(
@@ -247,7 +209,12 @@ def train(
     Raises:
         ValueError: The checkpoint is of a build with other options.
     """
-    optimizers = Optimizers(model, options)
+    optimizers = Optimizers(
+        model,
+        options.learning_rates,
+        weight_decay=options.weight_decay,
+        num_tuning_steps=options.num_tuning_steps,
+    )
     first = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -281,11 +248,11 @@ def train(
         for number, shares in enumerate(streams):
             seed = f"{options.seed}:{step}:{number}"
             kind, batch = draw_batch(seed, shares, options.tokens_per_batch, topics, tokenizer)
-            loss = loss_of(model, batch)
+            loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
             losses[kind] = loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizers.step(step)
+        optimizers.step(step, rate_at(step, options))
         yield step, losses
         if (step + 1) % checkpoint_every == 0 or step + 1 == last_step:
             _write_checkpoint(checkpoint, options, model, optimizers, step + 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from local_backend.embedded.corpus import Topic, all_texts
+from local_backend.embedded.corpus import Topic, all_texts, request_table
 from local_backend.embedded.invented import words
 from local_backend.embedded.tasks import make_example
 
@@ -82,6 +82,7 @@ class TokenTraits:
             digit without a space, as behind the point of a number; all of what an end says for layout.
         words: A number for each word, alike in any case, behind a space or not; -1 where there is none.
         nothing: Ids of the tokens that begin every prompt.
+        cue: The token before the one behind which a quotation begins.
     """
 
     rarity: list[float]
@@ -90,6 +91,7 @@ class TokenTraits:
     beginning: list[float]
     words: list[int]
     nothing: tuple[int, ...]
+    cue: int
 
 
 def token_traits(tokenizer: PreTrainedTokenizerFast) -> TokenTraits:
@@ -104,15 +106,21 @@ def token_traits(tokenizer: PreTrainedTokenizerFast) -> TokenTraits:
         ends=[float("\n" in text or text in _ENDS) for text in bare],
         layout=layout,
         beginning=[
-            -_END_NOTED if is_layout else -0.7 if text[:1].isalnum() and not text[:1].isupper() else 0.0
+            -_END_NOTED if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
             for text, is_layout in zip(texts, layout, strict=True)
         ],
         words=[
-            numbers.setdefault(text.lower(), len(numbers)) if any(map(str.isalnum, text)) else -1
-            for text in bare
+            numbers.setdefault(text.lower() or f"<{token}>", len(numbers)) for token, text in enumerate(bare)
         ],
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
+        cue=_cue(tokenizer),
     )
+
+
+def _cue(tokenizer: PreTrainedTokenizerFast) -> int:
+    """As replies from documents announce a quotation: the last token but the colon."""
+    announced = request_table()["documents"]["reply"].split("{", 1)[0].rstrip()
+    return int(tokenizer.encode(announced, add_special_tokens=False)[-2])
 
 
 def _rarity(tokenizer: PreTrainedTokenizerFast) -> list[float]:
@@ -122,8 +130,11 @@ def _rarity(tokenizer: PreTrainedTokenizerFast) -> list[float]:
         request, _, reply = make_example("documents", rng).branches[0]
         for token_id in tokenizer.encode(request) + tokenizer.encode(reply):
             counts[token_id] += 1
-    rare = ((-(counts / counts.sum()).log() - 5) / 4).clamp(0, 1)
-    rare[tokenizer.all_special_ids] = 0.0
+    rare = ((-(counts / counts.sum()).log() - 5) / 2.7).clamp(0, 1)
+    for token in range(len(tokenizer)):
+        if not any(map(str.isalnum, str(tokenizer.decode([token])))):
+            rare[token] = -1.5
+    rare[tokenizer.all_special_ids] = -1.5
     return [float(value) for value in rare]
 
 
