@@ -74,12 +74,12 @@ class BuildOptions:
         hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
     """
 
-    num_steps: int = 1240
-    num_tuning_steps: int = 120
+    num_steps: int = 1000
+    num_tuning_steps: int = 80
     num_first_steps: int = 150
-    num_consistency_steps: int = 120
+    num_consistency_steps: int = 100
     num_answers: int = 400
-    tokens_per_batch: int = 2_200
+    tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     consistency_learning_rate_share: float = 0.3
     warmup_steps: int = 30

@@ -29,32 +29,39 @@ from local_backend.embedded.tokenization import TokenTraits
 # left to training.
 _HIDDEN_SIZE, _HEAD_SIZE, _NUM_LAYERS = 384, 64, 6
 _OWN, _WORD, _UNIQUE = slice(0, 96), slice(20, 58), slice(58, 96)
-_BEFORE = (slice(96, 134), slice(134, 158), slice(158, 170))
-_AROUND = slice(170, 200)
-_OF_SENTENCE = slice(200, 242)
-_OF_FOUND = slice(242, 284)
-_RARITY_AT, _FOUND_AT, _LAYOUT_AT, _NOTHING_AT, _ENDS_AT, _CUE_AT, _CONSTANT_AT = range(284, 291)
-_PLACE_AT = (291, 292, 293)  # whether the token is the first, the second, the third of a sentence
-_CUED_AT = (294, 295, 296)  # whether the first, the second, the third token of a quotation comes next
-_FREE = slice(297, _HIDDEN_SIZE)
+_BEFORE = (slice(96, 134), slice(134, 158), slice(158, 170), slice(170, 178), slice(178, 186))
+_OF_SENTENCE = slice(186, 228)
+_OF_FOUND = slice(228, 270)
+_RARITY_AT, _FOUND_AT, _LAYOUT_AT, _NOTHING_AT, _ENDS_AT, _CUE_AT, _CONSTANT_AT = range(270, 277)
+_PLACE_AT = (277, 278, 279)  # whether the token is the first, the second, the third of a sentence
+_CUED_AT = (280, 281, 282)  # whether the first, the second, the third token of a quotation comes next
+_BALLAST_AT = 283
+_FREE = slice(284, _HIDDEN_SIZE)
 # The last layer whose circuits read a coordinate.
 _READ_UNTIL = (
     (_OWN, 5),
-    (slice(_BEFORE[0].start, _BEFORE[-1].stop), 5),
-    (_AROUND, 1),
-    (slice(_OF_SENTENCE.start, _FREE.start), 4),
+    (slice(_BEFORE[0].start, _BEFORE[2].stop), 5),
+    (slice(_BEFORE[3].start, _BEFORE[4].stop), 1),
+    (slice(_OF_SENTENCE.start, _BALLAST_AT), 4),
+    (slice(_BALLAST_AT, _FREE.start), _NUM_LAYERS),
 )
-_NUM_FIRST = 12  # coordinates of a sentence's first token that tell it from others
-_NOTE, _USUAL_NOTE = 0.4, 0.05
-_FLAG = 3 * _NOTE
-_CODE = 0.92 * _NOTE  # of every coordinate of a token's own code, with a random sign
-_EMBEDDING_NORM = 0.68 * _NOTE  # root mean square: alike for all, or attention would prefer the smaller
+# A sentence is told from others by its first token and those from the second to the fifth before it: so many
+# coordinates of each.
+_TELLING = (8, 10, 8, 8, 8)
+_CODE = 0.37  # of every coordinate of a token's own code, with a random sign
+_FLAG = 1.2
+_EMBEDDING_NORM = 0.27  # root mean square of an embedding without its ballast
+# A coordinate of its own makes all tokens nearly equally long in every layer, whatever training writes beside
+# the circuits: the norms then divide by a constant, and what was written is read at the scale it was meant.
+_BALLAST = 40.0
+_READ = 2.5  # what is read is so many times what was written
+_CONSTANT_READ = _READ * _FLAG
+_NOTHING_READ = _READ * _EMBEDDING_NORM * _HIDDEN_SIZE**0.5  # of the one coordinate of "nothing"
 _NUM_FAST = 9  # rotary pairs that tell distances; those behind them compare contents at any distance
 _FARTHEST = 600  # tokens over which distances are told
-# Usual size of the constant's coordinate when a layer reads it, by layer: the stream grows, and it with it.
-_CONSTANT_READ = (4.4, 3.4, 3.3, 3.2, 2.9, 2.9)
-_NOTHING_READ = 19.6  # of the coordinate that only the tokens have which stand for "nothing"
 _MATCH_GAINS = (3.0, 2.2, 1.8)
+_NOTED = 1.5  # how much a token counts in the notes on it
+_HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
 
 
 @torch.no_grad()
@@ -64,7 +71,11 @@ def begin_quoting(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-    model.lm_head.weight.copy_(model.model.embed_tokens.weight * (_USUAL_NOTE / _NOTE))
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            _write_norm(norm.weight)
+    _write_norm(model.model.norm.weight)
+    model.lm_head.weight.copy_(model.model.embed_tokens.weight * _HEAD_SHARE)
+    model.lm_head.weight[:, _BALLAST_AT] = 0.0
     layers = [layer.self_attn for layer in model.model.layers]
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
     turns = [base ** (-2 * pair / _HEAD_SIZE) for pair in range(_HEAD_SIZE // 2)]  # radians a position
@@ -83,7 +94,7 @@ _STILL = (*_SLOW, *(pair + _HALF for pair in _SLOW))
 # The same without the two slowest pairs, left to flags: alone in its pair, a flag is mixed with nothing.
 _STILL_BUT_TWO = (*_SLOW[:-2], *(pair + _HALF for pair in _SLOW[:-2]))
 _FLAG_ROWS = (_NUM_FAST - 1, _HALF - 2, _NUM_FAST - 2, _HALF - 1)
-_HEADS_WRITTEN = (4, 1, 1, 1, 2, 2)  # the first of each layer
+_HEADS_WRITTEN = (5, 1, 1, 1, 2, 2)  # the first of each layer
 POINTING_LAYER, POINTING_HEADS = 4, 2  # where a quotation's first tokens are attended to
 
 
@@ -151,6 +162,8 @@ class _Head:
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
             projection.weight[rows] = 0.0
         attention.o_proj.weight[:, rows] = 0.0
+        # Nothing attends to nothing, wherever it stands: it must not gather what was written of others.
+        self.prefer(_HEAD_SIZE - 1, _NOTHING_AT, _NOTHING_AT, 0.3)
 
     def compare(
         self, rows: Sequence[int], query: Sequence[int], key: Sequence[int], gains: tuple[float, float]
@@ -172,12 +185,12 @@ class _Head:
         self._attention.k_proj.weight[rows, key] = curve[0] * gain * _HEAD_SIZE**0.5
         self._attention.k_proj.weight[rows + _HALF, key] = curve[1] * gain * _HEAD_SIZE**0.5
 
-    def carry(self, source: Sequence[int], target: Sequence[int], gains: tuple[float, float]) -> None:
-        """Write coordinates of what is attended to into the stream."""
+    def carry(self, source: Sequence[int], target: Sequence[int], factor: float) -> None:
+        """Add ``factor`` times coordinates of what is attended to to other coordinates."""
         rows = self._next_value + torch.arange(len(source))
         self._next_value += len(source)
-        self._attention.v_proj.weight[rows, torch.tensor(source)] = gains[0]
-        self._attention.o_proj.weight[torch.tensor(target), rows] = gains[1]
+        self._attention.v_proj.weight[rows, torch.tensor(source)] = 1 / _READ
+        self._attention.o_proj.weight[torch.tensor(target), rows] = factor
 
 
 def _curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -190,9 +203,14 @@ def _curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float)
     return solved[:_NUM_FAST], solved[_NUM_FAST:]
 
 
+def _write_norm(weight: Tensor) -> None:
+    weight.fill_(_READ * (_BALLAST**2 / _HIDDEN_SIZE + 0.4**2) ** 0.5)
+    weight[_BALLAST_AT] = 0.0
+
+
 def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding.zero_()
-    embedding[:, _FREE].normal_(0.0, 0.5 * _NOTE)
+    embedding[:, _FREE].normal_(0.0, 0.2)
     embedding[:, _OWN] = _CODE * torch.randn_like(embedding[:, _OWN]).sign()
     words = torch.tensor(traits.words)
     codes = _CODE * torch.randn(int(words.max()) + 1, _WORD.stop - _WORD.start).sign()
@@ -212,6 +230,7 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     unique *= (left / unique.square().sum(-1)).sqrt()[:, None]
     embedding[list(traits.nothing)] = 0.0
     embedding[list(traits.nothing), _NOTHING_AT] = _HIDDEN_SIZE**0.5 * _EMBEDDING_NORM
+    embedding[:, _BALLAST_AT] = _BALLAST
 
 
 def _coordinates(part: slice, count: int | None = None, start: int = 0) -> list[int]:
@@ -224,49 +243,45 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
         head = _Head(attention, number)
         angles = [(number + 1) * turn for turn in turns[:_NUM_FAST]]
         curve = torch.tensor(angles).cos(), torch.tensor(angles).sin()
-        head.mind_distance(curve, _CONSTANT_AT, 2.5**2 / _HEAD_SIZE**0.5)
+        head.mind_distance(curve, _CONSTANT_AT, 15.0 / _CONSTANT_READ**2)
         places = _coordinates(note)
-        head.carry(word[: len(places)], places, (0.3, _NOTE / 0.3))
+        head.carry(word[: len(places)], places, _NOTED)
         # Behind an end something begins, unless what stands there is layout: a bracket, a dash, a line's end.
-        head.carry([_ENDS_AT], [_PLACE_AT[number]], (0.3, _NOTE / 0.3))
-        head.carry([_CUE_AT], [_CUED_AT[number]], (0.3, _NOTE / 0.3))
+        if number >= len(_PLACE_AT):
+            continue
+        head.carry([_ENDS_AT], [_PLACE_AT[number]], 1.0)
+        head.carry([_CUE_AT], [_CUED_AT[number]], 1.0)
         if number + 1 < len(_PLACE_AT):
-            head.carry([_LAYOUT_AT], [_PLACE_AT[number + 1]], (0.3, -_NOTE / 0.3))
-    head, constant = _Head(attention, 3), _CONSTANT_READ[0]
-    distances = torch.arange(_FARTHEST)
-    shortly = (-distances / 8).exp()
-    shortly[0] = -1.0
-    weight = (-distances / 100).exp()
-    weight[0] = 10
-    head.mind_distance(_curve(turns, shortly, weight, 1e-4), _CONSTANT_AT, 6.0 / constant**2)
-    head.prefer(_HALF - 1, _CONSTANT_AT, _RARITY_AT, 5.0 / constant**2)
-    places = _coordinates(_AROUND)
-    head.carry(_coordinates(_WORD, len(places)), places, (0.3, _NOTE / 0.3))
+            head.carry([_LAYOUT_AT], [_PLACE_AT[number + 1]], -1.0)
 
 
 def _write_sentences(attention: Any, turns: Sequence[float]) -> None:
     distances = torch.arange(_FARTHEST)
-    falling = _curve(turns, (-distances / 40).exp(), (-distances / 100).exp(), 1e-3)
+    nearest = ((1 + 150 / 8) / (1 + distances / 8)).log().clamp(min=0.2) / 3
+    falling = _curve(turns, nearest, 1 / (1 + distances / 5), 1e-5)
     head = _Head(attention, 0)
-    head.mind_distance(falling, _PLACE_AT[0], 9.0 / _CONSTANT_READ[1])
-    sentence = _coordinates(_OF_SENTENCE)
-    head.carry(_coordinates(_OWN, _NUM_FIRST), sentence[:_NUM_FIRST], (0.3, _NOTE / 0.3))
-    head.carry(_coordinates(_AROUND), sentence[_NUM_FIRST:], (0.3, _NOTE / 0.3))
+    head.mind_distance(falling, _PLACE_AT[0], 60.0 / _CONSTANT_READ**2)
+    sentence, first = _coordinates(_OF_SENTENCE), 0
+    for source, count, factor in zip(
+        (_OWN, *_BEFORE[1:]), _TELLING, (_NOTED, 1.0, 1.0, 1.0, 1.0), strict=True
+    ):
+        head.carry(_coordinates(source, count), sentence[first : first + count], factor)
+        first += count
 
 
 def _write_words(attention: Any, turns: Sequence[float]) -> None:
-    head, constant = _Head(attention, 0), _CONSTANT_READ[2]
+    head, constant = _Head(attention, 0), _CONSTANT_READ
     # Compared is the token before: so that no token finds itself.
     rows = [row for row in _STILL if row % _HALF != _HALF - 1]
     word, before = _coordinates(_WORD), _coordinates(_BEFORE[0])
     head.compare(rows[: len(word)], word, before, (2.5, 2.5))
     head.prefer(_HALF - 1, _CONSTANT_AT, _NOTHING_AT, 20.0 / constant / _NOTHING_READ)
-    head.carry(_coordinates(_OF_SENTENCE), _coordinates(_OF_FOUND), (0.5, 2.4 * _NOTE))
-    head.carry([_CONSTANT_AT], [_FOUND_AT], (0.3, _NOTE / 0.3))
+    head.carry(_coordinates(_OF_SENTENCE), _coordinates(_OF_FOUND), 0.4)
+    head.carry([_CONSTANT_AT], [_FOUND_AT], 1.0)
 
 
 def _write_votes(attention: Any, turns: Sequence[float]) -> None:
-    head, constant = _Head(attention, 0), _CONSTANT_READ[3]
+    head, constant = _Head(attention, 0), _CONSTANT_READ
     distances = torch.arange(_FARTHEST)
     recent = _curve(turns, ((36 - distances) / 6).sigmoid(), (-distances / 200).exp(), 1e-3)
     head.mind_distance(recent, _CONSTANT_AT, 16.0 / constant**2)
@@ -277,26 +292,26 @@ def _write_votes(attention: Any, turns: Sequence[float]) -> None:
     for cued in _CUED_AT[1:]:  # the question votes, not the answer
         head.prefer(row, _CONSTANT_AT, cued, -20.0 / constant**2)
     places = _coordinates(_OF_FOUND)
-    head.carry(places, places, (0.5, 3.2 * _NOTE))
+    head.carry(places, places, 6.0)
 
 
 def _write_quotation(attention: Any) -> None:
-    constant = _CONSTANT_READ[4]
+    constant = _CONSTANT_READ
     found, sentence = _coordinates(_OF_FOUND), _coordinates(_OF_SENTENCE)
     for number in range(2):
         head = _Head(attention, number)
-        gain = 60.0**0.5 / 3
+        gain = 22.0**0.5 / 3
         head.compare(_STILL_BUT_TWO[: len(found)], found, sentence, (gain, gain))
         for row, cued, place in zip(_FLAG_ROWS, _CUED_AT, _PLACE_AT, strict=False):
-            head.prefer(row, cued, place, 30.0 / constant**2)
-        head.prefer(_FLAG_ROWS[-1], _CONSTANT_AT, _NOTHING_AT, 70.0 / constant / _NOTHING_READ)
+            head.prefer(row, cued, place, 65.0 / constant**2)
+        head.prefer(_FLAG_ROWS[-1], _CONSTANT_AT, _NOTHING_AT, 80.0 / constant / _NOTHING_READ)
         half_of_own = _coordinates(_OWN, _HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, (0.5, 16 * _NOTE))
+        head.carry(half_of_own, half_of_own, 4.0)
 
 
 def _write_induction(attention: Any) -> None:
     block = 12
-    compared = [_WORD, *_BEFORE]  # each with the note of the one before it
+    compared = [_WORD, *_BEFORE[:3]]  # each with the note of the one before it
     for number in range(2):
         head = _Head(attention, number)
         for place, gain in enumerate(_MATCH_GAINS):
@@ -306,7 +321,7 @@ def _write_induction(attention: Any) -> None:
             key = _coordinates(compared[place + 1], block, start)
             head.compare(rows[: len(key)], query[: len(key)], key, (gain, gain))
         half_of_own = _coordinates(_OWN, _HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, (0.5, 10 * _NOTE))
+        head.carry(half_of_own, half_of_own, 2.5)
 
 
 __all__ = ["POINTING_HEADS", "POINTING_LAYER", "begin_quoting", "circuit_weights", "fits", "held_weights"]

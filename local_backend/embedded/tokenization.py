@@ -24,7 +24,6 @@ CHAT_TEMPLATE = (
 _NUM_SAMPLES = 400
 _ENDS = {".", "!", "?", ":", "]", "-"}
 _LAYOUT = {"[", "-", "#", "<"}
-_END_NOTED = 1.47  # how much an end counts in the note on it behind
 
 
 def _sampled_texts(topics: Sequence[Topic]) -> Iterator[str]:
@@ -106,7 +105,7 @@ def token_traits(tokenizer: PreTrainedTokenizerFast) -> TokenTraits:
         ends=[float("\n" in text or text in _ENDS) for text in bare],
         layout=layout,
         beginning=[
-            -_END_NOTED if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
+            -1.0 if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
             for text, is_layout in zip(texts, layout, strict=True)
         ],
         words=[
