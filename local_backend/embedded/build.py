@@ -71,7 +71,8 @@ class BuildOptions:
             the steps.
         consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
-        hidden_size, num_layers, num_heads, vocabulary_size, rope_theta: Shape of the model.
+        hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape of
+            the model: so small that it ships with the package.
     """
 
     num_steps: int = 1000
@@ -86,9 +87,11 @@ class BuildOptions:
     decay_share: float = 0.54
     weight_decay: float = 0.05
     seed: int = 0
-    hidden_size: int = 384
+    hidden_size: int = 380
+    intermediate_size: int = 256
     num_layers: int = 6
-    num_heads: int = 6
+    num_heads: int = 5
+    head_size: int = 64
     vocabulary_size: int = 4096
     rope_theta: float = 1e12
 
@@ -99,7 +102,8 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=options.hidden_size,
-        intermediate_size=round(options.hidden_size * 5 / 48) * 16,
+        intermediate_size=options.intermediate_size,
+        head_dim=options.head_size,
         num_hidden_layers=options.num_layers,
         num_attention_heads=options.num_heads,
         num_key_value_heads=options.num_heads,

@@ -42,7 +42,7 @@ def begin_copying(model: LlamaForCausalLM) -> None:
         model: With two layers, four heads and room for the notes; a smaller one is left as it is.
     """
     config = model.config
-    size = config.hidden_size // config.num_attention_heads
+    size = config.head_dim
     half = size // 2
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
     turns = [base ** (-pair / half) for pair in range(half)]  # radians a position

@@ -27,7 +27,7 @@ from local_backend.embedded.tokenization import TokenTraits
 # the rarest of those shortly before, which with the first token tell a sentence from others; that of the
 # sentence it is in, and of the one where its word stood before; at last single coordinates, and what is
 # left to training.
-_HIDDEN_SIZE, _HEAD_SIZE, _NUM_LAYERS = 384, 64, 6
+_HIDDEN_SIZE, _NUM_HEADS, _HEAD_SIZE, _NUM_LAYERS = 380, 5, 64, 6
 _OWN, _WORD, _UNIQUE = slice(0, 96), slice(20, 58), slice(58, 96)
 _BEFORE = (slice(96, 134), slice(134, 158), slice(158, 170), slice(170, 178), slice(178, 186))
 _OF_SENTENCE = slice(186, 228)
@@ -101,8 +101,8 @@ POINTING_LAYER, POINTING_HEADS = 4, 2  # where a quotation's first tokens are at
 def fits(model: LlamaForCausalLM) -> bool:
     """Whether a model has the sizes the circuits are written for."""
     config = model.config
-    sizes = config.hidden_size, config.hidden_size // config.num_attention_heads
-    return sizes == (_HIDDEN_SIZE, _HEAD_SIZE) and config.num_hidden_layers >= _NUM_LAYERS
+    sizes = config.hidden_size, config.num_attention_heads, config.head_dim, config.num_hidden_layers
+    return bool(sizes == (_HIDDEN_SIZE, _NUM_HEADS, _HEAD_SIZE, _NUM_LAYERS))
 
 
 def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
         coordinates = torch.zeros(_HIDDEN_SIZE, dtype=torch.bool)
         for part, last_reader in _READ_UNTIL:
             coordinates[part] = last_reader > number
-        heads = torch.arange(_HIDDEN_SIZE) < num_heads * _HEAD_SIZE
+        heads = torch.arange(_NUM_HEADS * _HEAD_SIZE) < num_heads * _HEAD_SIZE
         attention = layer.self_attn
         held = {
             attention.q_proj: heads[:, None],
@@ -136,7 +136,7 @@ def circuit_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """Masks, by parameter, of the weights written into the circuits, and how much each token tells."""
     masks = {}
     for layer, num_heads in zip(model.model.layers, _HEADS_WRITTEN, strict=True):
-        heads = torch.arange(_HIDDEN_SIZE) < num_heads * _HEAD_SIZE
+        heads = torch.arange(_NUM_HEADS * _HEAD_SIZE) < num_heads * _HEAD_SIZE
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
             masks[_name_of(model, projection.weight)] = heads[:, None] & (projection.weight != 0)
