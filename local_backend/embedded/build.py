@@ -71,8 +71,8 @@ class BuildOptions:
             the steps.
         consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
-        hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape of
-            the model: so small that it ships with the package.
+        hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape
+            of the model, which with its tokenizer fits into 16 MB.
     """
 
     num_steps: int = 1000

@@ -1,12 +1,10 @@
-"""Initial weights of the embedded model: random, but for layers that begin as circuits known to be useful.
+"""Initial weights of small models: random, but for two layers that begin as an induction pair.
 
 Copying rests on induction heads: a head that attends to the token before, and in a layer above one that
 finds where the present token stood before and brings what followed it (Olsson and others, "In-context
-Learning and Induction Heads", 2022). Answering from documents takes more: a question's words must be found in
-the documents, and the answer begins not there, but at the beginning of the sentence they stand in. From
-random weights a model finds such circuits late, and until then it learns nothing from documents. Here they
-are there from the first step, and training makes of them what it needs: the same idea as the mimetic
-initialization of Trockman and Kolter (2023), with the parts written down.
+Learning and Induction Heads", 2022). From random weights a model finds them late, and until then it learns
+nothing that is copied. Here they are there from the first step, and training makes of them what it needs:
+the same idea as the mimetic initialization of Trockman and Kolter (2023), with the parts written down.
 
 Knows the layout of ``transformers``' Llama: heads stand side by side in the rows of the projections, and the
 rotary embedding turns coordinate ``i`` of a head together with coordinate ``i + head_size / 2``.
@@ -42,7 +40,7 @@ def begin_copying(model: LlamaForCausalLM) -> None:
         model: With two layers, four heads and room for the notes; a smaller one is left as it is.
     """
     config = model.config
-    size = config.head_dim
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
     half = size // 2
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
     turns = [base ** (-pair / half) for pair in range(half)]  # radians a position

@@ -148,8 +148,10 @@ class Optimizers:
 
     def load(self, states: Sequence[dict[str, Any]]) -> None:
         """Go on from a checkpoint's."""
-        for optimizer, state in zip((self._muon, self._adam, self._circuits), states, strict=True):
-            optimizer.load_state_dict(state)
+        muon, adam, circuits = states
+        self._muon.load_state_dict(muon)
+        self._adam.load_state_dict(adam)
+        self._circuits.load_state_dict(circuits)
 
 
 __all__ = ["LearningRates", "Optimizers", "RelativeAdam"]

@@ -1,11 +1,11 @@
 """Circuits of the embedded model that find and copy a sentence, written into its initial weights and kept.
 
 Answering from documents takes more than copying: a question's words must be found in the documents, and the
-answer begins not there, but at the beginning of the sentence they stand in. From random weights a small model
-finds such circuits late or never. Here they are there from the first step, in heads and in coordinates of
-the residual stream of their own, which training reads but does not change; what training writes, it writes
-beside them. Related: the mimetic initialization of Trockman and Kolter (2023), and induction heads (Olsson and
-others, "In-context Learning and Induction Heads", 2022).
+answer begins not there, but at the beginning of the sentence they stand in. From random weights a model this
+small finds such circuits late or never. Here they are there from the first step, in heads and in coordinates
+of the residual stream of their own. Training reads what they write, and writes beside it; the circuits
+themselves it only tunes. The same idea as induction heads (Olsson and others, "In-context Learning and
+Induction Heads", 2022) and mimetic initialization (Trockman and Kolter, 2023), with more parts written down.
 
 Knows the layout of ``transformers``' Llama: heads stand side by side in the rows of the projections, and the
 rotary embedding turns coordinate ``i`` of a head together with coordinate ``i + head_size / 2``.
@@ -23,10 +23,9 @@ from transformers import LlamaForCausalLM
 from local_backend.embedded.tokenization import TokenTraits
 
 # The residual stream's coordinates. First a token's own code, in which what stands from 20 to 58 is the same
-# for a word in any case, behind a space or not; then notes on the tokens one, two and three before it and on
-# the rarest of those shortly before, which with the first token tell a sentence from others; that of the
-# sentence it is in, and of the one where its word stood before; at last single coordinates, and what is
-# left to training.
+# for a word in any case, behind a space or not; then notes on the five tokens before it; what tells the
+# sentence it is in from others; the same of the sentence where its word stood before, which becomes that of
+# the sentence to quote; at last single coordinates, and what is left to training.
 _HIDDEN_SIZE, _NUM_HEADS, _HEAD_SIZE, _NUM_LAYERS = 380, 5, 64, 6
 _OWN, _WORD, _UNIQUE = slice(0, 96), slice(20, 58), slice(58, 96)
 _BEFORE = (slice(96, 134), slice(134, 158), slice(158, 170), slice(170, 178), slice(178, 186))
@@ -66,7 +65,20 @@ _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
 
 @torch.no_grad()
 def begin_quoting(model: LlamaForCausalLM, traits: TokenTraits) -> None:
-    """Write the circuits into a model just made; all its other heads and layers begin with writing nothing."""
+    """Write circuits that copy, and that find the sentence in which a question's words stand.
+
+    Layer by layer: 0 notes the five tokens before and where sentences begin; 1, in each token, what tells its
+    sentence from others; 2 finds where the token's word stood before, and brings what was noted there of the
+    sentence, or nothing; 3 gathers what the telling ones of the last few dozen tokens found; 4, where a reply
+    announces a quotation, attends to the first, second and third token of the sentence found most, and says
+    them; 5 goes on as the text went on where the last three tokens stood before. A model that has only been
+    made begins the right sentence for about nine of ten questions. All other heads and layers begin with
+    writing nothing.
+
+    Args:
+        model: Just made, of the sizes that :func:`fits` asks for.
+        traits: What the circuits must know of the tokens.
+    """
     _write_embeddings(model.model.embed_tokens.weight, traits)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
@@ -94,7 +106,7 @@ _STILL = (*_SLOW, *(pair + _HALF for pair in _SLOW))
 # The same without the two slowest pairs, left to flags: alone in its pair, a flag is mixed with nothing.
 _STILL_BUT_TWO = (*_SLOW[:-2], *(pair + _HALF for pair in _SLOW[:-2]))
 _FLAG_ROWS = (_NUM_FAST - 1, _HALF - 2, _NUM_FAST - 2, _HALF - 1)
-_HEADS_WRITTEN = (5, 1, 1, 1, 2, 2)  # the first of each layer
+_HEADS_WRITTEN = (len(_BEFORE), 1, 1, 1, 2, 2)  # of each layer, its first heads
 POINTING_LAYER, POINTING_HEADS = 4, 2  # where a quotation's first tokens are attended to
 
 
