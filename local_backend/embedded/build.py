@@ -38,11 +38,11 @@ from local_backend.training.masks import use_fast_attention
 # to say, from long ones.
 STREAMS_TUNING: Sequence[Mapping[str, float]] = ({"questions": 0.6, "many questions": 0.4},)
 STREAMS_FIRST: Sequence[Mapping[str, float]] = (
-    {"beginning": 0.5, "skeleton": 0.25, "plain": 0.25},
+    {"beginning": 0.7, "skeleton": 0.15, "plain": 0.15},
     {"choices": 0.2, "questions": 0.4, "repeat": 0.2, "short documents": 0.2},
 )
 STREAMS_THEN: Sequence[Mapping[str, float]] = (
-    {"plain": 0.28, "expansion": 0.18, "skeleton": 0.24, "several": 0.1, "beginning": 0.2},
+    {"plain": 0.28, "expansion": 0.18, "skeleton": 0.22, "several": 0.08, "beginning": 0.24},
     {
         "questions": 0.3,
         "many questions": 0.1,
@@ -75,9 +75,9 @@ class BuildOptions:
             of the model, which with its tokenizer fits into 16 MB.
     """
 
-    num_steps: int = 1000
-    num_tuning_steps: int = 80
-    num_first_steps: int = 150
+    num_steps: int = 1300
+    num_tuning_steps: int = 40
+    num_first_steps: int = 200
     num_consistency_steps: int = 100
     num_answers: int = 400
     tokens_per_batch: int = 2_000
@@ -96,7 +96,9 @@ class BuildOptions:
     rope_theta: float = 1e12
 
 
-def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def make_model(
+    options: BuildOptions, tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic] | None = None
+) -> LlamaForCausalLM:
     """The untrained model, float32, seeded; see :mod:`local_backend.embedded.initialization`."""
     torch.manual_seed(options.seed)
     config = LlamaConfig(
@@ -116,7 +118,7 @@ def make_model(options: BuildOptions, tokenizer: PreTrainedTokenizerFast) -> Lla
     )
     model = LlamaForCausalLM(config)
     if fits(model):
-        begin_quoting(model, token_traits(tokenizer))
+        begin_quoting(model, token_traits(tokenizer, load_topics() if topics is None else topics))
     else:
         begin_copying(model)
     return model
@@ -247,6 +249,7 @@ def train(
             noisy = draw_noisy(f"{options.seed}:{step}", answers, options.tokens_per_batch, tokenizer)
             for name, loss in consistency_loss(model, noisy).items():
                 loss.backward()
+                optimizers.collect()
                 losses[name] = loss.item()
             streams = streams[step % 2 :][:1]
         for number, shares in enumerate(streams):
@@ -254,8 +257,8 @@ def train(
             kind, batch = draw_batch(seed, shares, options.tokens_per_batch, topics, tokenizer)
             loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
+            optimizers.collect()
             losses[kind] = loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizers.step(step, rate_at(step, options))
         yield step, losses
         if (step + 1) % checkpoint_every == 0 or step + 1 == last_step:
@@ -291,7 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parse(arguments)
     options = BuildOptions(
         num_steps=given.steps,
-        num_first_steps=min(given.first_steps, given.steps),
+        num_tuning_steps=min(given.tuning_steps, given.steps),
+        num_first_steps=given.first_steps,
         num_consistency_steps=0 if given.without_consistency else given.consistency_steps,
         num_answers=given.answers,
         seed=given.seed,
@@ -301,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     topics = load_topics()
     tokenizer = train_tokenizer(topics, options.vocabulary_size)
-    model = make_model(options, tokenizer)
+    model = make_model(options, tokenizer, topics)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{len(topics)} topics, {len(tokenizer)} tokens, {num_parameters / 1e6:.1f} M parameters", flush=True
@@ -378,6 +382,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint", type=Path, default=Path("build/embedded/checkpoint.pt"))
     parser.add_argument("--steps", type=int, default=default.num_steps)
+    parser.add_argument("--tuning-steps", type=int, default=default.num_tuning_steps)
     parser.add_argument("--first-steps", type=int, default=default.num_first_steps)
     parser.add_argument("--consistency-steps", type=int, default=default.num_consistency_steps)
     parser.add_argument("--answers", type=int, default=default.num_answers)

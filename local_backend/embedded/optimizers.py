@@ -109,36 +109,54 @@ class Optimizers:
         self._tuned = list(circuits)
         self._circuits = RelativeAdam([(self._parameters[name], mask) for name, mask in circuits.items()])
         self._rates, self._num_tuning_steps = rates, num_tuning_steps
+        self._summed: dict[str, Tensor] = {}
+        self._of_circuits: list[Tensor | None] = [None] * len(self._tuned)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Take the gradients of one loss: each loss counts as much as the others, however steep it is.
+
+        The losses of a step are of different kinds; added as they are, the steepest alone would be learned.
+        """
+        for place, name in enumerate(self._tuned):
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                summed = self._of_circuits[place]
+                self._of_circuits[place] = gradient.clone() if summed is None else summed + gradient
+        gradients = {}
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                held = self._held.get(name)
+                gradients[name] = parameter.grad if held is None else parameter.grad.masked_fill(held, 0.0)
+            parameter.grad = None
+        length = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+        for name, gradient in gradients.items():
+            share = gradient / (length + 1e-9)
+            self._summed[name] = self._summed[name] + share if name in self._summed else share
 
     @torch.no_grad()
     def step(self, number: int, rate: float) -> None:
-        """Update with ``rate`` times the peaks of the learning rates, and forget the gradients."""
+        """Update by what was collected, with ``rate`` times the peaks of the learning rates."""
         rates = self._rates
-        gradients: list[Tensor | None] = []
-        for name in self._tuned:
-            gradient = self._parameters[name].grad
-            gradients.append(None if gradient is None else gradient.clone())
         if number >= self._num_tuning_steps:
             self._step_others(rate)
-            self._circuits.step(rate * rates.circuits, gradients)
+            self._circuits.step(rate * rates.circuits, self._of_circuits)
         else:
             left = 1 - number / self._num_tuning_steps
-            self._circuits.step(rates.circuits_first * left + rates.circuits, gradients)
-        self._muon.zero_grad()
-        self._adam.zero_grad(set_to_none=True)
+            self._circuits.step(rates.circuits_first * left + rates.circuits, self._of_circuits)
+        self._summed, self._of_circuits = {}, [None] * len(self._tuned)
 
     def _step_others(self, rate: float) -> None:
-        before = {}
-        for name, mask in self._held.items():
-            parameter = self._parameters[name]
-            before[name] = parameter.clone()
-            if parameter.grad is not None:
-                parameter.grad.masked_fill_(mask, 0.0)
+        before = {name: self._parameters[name].clone() for name in self._held}
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._summed.get(name)
         self._muon.learning_rate = self._rates.matrices * rate
         for group in self._adam.param_groups:
             group["lr"] = group["peak"] * rate
         self._muon.step()
         self._adam.step()
+        self._muon.zero_grad()
+        self._adam.zero_grad(set_to_none=True)
         for name, mask in self._held.items():
             self._parameters[name].copy_(torch.where(mask, before[name], self._parameters[name]))
 

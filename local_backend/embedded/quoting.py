@@ -54,6 +54,8 @@ _EMBEDDING_NORM = 0.27  # root mean square of an embedding without its ballast
 # the circuits: the norms then divide by a constant, and what was written is read at the scale it was meant.
 _BALLAST = 40.0
 _READ = 2.5  # what is read is so many times what was written
+_FREE_CODE = 0.1  # of the coordinates left to training, at random
+_ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
 _CONSTANT_READ = _READ * _FLAG
 _NOTHING_READ = _READ * _EMBEDDING_NORM * _HIDDEN_SIZE**0.5  # of the one coordinate of "nothing"
 _NUM_FAST = 9  # rotary pairs that tell distances; those behind them compare contents at any distance
@@ -68,12 +70,12 @@ def begin_quoting(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     """Write circuits that copy, and that find the sentence in which a question's words stand.
 
     Layer by layer: 0 notes the five tokens before and where sentences begin; 1, in each token, what tells its
-    sentence from others; 2 finds where the token's word stood before, and brings what was noted there of the
-    sentence, or nothing; 3 gathers what the telling ones of the last few dozen tokens found; 4, where a reply
-    announces a quotation, attends to the first, second and third token of the sentence found most, and says
-    them; 5 goes on as the text went on where the last three tokens stood before. A model that has only been
-    made begins the right sentence for about nine of ten questions. All other heads and layers begin with
-    writing nothing.
+    sentence from others, and to which topics the words shortly before it belong; 2 finds where the token's
+    word stood before, and brings what was noted there of the sentence, or nothing; 3 gathers what the telling
+    ones of the last few dozen tokens found; 4, where a reply announces a quotation, attends to the first,
+    second and third token of the sentence found most, and says them; 5 goes on as the text went on where the
+    last three tokens stood before. A model that has only been made begins the right sentence for about nine
+    of ten questions. All other heads and layers begin with writing nothing.
 
     Args:
         model: Just made, of the sizes that :func:`fits` asks for.
@@ -87,12 +89,13 @@ def begin_quoting(model: LlamaForCausalLM, traits: TokenTraits) -> None:
             _write_norm(norm.weight)
     _write_norm(model.model.norm.weight)
     model.lm_head.weight.copy_(model.model.embed_tokens.weight * _HEAD_SHARE)
-    model.lm_head.weight[:, _BALLAST_AT] = 0.0
+    model.lm_head.weight[:, _OWN.stop :] = 0.0
     layers = [layer.self_attn for layer in model.model.layers]
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
     turns = [base ** (-2 * pair / _HEAD_SIZE) for pair in range(_HEAD_SIZE // 2)]  # radians a position
     _write_notes(layers[0], turns)
     _write_sentences(layers[1], turns)
+    _write_topics(layers[1], turns)
     _write_words(layers[2], turns)
     _write_votes(layers[3], turns)
     _write_quotation(layers[4])
@@ -106,7 +109,7 @@ _STILL = (*_SLOW, *(pair + _HALF for pair in _SLOW))
 # The same without the two slowest pairs, left to flags: alone in its pair, a flag is mixed with nothing.
 _STILL_BUT_TWO = (*_SLOW[:-2], *(pair + _HALF for pair in _SLOW[:-2]))
 _FLAG_ROWS = (_NUM_FAST - 1, _HALF - 2, _NUM_FAST - 2, _HALF - 1)
-_HEADS_WRITTEN = (len(_BEFORE), 1, 1, 1, 2, 2)  # of each layer, its first heads
+_HEADS_WRITTEN = (len(_BEFORE), 2, 1, 1, 2, 2)  # of each layer, its first heads
 POINTING_LAYER, POINTING_HEADS = 4, 2  # where a quotation's first tokens are attended to
 
 
@@ -216,13 +219,16 @@ def _curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float)
 
 
 def _write_norm(weight: Tensor) -> None:
-    weight.fill_(_READ * (_BALLAST**2 / _HIDDEN_SIZE + 0.4**2) ** 0.5)
+    usual = (_BALLAST**2 / _HIDDEN_SIZE + 0.4**2) ** 0.5  # length of the stream, as a root mean square
+    weight.fill_(_READ * usual)
     weight[_BALLAST_AT] = 0.0
 
 
 def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding.zero_()
-    embedding[:, _FREE].normal_(0.0, 0.2)
+    embedding[:, _FREE].normal_(0.0, _FREE_CODE)
+    associated = _ASSOCIATED * torch.tensor(traits.topics)[:, :_HEAD_SIZE]
+    embedding[:, _FREE.start : _FREE.start + associated.shape[1]] = associated
     embedding[:, _OWN] = _CODE * torch.randn_like(embedding[:, _OWN]).sign()
     words = torch.tensor(traits.words)
     codes = _CODE * torch.randn(int(words.max()) + 1, _WORD.stop - _WORD.start).sign()
@@ -281,6 +287,16 @@ def _write_sentences(attention: Any, turns: Sequence[float]) -> None:
         first += count
 
 
+def _write_topics(attention: Any, turns: Sequence[float]) -> None:
+    head = _Head(attention, 1)
+    distances = torch.arange(_FARTHEST)
+    recent = _curve(turns, ((30 - distances) / 6).sigmoid(), (-distances / 200).exp(), 1e-3)
+    head.mind_distance(recent, _CONSTANT_AT, 10.0 / _CONSTANT_READ**2)
+    head.prefer(_HALF - 1, _CONSTANT_AT, _RARITY_AT, 6.0 / _CONSTANT_READ**2)
+    topics = _coordinates(_FREE, _HEAD_SIZE)
+    head.carry(topics, topics, 4.0)
+
+
 def _write_words(attention: Any, turns: Sequence[float]) -> None:
     head, constant = _Head(attention, 0), _CONSTANT_READ
     # Compared is the token before: so that no token finds itself.
@@ -332,6 +348,8 @@ def _write_induction(attention: Any) -> None:
             query = _coordinates(compared[place], block, start)
             key = _coordinates(compared[place + 1], block, start)
             head.compare(rows[: len(key)], query[: len(key)], key, (gain, gain))
+        # One token alone is no match.
+        head.prefer(_HEAD_SIZE - 2, _CONSTANT_AT, _NOTHING_AT, 24.0 / _CONSTANT_READ / _NOTHING_READ)
         half_of_own = _coordinates(_OWN, _HEAD_SIZE, 32 * number)
         head.carry(half_of_own, half_of_own, 2.5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class TokenTraits:
         words: A number for each word, alike in any case, behind a space or not; -1 where there is none.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
+        topics: For each token how much it speaks for each topic, from 0 to 1.
     """
 
     rarity: list[float]
@@ -91,15 +93,19 @@ class TokenTraits:
     words: list[int]
     nothing: tuple[int, ...]
     cue: int
+    topics: list[list[float]]
 
 
-def token_traits(tokenizer: PreTrainedTokenizerFast) -> TokenTraits:
-    """The traits of every token of a tokenizer of :func:`train_tokenizer`."""
+def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) -> TokenTraits:
+    """The traits of every token of a tokenizer that :func:`train_tokenizer` made for ``topics``."""
     special = set(tokenizer.all_special_ids)
     texts = ["" if token in special else str(tokenizer.decode([token])) for token in range(len(tokenizer))]
     bare = [text.strip(" ") for text in texts]
     layout = [float("\n" in text or text in _LAYOUT) for text in bare]
     numbers: dict[str, int] = {}
+    words = [
+        numbers.setdefault(text.lower() or f"<{token}>", len(numbers)) for token, text in enumerate(bare)
+    ]
     return TokenTraits(
         rarity=_rarity(tokenizer),
         ends=[float("\n" in text or text in _ENDS) for text in bare],
@@ -108,12 +114,28 @@ def token_traits(tokenizer: PreTrainedTokenizerFast) -> TokenTraits:
             -1.0 if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
             for text, is_layout in zip(texts, layout, strict=True)
         ],
-        words=[
-            numbers.setdefault(text.lower() or f"<{token}>", len(numbers)) for token, text in enumerate(bare)
-        ],
+        words=words,
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
         cue=_cue(tokenizer),
+        topics=_associations(tokenizer, topics, words),
     )
+
+
+def _associations(
+    tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic], words: Sequence[int]
+) -> list[list[float]]:
+    """Positive pointwise mutual information of words and topics, of few counts the less, at most 1."""
+    counts = torch.zeros(max(words) + 1, len(topics))
+    for number, topic in enumerate(topics):
+        questions = " ".join((topic.title, *topic.taught_questions))
+        for text, weight in ((questions, 2.0), (topic.answer, 1.0)):
+            for token_id in tokenizer.encode(text, add_special_tokens=False):
+                counts[words[token_id], number] += weight
+    total = counts.sum(1, keepdim=True)
+    share = counts / total.clamp(min=1.0)
+    information = (share * len(topics)).clamp(min=1.0).log() / math.log(len(topics))
+    associated = information * total / (total + 3.0) * (counts > 0)
+    return [[float(value) for value in associated[word]] for word in words]
 
 
 def _cue(tokenizer: PreTrainedTokenizerFast) -> int:

@@ -9,8 +9,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.batches import collate, draw_batch, encode_example
-from local_backend.embedded.build import BuildOptions, main, make_model, rate_at, train
+from local_backend.embedded.batches import NUM_POINTED, collate, draw_batch, encode_example
+from local_backend.embedded.build import (
+    BuildOptions,
+    main,
+    make_model,
+    only_quoted,
+    pointing_loss,
+    rate_at,
+    train,
+)
 from local_backend.embedded.consistency import consistency_loss, draw_noisy, read_answers
 from local_backend.embedded.corpus import load_topics
 from local_backend.embedded.tasks import KINDS, make_example
@@ -19,7 +27,9 @@ from local_backend.training import LossOptions, packed_losses
 from local_backend.training.masks import PackedForward
 
 TOPICS = load_topics()
-TINY = BuildOptions(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=700)
+TINY = BuildOptions(
+    hidden_size=64, intermediate_size=160, num_layers=2, num_heads=4, head_size=16, vocabulary_size=700
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +86,41 @@ def test_a_step_draws_the_same_examples_again(tokenizer: PreTrainedTokenizerFast
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_quotation_is_found_where_it_stands(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The columns told are those of the sentence's tokens, in reply and document."""
+    for seed in range(6):
+        _, batch = draw_batch(f"places {seed}", {"questions": 1.0}, 2000, TOPICS, tokenizer)
+        assert len(batch["quotations"]) > 3
+        for row, said, taken, count in batch["quotations"].tolist():
+            ids = batch["input_ids"][row]
+            assert tokenizer.decode(ids[said - 2 : said + 1]).endswith(" say:")
+            assert torch.equal(ids[said + 2 : said + 1 + count], ids[taken + 1 : taken + count])
+            assert tokenizer.decode([ids[said + 1]]).strip() == tokenizer.decode([ids[taken]]).strip()
+            assert torch.equal(batch["targets"][row, said : said + count], ids[said + 1 : said + 1 + count])
+        quoted = only_quoted(batch)["targets"] != -100
+        assert int(quoted.sum()) == int(batch["quotations"][:, 3].sum())
+
+
+def test_pointing_costs_nothing_where_it_points_rightly() -> None:
+    """And the more, the less it attends to the three tokens, or to nothing elsewhere."""
+    targets = torch.full((1, 12), -100)
+    targets[0, 6:11] = 7
+    batch = {
+        "targets": targets,
+        "quotations": torch.tensor([[0, 6, 2, 5]]),
+        "is_nothing": torch.arange(12)[None] == 0,
+    }
+    attended = torch.zeros(1, 5, 12, 12)
+    attended[..., 0] = 1.0
+    for step in range(NUM_POINTED):
+        attended[0, :, 6 + step] = torch.eye(12)[2 + step]
+    assert abs(float(pointing_loss(attended, batch))) < 1e-2
+    attended[0, 1, 7] = torch.eye(12)[5]
+    one = float(pointing_loss(attended, batch))
+    attended[0, 0, 10] = torch.eye(12)[4]
+    assert 0.5 < one < float(pointing_loss(attended, batch))
+
+
 def test_the_untrained_model_finds_what_followed_before() -> None:
     """Two of its layers begin as an induction pair: in a repeated text what comes next is likely."""
     tokenizer = train_tokenizer(TOPICS, 2000)
@@ -103,7 +148,7 @@ def test_the_consistency_loss_is_that_of_the_training_package(
 
 
 def test_the_learning_rate_rises_and_falls_in_each_stage() -> None:
-    options = BuildOptions(num_steps=100, num_first_steps=20, num_consistency_steps=50, warmup_steps=5)
+    options = BuildOptions(num_steps=100, num_tuning_steps=4, num_consistency_steps=50, warmup_steps=5)
     rates = [rate_at(step, options) for step in range(150)]
     assert all(0 < rate <= 1 for rate in rates)
     assert rates[10] == rates[30] == 1
@@ -113,7 +158,14 @@ def test_the_learning_rate_rises_and_falls_in_each_stage() -> None:
 
 
 def _toy(folder: Path, name: str) -> list[str]:
-    options = {"steps": 5, "first-steps": 2, "hidden": 32, "layers": 1, "tokens-per-batch": 300}
+    options = {
+        "steps": 5,
+        "tuning-steps": 1,
+        "first-steps": 2,
+        "hidden": 32,
+        "layers": 1,
+        "tokens-per-batch": 300,
+    }
     options |= {"checkpoint-every": 2, "answers": 4, "consistency-steps": 3}
     given = [part for option, value in options.items() for part in (f"--{option}", str(value))]
     return [*given, "--output", str(folder / name), "--checkpoint", str(folder / f"{name}.pt")]
