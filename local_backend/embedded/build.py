@@ -75,7 +75,7 @@ class BuildOptions:
             of the model, which with its tokenizer fits into 16 MB.
     """
 
-    num_steps: int = 1300
+    num_steps: int = 1000
     num_tuning_steps: int = 40
     num_first_steps: int = 200
     num_consistency_steps: int = 100
@@ -149,7 +149,8 @@ def _streams_at(step: int, options: BuildOptions) -> Sequence[Mapping[str, float
 def only_quoted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The batch with nothing to learn but the quoted tokens: all that circuits can know."""
     targets = torch.full_like(batch["targets"], -100)
-    for row, said, _, count in batch["quotations"].tolist():
+    quotations = batch.get("quotations", torch.zeros(0, 4, dtype=torch.long))
+    for row, said, _, count in quotations.tolist():
         columns = slice(said, said + count)
         targets[row, columns] = batch["targets"][row, columns]
     return {**batch, "targets": targets}
@@ -172,7 +173,7 @@ def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
         logits = model.lm_head(hidden[learned])  # [learned positions, vocabulary]
     losses = functional.cross_entropy(logits.float(), batch["targets"][learned], reduction="none")
     weights = batch["weights"][learned]
-    loss = (losses * weights).sum() / weights.sum()
+    loss = (losses * weights).sum() / weights.sum().clamp(min=1.0)
     if hook is not None:
         hook.remove()
         loss = loss + POINTING_WEIGHT * pointing_loss(attended[0], batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,7 @@ def _toy(folder: Path, name: str) -> list[str]:
         "steps": 5,
         "tuning-steps": 1,
         "first-steps": 2,
-        "hidden": 32,
+        "hidden": 40,
         "layers": 1,
         "tokens-per-batch": 300,
     }
@@ -202,8 +203,8 @@ def test_answers_that_were_lost_are_told(tmp_path: Path) -> None:
 
 
 def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    options = BuildOptions(
-        num_steps=40, num_first_steps=0, tokens_per_batch=400, warmup_steps=5, hidden_size=64, num_layers=2
+    options = replace(
+        TINY, num_steps=40, num_tuning_steps=0, num_first_steps=0, tokens_per_batch=400, warmup_steps=5
     )
     model = make_model(options, tokenizer)
     steps = train(model, tokenizer, TOPICS[:1], options, tmp_path / "checkpoint.pt", last_step=40)
