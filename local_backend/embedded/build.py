@@ -69,23 +69,26 @@ class BuildOptions:
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
             the steps.
+        then_learning_rate_share: Of the learning rates, after the first steps: longer at their peaks, the
+            stream grows without bound, because the ballast keeps the norms from shrinking it.
         consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
         hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape
             of the model, which with its tokenizer fits into 16 MB.
     """
 
-    num_steps: int = 1000
+    num_steps: int = 1200
     num_tuning_steps: int = 40
     num_first_steps: int = 200
-    num_consistency_steps: int = 100
+    num_consistency_steps: int = 120
     num_answers: int = 400
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
-    consistency_learning_rate_share: float = 0.3
+    then_learning_rate_share: float = 0.35
+    consistency_learning_rate_share: float = 0.1
     warmup_steps: int = 30
     decay_share: float = 0.54
-    weight_decay: float = 0.05
+    weight_decay: float = 0.5
     seed: int = 0
     hidden_size: int = 380
     intermediate_size: int = 256
@@ -125,13 +128,14 @@ def make_model(
 
 
 def rate_at(step: int, options: BuildOptions) -> float:
-    """Share of the learning rate at a step: warm-up, a plateau, a linear fall to a fiftieth.
+    """Share of the learning rate at a step: warm-up, the first steps, a lower plateau, a fall to a fiftieth.
 
-    Then once more, lower, for the consistency stage.
+    Then once more, lower, for the consistency stage. While the circuits are tuned it is that of warm-up.
     """
+    first = options.num_tuning_steps
     if step < options.num_steps:
-        count, peak = options.num_steps - options.num_tuning_steps, 1.0
-        place = max(0, step - options.num_tuning_steps)
+        place, count = max(0, step - first), options.num_steps - first
+        peak = 1.0 if place < options.num_first_steps else options.then_learning_rate_share
     else:
         place, count = step - options.num_steps, options.num_consistency_steps
         peak = options.consistency_learning_rate_share

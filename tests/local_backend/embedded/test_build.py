@@ -149,11 +149,15 @@ def test_the_consistency_loss_is_that_of_the_training_package(
 
 
 def test_the_learning_rate_rises_and_falls_in_each_stage() -> None:
-    options = BuildOptions(num_steps=100, num_tuning_steps=4, num_consistency_steps=50, warmup_steps=5)
+    options = BuildOptions(
+        num_steps=100, num_tuning_steps=4, num_first_steps=20, num_consistency_steps=50, warmup_steps=5
+    )
     rates = [rate_at(step, options) for step in range(150)]
     assert all(0 < rate <= 1 for rate in rates)
-    assert rates[10] == rates[30] == 1
-    assert rates[99] < 0.1
+    assert rates[0] == rates[4] < rates[5]
+    assert rates[10] == rates[23] == 1
+    assert rates[24] == rates[40] == options.then_learning_rate_share
+    assert rates[99] < 0.1 * rates[40]
     assert max(rates[100:]) == pytest.approx(options.consistency_learning_rate_share)
     assert rates[149] < 0.1 * max(rates[100:])
 
