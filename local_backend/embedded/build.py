@@ -102,7 +102,7 @@ class BuildOptions:
 def make_model(
     options: BuildOptions, tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic] | None = None
 ) -> LlamaForCausalLM:
-    """The untrained model, float32, seeded; see :mod:`local_backend.embedded.initialization`."""
+    """The untrained model, float32, seeded; see :mod:`local_backend.embedded.quoting`."""
     torch.manual_seed(options.seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -12,13 +12,10 @@ rotary embedding turns coordinate ``i`` of a head together with coordinate ``i +
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
-
-if TYPE_CHECKING:  # the tasks' models copy too, and need no corpus for it
-    pass
 
 _EMBEDDING_SCALE = 0.05
 _CONSTANT = 3.0  # of the last coordinate of every token's embedding, in units of the others

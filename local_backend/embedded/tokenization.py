@@ -72,15 +72,16 @@ def train_tokenizer(topics: Sequence[Topic], vocabulary_size: int) -> PreTrained
 
 @dataclass(frozen=True)
 class TokenTraits:
-    """What :func:`~local_backend.embedded.initialization.begin_quoting` must know of each token.
+    """What :func:`~local_backend.embedded.quoting.begin_quoting` must know of each token.
 
     Attributes:
-        rarity: How rare a token is in prompts with documents and their answers, from 0, everywhere, to 1.
+        rarity: How rare a token is in prompts with documents and their answers, from 0, everywhere, to 1;
+            below 0 what is no word.
         ends: 1 for tokens behind which a sentence or a line begins.
         layout: 1 for tokens that begin a line but no sentence: brackets, dashes, further line ends.
         beginning: What speaks against a sentence that begins with the token, 0 or less: a small letter or a
             digit without a space, as behind the point of a number; all of what an end says for layout.
-        words: A number for each word, alike in any case, behind a space or not; -1 where there is none.
+        words: A number for each word, alike in any case, behind a space or not.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
         topics: For each token how much it speaks for each topic, from 0 to 1.
