@@ -10,15 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from local_backend.embedded.corpus import Example, Topic, request_table
+from local_backend.embedded.corpus import Example, Topic
 from local_backend.embedded.tasks import make_example
-from local_backend.embedded.tokenization import END, ROLES
+from local_backend.embedded.tokenization import END, ROLES, announcement
 from local_backend.kv_cache import num_shared
 from local_backend.precision import bf16_is_fast
 
@@ -72,26 +71,16 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> Enco
     for number, (prompt, rest) in enumerate(zip(prompts, rests, strict=True)):
         place, count = _quoted_place(prompt, rest, tokenizer)
         if count:
-            quotations.append((number, len(prompt) + _num_announcing(tokenizer), place, count))
+            quotations.append((number, len(prompt) + len(announcement(tokenizer)), place, count))
     return EncodedExample(prompts[0][:common], branches, tuple(quotations))
-
-
-@cache
-def _announcement(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
-    text = request_table()["documents"]["reply"].split("{")[0].rstrip()
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-
-def _num_announcing(tokenizer: PreTrainedTokenizerFast) -> int:
-    return len(_announcement(tokenizer))
 
 
 def _quoted_place(prompt: list[int], rest: list[int], tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
     """Where in the prompt the sentence begins that a reply quotes, and how many tokens; 0 for none."""
-    announcement = _announcement(tokenizer)
-    if tuple(rest[: len(announcement)]) != announcement:
+    announced = announcement(tokenizer)
+    if tuple(rest[: len(announced)]) != announced:
         return 0, 0
-    quoted = rest[len(announcement) :]
+    quoted = rest[len(announced) :]
     # Its first token may be another at the beginning of a line, where no space stands before it.
     longest, found = 0, 0
     for place in range(len(prompt) - 1):

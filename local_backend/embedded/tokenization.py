@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -117,7 +118,7 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         ],
         words=words,
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
-        cue=_cue(tokenizer),
+        cue=announcement(tokenizer)[-2],
         topics=_associations(tokenizer, topics, words),
     )
 
@@ -139,10 +140,11 @@ def _associations(
     return [[float(value) for value in associated[word]] for word in words]
 
 
-def _cue(tokenizer: PreTrainedTokenizerFast) -> int:
-    """As replies from documents announce a quotation: the last token but the colon."""
-    announced = request_table()["documents"]["reply"].split("{", 1)[0].rstrip()
-    return int(tokenizer.encode(announced, add_special_tokens=False)[-2])
+@cache
+def announcement(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """The tokens by which replies from documents announce a quotation; the last is the colon."""
+    text = request_table()["documents"]["reply"].split("{", 1)[0].rstrip()
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _rarity(tokenizer: PreTrainedTokenizerFast) -> list[float]:
@@ -160,4 +162,13 @@ def _rarity(tokenizer: PreTrainedTokenizerFast) -> list[float]:
     return [float(value) for value in rare]
 
 
-__all__ = ["CHAT_TEMPLATE", "END", "PAD", "ROLES", "TokenTraits", "token_traits", "train_tokenizer"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "END",
+    "PAD",
+    "ROLES",
+    "TokenTraits",
+    "announcement",
+    "token_traits",
+    "train_tokenizer",
+]
