@@ -19,17 +19,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.batches import NUM_POINTED, draw_batch, fast_precision
+from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
 from local_backend.embedded.consistency import collect_answers, consistency_loss, draw_noisy, read_answers
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.initialization import begin_copying
+from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import LearningRates, Optimizers
-from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER, begin_quoting, fits
+from local_backend.embedded.quoting import begin_quoting, fits
 from local_backend.embedded.tokenization import token_traits, train_tokenizer
 from local_backend.training.masks import use_fast_attention
 
@@ -52,7 +51,6 @@ STREAMS_THEN: Sequence[Mapping[str, float]] = (
         "repeat": 0.08,
     },
 )
-POINTING_WEIGHT = 2.0
 
 
 @dataclass(frozen=True)
@@ -148,58 +146,6 @@ def _streams_at(step: int, options: BuildOptions) -> Sequence[Mapping[str, float
     if step < options.num_tuning_steps:
         return STREAMS_TUNING
     return STREAMS_FIRST if step < options.num_tuning_steps + options.num_first_steps else STREAMS_THEN
-
-
-def only_quoted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The batch with nothing to learn but the quoted tokens: all that circuits can know."""
-    targets = torch.full_like(batch["targets"], -100)
-    quotations = batch.get("quotations", torch.zeros(0, 4, dtype=torch.long))
-    for row, said, _, count in quotations.tolist():
-        columns = slice(said, said + count)
-        targets[row, columns] = batch["targets"][row, columns]
-    return {**batch, "targets": targets}
-
-
-def loss_of(model: LlamaForCausalLM, batch: dict[str, Tensor]) -> Tensor:
-    """Weighted mean cross-entropy over the learned positions, and the loss of the pointing heads."""
-    attended: list[Tensor] = []
-    pointing = model.model.layers[POINTING_LAYER].self_attn if "quotations" in batch and fits(model) else None
-    hook = pointing and pointing.register_forward_hook(lambda *call: attended.append(call[-1][1]))
-    with fast_precision():
-        positions = {"position_ids": batch["position_ids"]} if "attention_mask" in batch else {}
-        hidden = model.model(
-            input_ids=batch["input_ids"],
-            attention_mask=batch.get("attention_mask"),
-            use_cache=False,
-            **positions,
-        ).last_hidden_state
-        learned = batch["targets"] != -100
-        logits = model.lm_head(hidden[learned])  # [learned positions, vocabulary]
-    losses = functional.cross_entropy(logits.float(), batch["targets"][learned], reduction="none")
-    weights = batch["weights"][learned]
-    loss = (losses * weights).sum() / weights.sum().clamp(min=1.0)
-    if hook is not None:
-        hook.remove()
-        loss = loss + POINTING_WEIGHT * pointing_loss(attended[0], batch)
-    return loss
-
-
-def pointing_loss(attended: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """How far the pointing heads are from the first tokens of the sentence to quote, and then from silence.
-
-    Args:
-        attended: What the heads of their layer attend to, ``[rows, heads, width, width]``.
-        batch: With ``quotations``, see :func:`~local_backend.embedded.batches.collate`.
-    """
-    heads = attended[:, :POINTING_HEADS].float()
-    row, said, taken, _ = batch["quotations"].T
-    steps = torch.arange(NUM_POINTED)
-    found = heads[row[:, None], :, said[:, None] + steps, taken[:, None] + steps]  # [count, pointed, heads]
-    is_silent = batch["targets"] != -100
-    is_silent[row[:, None], said[:, None] + steps] = False
-    nothing = (heads * batch["is_nothing"][:, None, None]).sum(-1)  # [rows, heads, width]
-    silent = nothing.transpose(1, 2)[is_silent]
-    return -((found + 1e-3).log().mean() + 0.5 * (silent + 1e-3).log().mean())
 
 
 def train(

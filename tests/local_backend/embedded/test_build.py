@@ -15,13 +15,12 @@ from local_backend.embedded.build import (
     BuildOptions,
     main,
     make_model,
-    only_quoted,
-    pointing_loss,
     rate_at,
     train,
 )
 from local_backend.embedded.consistency import consistency_loss, draw_noisy, read_answers
 from local_backend.embedded.corpus import load_topics
+from local_backend.embedded.losses import only_quoted, pointing_loss
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import train_tokenizer
 from local_backend.training import LossOptions, packed_losses
