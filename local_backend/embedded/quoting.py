@@ -31,17 +31,17 @@ _OWN, _WORD, _UNIQUE = slice(0, 96), slice(20, 58), slice(58, 96)
 _BEFORE = (slice(96, 134), slice(134, 158), slice(158, 170), slice(170, 178), slice(178, 186))
 _OF_SENTENCE = slice(186, 228)
 _OF_FOUND = slice(228, 270)
-_RARITY_AT, _FOUND_AT, _LAYOUT_AT, _NOTHING_AT, _ENDS_AT, _CUE_AT, _CONSTANT_AT = range(270, 277)
-_PLACE_AT = (277, 278, 279)  # whether the token is the first, the second, the third of a sentence
-_CUED_AT = (280, 281, 282)  # whether the first, the second, the third token of a quotation comes next
-_BALLAST_AT = 283
-_FREE = slice(284, _HIDDEN_SIZE)
+_RARITY_AT, _FOUND_AT, _NOTHING_AT, _ENDS_AT, _CUE_AT, _CONSTANT_AT = range(270, 276)
+_PLACE_AT = (276, 277, 278)  # whether the token is the first, the second, the third of a sentence
+_CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a quotation comes next
+_BALLAST_AT = 282
+_FREE = slice(283, _HIDDEN_SIZE)
 # The last layer whose circuits read a coordinate.
 _READ_UNTIL = (
     (_OWN, 5),
     (slice(_BEFORE[0].start, _BEFORE[2].stop), 5),
     (slice(_BEFORE[3].start, _BEFORE[4].stop), 1),
-    (slice(_OF_SENTENCE.start, _BALLAST_AT), 4),
+    (slice(_OF_SENTENCE.start, _BALLAST_AT), 5),
     (slice(_BALLAST_AT, _FREE.start), _NUM_LAYERS),
 )
 # A sentence is told from others by its first token and those from the second to the fifth before it: so many
@@ -72,10 +72,11 @@ def begin_quoting(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     Layer by layer: 0 notes the five tokens before and where sentences begin; 1, in each token, what tells its
     sentence from others, and to which topics the words shortly before it belong; 2 finds where the token's
     word stood before, and brings what was noted there of the sentence, or nothing; 3 gathers what the telling
-    ones of the last few dozen tokens found; 4, where a reply announces a quotation, attends to the first,
-    second and third token of the sentence found most, and says them; 5 goes on as the text went on where the
-    last three tokens stood before. A model that has only been made begins the right sentence for about nine
-    of ten questions. All other heads and layers begin with writing nothing.
+    ones of the last few dozen tokens found; 4 keeps it while a quotation goes on; 5, where a reply announces
+    a quotation, attends to the first, second and third token of the sentence found most, and says them, and
+    it goes on as the text went on where the last three tokens stood before, first of all in that sentence. A
+    model that has only been made begins the right sentence for about nine of ten questions. All other heads
+    and layers begin with writing nothing.
 
     Args:
         model: Just made, of the sizes that :func:`fits` asks for.
@@ -98,7 +99,8 @@ def begin_quoting(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     _write_topics(layers[1], turns)
     _write_words(layers[2], turns)
     _write_votes(layers[3], turns)
-    _write_quotation(layers[4])
+    _write_kept(layers[4], turns)
+    _write_quotation(layers[5])
     _write_induction(layers[5])
 
 
@@ -109,8 +111,8 @@ _STILL = (*_SLOW, *(pair + _HALF for pair in _SLOW))
 # The same without the two slowest pairs, left to flags: alone in its pair, a flag is mixed with nothing.
 _STILL_BUT_TWO = (*_SLOW[:-2], *(pair + _HALF for pair in _SLOW[:-2]))
 _FLAG_ROWS = (_NUM_FAST - 1, _HALF - 2, _NUM_FAST - 2, _HALF - 1)
-_HEADS_WRITTEN = (len(_BEFORE), 2, 1, 1, 2, 2)  # of each layer, its first heads
-POINTING_LAYER, POINTING_HEADS = 4, 2  # where a quotation's first tokens are attended to
+_HEADS_WRITTEN = (len(_BEFORE), 2, 1, 1, 1, 4)  # of each layer, its first heads
+POINTING_LAYER, POINTING_HEADS = 5, 2  # where a quotation's first tokens are attended to
 
 
 def fits(model: LlamaForCausalLM) -> bool:
@@ -142,8 +144,11 @@ def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
         }
         for module, mask in held.items():
             masks[_name_of(model, module.weight)] = mask.expand_as(module.weight)
-    embedding = model.model.embed_tokens.weight
+    embedding, head, norm = model.model.embed_tokens.weight, model.lm_head.weight, model.model.norm.weight
     masks[_name_of(model, embedding)] = (torch.arange(_HIDDEN_SIZE) < _FREE.start).expand_as(embedding)
+    # What is copied is said by the codes it was read by.
+    says = torch.arange(_HIDDEN_SIZE) < _OWN.stop
+    masks[_name_of(model, head)], masks[_name_of(model, norm)] = says.expand_as(head), says
     return masks
 
 
@@ -218,6 +223,13 @@ def _curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float)
     return solved[:_NUM_FAST], solved[_NUM_FAST:]
 
 
+def _falling(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """A curve that prefers the nearest."""
+    distances = torch.arange(_FARTHEST)
+    nearest = ((1 + 150 / 8) / (1 + distances / 8)).log().clamp(min=0.2) / 3
+    return _curve(turns, nearest, 1 / (1 + distances / 5), 1e-5)
+
+
 def _write_norm(weight: Tensor) -> None:
     usual = (_BALLAST**2 / _HIDDEN_SIZE + 0.4**2) ** 0.5  # length of the stream, as a root mean square
     weight.fill_(_READ * usual)
@@ -235,7 +247,6 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding[:, _WORD] = codes[words]
     for place, values in (
         (_RARITY_AT, traits.rarity),
-        (_LAYOUT_AT, traits.layout),
         (_PLACE_AT[0], traits.beginning),
         (_ENDS_AT, traits.ends),
     ):
@@ -269,16 +280,14 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
             continue
         head.carry([_ENDS_AT], [_PLACE_AT[number]], 1.0)
         head.carry([_CUE_AT], [_CUED_AT[number]], 1.0)
+        # Nor behind the point of a number: what cannot begin a sentence has no second token either.
         if number + 1 < len(_PLACE_AT):
-            head.carry([_LAYOUT_AT], [_PLACE_AT[number + 1]], -1.0)
+            head.carry([_PLACE_AT[0]], [_PLACE_AT[number + 1]], 1.0)
 
 
 def _write_sentences(attention: Any, turns: Sequence[float]) -> None:
-    distances = torch.arange(_FARTHEST)
-    nearest = ((1 + 150 / 8) / (1 + distances / 8)).log().clamp(min=0.2) / 3
-    falling = _curve(turns, nearest, 1 / (1 + distances / 5), 1e-5)
     head = _Head(attention, 0)
-    head.mind_distance(falling, _PLACE_AT[0], 60.0 / _CONSTANT_READ**2)
+    head.mind_distance(_falling(turns), _PLACE_AT[0], 60.0 / _CONSTANT_READ**2)
     sentence, first = _coordinates(_OF_SENTENCE), 0
     for source, count, factor in zip(
         (_OWN, *_BEFORE[1:]), _TELLING, (_NOTED, 1.0, 1.0, 1.0, 1.0), strict=True
@@ -304,7 +313,7 @@ def _write_words(attention: Any, turns: Sequence[float]) -> None:
     word, before = _coordinates(_WORD), _coordinates(_BEFORE[0])
     head.compare(rows[: len(word)], word, before, (2.5, 2.5))
     head.prefer(_HALF - 1, _CONSTANT_AT, _NOTHING_AT, 20.0 / constant / _NOTHING_READ)
-    head.carry(_coordinates(_OF_SENTENCE), _coordinates(_OF_FOUND), 0.4)
+    head.carry(_coordinates(_OF_SENTENCE), _coordinates(_OF_FOUND), 0.1)
     head.carry([_CONSTANT_AT], [_FOUND_AT], 1.0)
 
 
@@ -323,10 +332,19 @@ def _write_votes(attention: Any, turns: Sequence[float]) -> None:
     head.carry(places, places, 6.0)
 
 
+def _write_kept(attention: Any, turns: Sequence[float]) -> None:
+    # Words of the answer stand in many sentences; that from which is quoted was found before the first of them.
+    head, constant = _Head(attention, 0), _CONSTANT_READ
+    head.mind_distance(_falling(turns), _CUED_AT[0], 90.0 / constant**2)
+    head.prefer(_HALF - 1, _CONSTANT_AT, _NOTHING_AT, 10.0 / constant / _NOTHING_READ)
+    places = _coordinates(_OF_FOUND)
+    head.carry(places, places, 3.0)
+
+
 def _write_quotation(attention: Any) -> None:
     constant = _CONSTANT_READ
     found, sentence = _coordinates(_OF_FOUND), _coordinates(_OF_SENTENCE)
-    for number in range(2):
+    for number in range(POINTING_HEADS):
         head = _Head(attention, number)
         gain = 22.0**0.5 / 3
         head.compare(_STILL_BUT_TWO[: len(found)], found, sentence, (gain, gain))
@@ -334,24 +352,29 @@ def _write_quotation(attention: Any) -> None:
             head.prefer(row, cued, place, 65.0 / constant**2)
         head.prefer(_FLAG_ROWS[-1], _CONSTANT_AT, _NOTHING_AT, 80.0 / constant / _NOTHING_READ)
         half_of_own = _coordinates(_OWN, _HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, 4.0)
+        head.carry(half_of_own, half_of_own, 6.0)
 
 
 def _write_induction(attention: Any) -> None:
     block = 12
     compared = [_WORD, *_BEFORE[:3]]  # each with the note of the one before it
     for number in range(2):
-        head = _Head(attention, number)
+        head = _Head(attention, POINTING_HEADS + number)
         for place, gain in enumerate(_MATCH_GAINS):
             start = (place + number) % 2 * block if place < 2 else 0
             rows = _STILL[place * block : (place + 1) * block]
             query = _coordinates(compared[place], block, start)
             key = _coordinates(compared[place + 1], block, start)
             head.compare(rows[: len(key)], query[: len(key)], key, (gain, gain))
-        # One token alone is no match.
-        head.prefer(_HEAD_SIZE - 2, _CONSTANT_AT, _NOTHING_AT, 24.0 / _CONSTANT_READ / _NOTHING_READ)
+        # Where the same words stand twice, the sentence found is preferred.
+        rows = _STILL[len(_MATCH_GAINS) * block :][:8]
+        start = 8 + 9 * number
+        head.compare(rows, _coordinates(_OF_FOUND, 8, start), _coordinates(_OF_SENTENCE, 8, start), (1.7, 1.7))
+        # One token alone is no match, and what a quotation begins with is no repetition.
+        for silent in (_CONSTANT_AT, _CUED_AT[0]):
+            head.prefer(_HEAD_SIZE - 2, silent, _NOTHING_AT, 34.0 / _CONSTANT_READ / _NOTHING_READ)
         half_of_own = _coordinates(_OWN, _HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, 2.5)
+        head.carry(half_of_own, half_of_own, 5.0)
 
 
 __all__ = ["POINTING_HEADS", "POINTING_LAYER", "begin_quoting", "circuit_weights", "fits", "held_weights"]

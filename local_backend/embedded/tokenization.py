@@ -79,9 +79,9 @@ class TokenTraits:
         rarity: How rare a token is in prompts with documents and their answers, from 0, everywhere, to 1;
             below 0 what is no word.
         ends: 1 for tokens behind which a sentence or a line begins.
-        layout: 1 for tokens that begin a line but no sentence: brackets, dashes, further line ends.
         beginning: What speaks against a sentence that begins with the token, 0 or less: a small letter or a
-            digit without a space, as behind the point of a number; all of what an end says for layout.
+            digit without a space, as behind the point of a number; all of what an end says for layout, which
+            begins a line but no sentence: brackets, dashes, further line ends.
         words: A number for each word, alike in any case, behind a space or not.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
@@ -90,7 +90,6 @@ class TokenTraits:
 
     rarity: list[float]
     ends: list[float]
-    layout: list[float]
     beginning: list[float]
     words: list[int]
     nothing: tuple[int, ...]
@@ -111,7 +110,6 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
     return TokenTraits(
         rarity=_rarity(tokenizer),
         ends=[float("\n" in text or text in _ENDS) for text in bare],
-        layout=layout,
         beginning=[
             -1.0 if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
             for text, is_layout in zip(texts, layout, strict=True)
