@@ -333,7 +333,7 @@ def _write_votes(attention: Any, turns: Sequence[float]) -> None:
 
 
 def _write_kept(attention: Any, turns: Sequence[float]) -> None:
-    # Words of the answer stand in many sentences; that from which is quoted was found before the first of them.
+    # Words of the answer stand in many sentences; the one quoted was found before the first of them.
     head, constant = _Head(attention, 0), _CONSTANT_READ
     head.mind_distance(_falling(turns), _CUED_AT[0], 90.0 / constant**2)
     head.prefer(_HALF - 1, _CONSTANT_AT, _NOTHING_AT, 10.0 / constant / _NOTHING_READ)
@@ -368,8 +368,8 @@ def _write_induction(attention: Any) -> None:
             head.compare(rows[: len(key)], query[: len(key)], key, (gain, gain))
         # Where the same words stand twice, the sentence found is preferred.
         rows = _STILL[len(_MATCH_GAINS) * block :][:8]
-        start = 8 + 9 * number
-        head.compare(rows, _coordinates(_OF_FOUND, 8, start), _coordinates(_OF_SENTENCE, 8, start), (1.7, 1.7))
+        found, sentence = (_coordinates(part, 8, 8 + 9 * number) for part in (_OF_FOUND, _OF_SENTENCE))
+        head.compare(rows, found, sentence, (1.7, 1.7))
         # One token alone is no match, and what a quotation begins with is no repetition.
         for silent in (_CONSTANT_AT, _CUED_AT[0]):
             head.prefer(_HEAD_SIZE - 2, silent, _NOTHING_AT, 34.0 / _CONSTANT_READ / _NOTHING_READ)
