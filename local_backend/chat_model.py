@@ -120,6 +120,7 @@ class ChatLocal(BaseChatModel):
         device: str | torch.device | None = None,
         max_rows: int = 64,
         scheduling: Scheduling | AdmissionPolicy = "longest_first",
+        compiled: bool | str = False,
         model_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> ChatLocal:
@@ -133,6 +134,7 @@ class ChatLocal(BaseChatModel):
             max_rows: Rows in a forward, at most.
             scheduling: Who begins first when more wait, and within how much memory. Unless told otherwise,
                 those first that are expected to write longest, so that a batch is done soonest.
+            compiled: Whether the model's blocks run through ``torch.compile``, or in which of its modes.
             model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
             options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
 
@@ -142,7 +144,9 @@ class ChatLocal(BaseChatModel):
             ValueError: Its tokenizer has no chat template.
         """
         model, tokenizer = load(path_or_name, dtype=dtype, device=device, model_options=model_options)
-        engine = Engine(model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling)
+        engine = Engine(
+            model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling, compiled=compiled
+        )
         return cls(engine=engine, **{"model_name": Path(path_or_name).name, **options})
 
     def close(self) -> None:

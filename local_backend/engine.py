@@ -23,6 +23,7 @@ from torch import Tensor
 from local_backend.architecture import Architecture
 from local_backend.calls import Calls
 from local_backend.choice import chooser
+from local_backend.compilation import compile_blocks
 from local_backend.draft import Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
 from local_backend.engine_stats import EngineStats
@@ -66,6 +67,8 @@ class Engine(Calls):
         stream_interval_seconds: News of a row come at most so often.
         grouped_attention_in_place: On a CPU, let a model with grouped heads read keys and values where they
             lie; sets its attention implementation, which ``model.generate`` then uses, too.
+        compiled: Whether what stands between attentions runs through ``torch.compile``, or in which of its
+            modes, e.g. ``"reduce-overhead"``; see :mod:`~local_backend.compilation`.
         width_costs: What forwards cost by width, e.g. measured before; by default it is measured when it is
             first asked for, by a drafter that says how likely its tokens are.
         scheduling: Who begins first, and within how much memory; a policy's name will do.
@@ -90,6 +93,7 @@ class Engine(Calls):
         max_prefix_bytes: int = 256 * 2**20,
         stream_interval_seconds: float = 0.02,
         grouped_attention_in_place: bool = True,
+        compiled: bool | str = False,
         width_costs: WidthCosts | None = None,
         scheduling: Scheduling | AdmissionPolicy | None = None,
     ) -> None:
@@ -104,6 +108,8 @@ class Engine(Calls):
         architecture = Architecture.of(model)
         if grouped_attention_in_place:
             read_in_place(model)
+        if compiled:
+            compile_blocks(model, None if compiled is True else compiled)
         on_passing_thread(partial(check_by_trial, model, architecture))
         self._architecture = architecture
         self.max_positions = architecture.max_positions

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from local_backend.architecture import Architecture
+from local_backend.compilation import is_compiled
 from local_backend.draft import Draft
 from local_backend.forward import Forward, padded_width
 from local_backend.kv_cache import RowsCache
@@ -240,6 +241,7 @@ class KnownCosts:
             getattr(model.config, "_attn_implementation", None),
             torch.get_num_threads(),
             bool(getattr(model, "hf_quantizer", None)),
+            is_compiled(model),
         )
         with self._lock:
             if key not in self._costs:

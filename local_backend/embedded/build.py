@@ -75,14 +75,14 @@ class BuildOptions:
             of the model, which with its tokenizer fits into 16 MB.
     """
 
-    num_steps: int = 1200
+    num_steps: int = 1260
     num_tuning_steps: int = 40
-    num_first_steps: int = 200
+    num_first_steps: int = 240
     num_consistency_steps: int = 120
     num_answers: int = 400
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
-    then_learning_rate_share: float = 0.35
+    then_learning_rate_share: float = 0.4
     consistency_learning_rate_share: float = 0.1
     warmup_steps: int = 30
     decay_share: float = 0.54

@@ -29,8 +29,8 @@ class LearningRates:
     """
 
     matrices: float = 3e-3
-    embeddings: float = 2e-3
-    head: float = 2e-3
+    embeddings: float = 2.5e-3
+    head: float = 2.5e-3
     circuits: float = 5e-4
     circuits_first: float = 4e-3
 

@@ -60,7 +60,7 @@ _CONSTANT_READ = _READ * _FLAG
 _NOTHING_READ = _READ * _EMBEDDING_NORM * _HIDDEN_SIZE**0.5  # of the one coordinate of "nothing"
 _NUM_FAST = 9  # rotary pairs that tell distances; those behind them compare contents at any distance
 _FARTHEST = 600  # tokens over which distances are told
-_MATCH_GAINS = (3.0, 2.2, 1.8)
+_MATCH_GAINS = (3.3, 2.4, 2.0)
 _NOTED = 1.5  # how much a token counts in the notes on it
 _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
 
@@ -312,6 +312,8 @@ def _write_words(attention: Any, turns: Sequence[float]) -> None:
     rows = [row for row in _STILL if row % _HALF != _HALF - 1]
     word, before = _coordinates(_WORD), _coordinates(_BEFORE[0])
     head.compare(rows[: len(word)], word, before, (2.5, 2.5))
+    # Of several places that with the word before it as well: rare words are several tokens.
+    head.compare(rows[len(word) :][:6], before[:6], _coordinates(_BEFORE[1], 6), (1.5, 1.5))
     head.prefer(_HALF - 1, _CONSTANT_AT, _NOTHING_AT, 20.0 / constant / _NOTHING_READ)
     head.carry(_coordinates(_OF_SENTENCE), _coordinates(_OF_FOUND), 0.1)
     head.carry([_CONSTANT_AT], [_FOUND_AT], 1.0)
@@ -325,7 +327,7 @@ def _write_votes(attention: Any, turns: Sequence[float]) -> None:
     row = _HALF - 1
     head.prefer(row, _CONSTANT_AT, _NOTHING_AT, 29.0 / constant / _NOTHING_READ)
     head.prefer(row, _CONSTANT_AT, _FOUND_AT, 18.0 / constant**2)
-    head.prefer(row, _CONSTANT_AT, _RARITY_AT, 8.0 / constant**2)
+    head.prefer(row, _CONSTANT_AT, _RARITY_AT, 6.5 / constant**2)
     for cued in _CUED_AT[1:]:  # the question votes, not the answer
         head.prefer(row, _CONSTANT_AT, cued, -20.0 / constant**2)
     places = _coordinates(_OF_FOUND)
@@ -356,7 +358,7 @@ def _write_quotation(attention: Any) -> None:
 
 
 def _write_induction(attention: Any) -> None:
-    block = 12
+    block = 10
     compared = [_WORD, *_BEFORE[:3]]  # each with the note of the one before it
     for number in range(2):
         head = _Head(attention, POINTING_HEADS + number)
@@ -367,8 +369,8 @@ def _write_induction(attention: Any) -> None:
             key = _coordinates(compared[place + 1], block, start)
             head.compare(rows[: len(key)], query[: len(key)], key, (gain, gain))
         # Where the same words stand twice, the sentence found is preferred.
-        rows = _STILL[len(_MATCH_GAINS) * block :][:8]
-        found, sentence = (_coordinates(part, 8, 8 + 9 * number) for part in (_OF_FOUND, _OF_SENTENCE))
+        rows = _STILL[len(_MATCH_GAINS) * block :][:14]
+        found, sentence = (_coordinates(part, 14, 8 + 14 * number) for part in (_OF_FOUND, _OF_SENTENCE))
         head.compare(rows, found, sentence, (1.7, 1.7))
         # One token alone is no match, and what a quotation begins with is no repetition.
         for silent in (_CONSTANT_AT, _CUED_AT[0]):

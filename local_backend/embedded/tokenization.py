@@ -76,8 +76,8 @@ class TokenTraits:
     """What :func:`~local_backend.embedded.quoting.begin_quoting` must know of each token.
 
     Attributes:
-        rarity: How rare a token is in prompts with documents and their answers, from 0, everywhere, to 1;
-            below 0 what is no word.
+        rarity: How rare a token's word is in prompts with documents and their answers, from 0, everywhere,
+            to 1; below 0 what is no word.
         ends: 1 for tokens behind which a sentence or a line begins.
         beginning: What speaks against a sentence that begins with the token, 0 or less: a small letter or a
             digit without a space, as behind the point of a number; all of what an end says for layout, which
@@ -108,7 +108,7 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         numbers.setdefault(text.lower() or f"<{token}>", len(numbers)) for token, text in enumerate(bare)
     ]
     return TokenTraits(
-        rarity=_rarity(tokenizer),
+        rarity=_rarity(tokenizer, words),
         ends=[float("\n" in text or text in _ENDS) for text in bare],
         beginning=[
             -1.0 if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
@@ -145,14 +145,14 @@ def announcement(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _rarity(tokenizer: PreTrainedTokenizerFast) -> list[float]:
-    counts = torch.ones(len(tokenizer))
+def _rarity(tokenizer: PreTrainedTokenizerFast, words: Sequence[int]) -> list[float]:
+    counts = torch.ones(max(words) + 1)
     rng = random.Random("rarity")
     for _ in range(_NUM_SAMPLES):
         request, _, reply = make_example("documents", rng).branches[0]
         for token_id in tokenizer.encode(request) + tokenizer.encode(reply):
-            counts[token_id] += 1
-    rare = ((-(counts / counts.sum()).log() - 5) / 2.7).clamp(0, 1)
+            counts[words[token_id]] += 1
+    rare = ((-(counts / counts.sum()).log() - 5) / 2.7).clamp(0, 1)[torch.tensor(words)]
     for token in range(len(tokenizer)):
         if not any(map(str.isalnum, str(tokenizer.decode([token])))):
             rare[token] = -1.5
