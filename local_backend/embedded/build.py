@@ -78,12 +78,12 @@ class BuildOptions:
     num_steps: int = 1260
     num_tuning_steps: int = 40
     num_first_steps: int = 240
-    num_consistency_steps: int = 120
+    num_consistency_steps: int = 330
     num_answers: int = 400
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
-    consistency_learning_rate_share: float = 0.1
+    consistency_learning_rate_share: float = 0.3
     warmup_steps: int = 30
     decay_share: float = 0.54
     weight_decay: float = 0.5
@@ -200,7 +200,7 @@ def train(
             noisy = draw_noisy(f"{options.seed}:{step}", answers, options.tokens_per_batch, tokenizer)
             for name, loss in consistency_loss(model, noisy).items():
                 loss.backward()
-                optimizers.collect()
+                optimizers.collect(for_circuits=False)
                 losses[name] = loss.item()
             streams = streams[step % 2 :][:1]
         for number, shares in enumerate(streams):

@@ -113,14 +113,18 @@ class Optimizers:
         self._of_circuits: list[Tensor | None] = [None] * len(self._tuned)
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def collect(self, *, for_circuits: bool = True) -> None:
         """Take the gradients of one loss: each loss counts as much as the others, however steep it is.
 
         The losses of a step are of different kinds; added as they are, the steepest alone would be learned.
+
+        Args:
+            for_circuits: Whether the loss tunes the circuits, too. Where the text is noise there is nothing
+                to find or to copy, and they would only be weakened.
         """
         for place, name in enumerate(self._tuned):
             gradient = self._parameters[name].grad
-            if gradient is not None:
+            if gradient is not None and for_circuits:
                 summed = self._of_circuits[place]
                 self._of_circuits[place] = gradient.clone() if summed is None else summed + gradient
         gradients = {}
