@@ -38,7 +38,7 @@ def compile_blocks(model: PreTrainedModel, mode: str | None = None) -> None:
         )
     blocks = [
         block
-        for layer in getattr(model.base_model, "layers", ())
+        for layer in getattr(model.base_model, "layers", None) or ()
         for block in layer.children()
         if not hasattr(block, "layer_idx")
     ]

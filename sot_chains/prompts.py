@@ -114,13 +114,12 @@ class PromptTemplates:
 
 ENGLISH = PromptTemplates(
     skeleton=(
-        "Question: {question}\n\n"
-        "Write only the outline of an answer, not the answer. Give 3 to 10 numbered points, one a line, "
-        "each a heading of two to five words that can be worked out without reading the others. "
-        "Use the language of the question.\n\n"
+        "Write only the outline of an answer to the question below, not the answer. Give 3 to 10 numbered "
+        "points, one a line, each a heading of two to five words that can be worked out without reading the "
+        "others. Use the language of the question.\n\n"
         "An outline for another question, how to keep a houseplant alive, would be:\n"
         "1. Enough daylight\n2. Careful watering\n3. Fresh soil each spring\n4. Signs of pests\n\n"
-        "Now the outline for the question above."
+        "Now the outline for this question: {question}"
     ),
     expansion=(
         "Question: {question}\n\n"

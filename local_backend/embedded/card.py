@@ -113,7 +113,7 @@ def _held_out(
     ]
     documents = unseen_documents(_NUM_DOCUMENTS)
     with Engine(model, tokenizer, max_rows=16) as engine:
-        outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=128))
+        outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=192))
         answers = engine.generate(
             [prompt(topic.held_out_question) for topic in topics], SamplingParams(max_tokens=16)
         )

@@ -19,6 +19,8 @@ needs_a_compiler = pytest.mark.skipif(
 
 
 @needs_a_compiler
+# Inductor, when it is first imported, uses what torch itself has deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_compiled_or_not_it_writes_the_same(tokenizer: PreTrainedTokenizerBase) -> None:
     prompt = tokenizer.encode("one two three four one two three four one two")
     params = SamplingParams(max_tokens=12, ignore_end=True)
