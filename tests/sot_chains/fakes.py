@@ -31,7 +31,8 @@ ANSWER = (
 
 
 def is_skeleton_request(text: str) -> bool:
-    return any(t.skeleton.split("{question}")[1][:20] in text for t in (ENGLISH, CHINESE))
+    wordings = (max(t.skeleton.split("{question}"), key=len) for t in (ENGLISH, CHINESE))
+    return any(wording[:40] in text for wording in wordings)
 
 
 def point_asked_for(text: str) -> str | None:
