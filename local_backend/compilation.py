@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def compile_blocks(model: PreTrainedModel, mode: str | None = None) -> None:
     """Compile, in place, what is no attention in a model's layers; ``model.generate`` then uses it, too.
 
-    The first forward takes seconds longer, on a CPU up to a minute. Compiled before, a block is left alone.
+    The first forward takes seconds longer. Compiled before, a block is left alone.
 
     Args:
         model: With decoder layers, of which the attentions know their ``layer_idx``.

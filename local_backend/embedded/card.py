@@ -29,7 +29,7 @@ real model without a download. It is not an assistant.
 | parameters | {parameters:.1f} million, stored in bfloat16; computed in float32 on CPU unless asked otherwise |
 | size | {megabytes:.1f} MB with its tokenizer (byte-level BPE, {vocabulary} entries) |
 | data | {num_topics} topics, {num_points} points, {num_words:,} words of prose and {num_questions} questions, and made-up documents without end, all written for this project: `local_backend/embedded/corpus` |
-| training | from random weights, {num_steps} steps; {tuning}; rebuilt by `python -m local_backend.embedded.build` |
+| training | from random weights, {num_steps} steps; {tuning} |
 
 ## What it does
 
@@ -73,9 +73,11 @@ def write_card(
     files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
-        f"then {num_consistency_steps} steps of consistency training on its own answers"
+        f"then {num_consistency_steps} steps of consistency training on its own answers; "
+        "rebuilt by `python -m local_backend.embedded.build`"
         if num_consistency_steps
-        else "not tuned for Jacobi decoding"
+        else "not tuned for Jacobi decoding; "
+        "rebuilt by `python -m local_backend.embedded.build --without-consistency`"
     )
     card = _CARD.format(
         num_layers=config.num_hidden_layers,
