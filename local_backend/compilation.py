@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from local_backend.prepacked import unpack
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -44,6 +46,7 @@ def compile_blocks(model: PreTrainedModel, mode: str | None = None) -> None:
     ]
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no decoder layers to compile: leave compiled=False")
+    unpack(model)  # the compiler has products of its own
     for block in blocks:
         if not is_compiled(block):
             block.compile(dynamic=True, mode=mode)

@@ -31,6 +31,7 @@ from local_backend.forward import Forward, padded_width, widest_within
 from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
+from local_backend.prepacked import prepack
 from local_backend.references import References
 from local_backend.row_maker import RowMaker, vocabulary_size
 from local_backend.running_rows import RunningRows
@@ -69,6 +70,9 @@ class Engine(Calls):
             lie; sets its attention implementation, which ``model.generate`` then uses, too.
         compiled: Whether what stands between attentions runs through ``torch.compile``, or in which of its
             modes, e.g. ``"reduce-overhead"``; see :mod:`~local_backend.compilation`.
+        prepacked: On a CPU, whether forwards multiply with copies of the weights that are laid out for few
+            columns, see :mod:`~local_backend.prepacked`; ``None`` is where that is faster and the memory for
+            the copies is free.
         width_costs: What forwards cost by width, e.g. measured before; by default it is measured when it is
             first asked for, by a drafter that says how likely its tokens are.
         scheduling: Who begins first, and within how much memory; a policy's name will do.
@@ -94,6 +98,7 @@ class Engine(Calls):
         stream_interval_seconds: float = 0.02,
         grouped_attention_in_place: bool = True,
         compiled: bool | str = False,
+        prepacked: bool | None = None,
         width_costs: WidthCosts | None = None,
         scheduling: Scheduling | AdmissionPolicy | None = None,
     ) -> None:
@@ -110,6 +115,8 @@ class Engine(Calls):
             read_in_place(model)
         if compiled:
             compile_blocks(model, None if compiled is True else compiled)
+        elif prepacked is not False:
+            on_passing_thread(lambda: prepack(model, unasked=prepacked is None))
         on_passing_thread(partial(check_by_trial, model, architecture))
         self._architecture = architecture
         self.max_positions = architecture.max_positions
@@ -137,7 +144,8 @@ class Engine(Calls):
             max_prefix_bytes=self._memory.max_prefix_bytes,
             max_tokens=self._memory.max_tokens,
         )
-        self._forward = Forward(model, self._cache, architecture)
+        self._is_prepacked = prepacked is not False
+        self._forward = Forward(model, self._cache, architecture, is_prepacked=self._is_prepacked)
         self._width_costs = width_costs
         self._inbox: deque[Row] = deque()
         self._scheduler = RowScheduler(self._scheduling, self._memory.max_tokens)
@@ -200,7 +208,9 @@ class Engine(Calls):
     def width_costs(self) -> WidthCosts:
         """What forwards cost by width; measured now, in about a second, if it was not before."""
         if self._width_costs is None:
-            self._width_costs = KNOWN_COSTS.of(self.model, self._architecture)
+            self._width_costs = KNOWN_COSTS.of(
+                self.model, self._architecture, is_prepacked=self._is_prepacked
+            )
         return self._width_costs
 
     @property

@@ -16,6 +16,7 @@ from torch import Tensor
 from local_backend.architecture import Architecture
 from local_backend.draft import Draft
 from local_backend.kv_cache import RowsCache
+from local_backend.prepacked import prepacked_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,9 +48,18 @@ class Forward:
         model: A decoder-only ``transformers`` model, in evaluation mode.
         cache: Where the rows' keys and values lie.
         architecture: How the model wants to be called.
+        is_prepacked: Whether layers that were prepared for it multiply with prepacked weights.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: RowsCache, architecture: Architecture) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: RowsCache,
+        architecture: Architecture,
+        *,
+        is_prepacked: bool = True,
+    ) -> None:
+        self._is_prepacked = is_prepacked
         self._model = model
         self._cache = cache
         self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
@@ -85,13 +95,14 @@ class Forward:
         )  # [rows, new]
         tree = TreeShape.of(lengths, drafts, num_new)
         module = self._model if with_logits else self._model.base_model
-        output = module(
-            input_ids=input_ids,
-            position_ids=tree.positions.to(self._device),
-            attention_mask=self._masks.build(tree, num_columns, self._device),
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+        with prepacked_products(self._is_prepacked):
+            output = module(
+                input_ids=input_ids,
+                position_ids=tree.positions.to(self._device),
+                attention_mask=self._masks.build(tree, num_columns, self._device),
+                past_key_values=self._cache,
+                use_cache=True,
+            )
         return output.logits if with_logits else None
 
 

@@ -24,6 +24,7 @@ from local_backend.compilation import is_compiled
 from local_backend.draft import Draft
 from local_backend.forward import Forward, padded_width
 from local_backend.kv_cache import RowsCache
+from local_backend.prepacked import has_prepacked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -144,7 +145,11 @@ def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
 
 @torch.inference_mode()
 def measure_width_costs(
-    model: PreTrainedModel, architecture: Architecture | None = None, *, max_rows: int = 16
+    model: PreTrainedModel,
+    architecture: Architecture | None = None,
+    *,
+    max_rows: int = 16,
+    is_prepacked: bool = True,
 ) -> WidthCosts:
     """Time forwards of several widths, batches and contexts.
 
@@ -154,10 +159,11 @@ def measure_width_costs(
         model: In evaluation mode, with the weights, type and device it will have.
         architecture: What is known of it; read off it unless given.
         max_rows: Larger batches are not tried.
+        is_prepacked: Whether forwards use prepacked weights, where the model has them.
     """
     architecture = architecture or Architecture.of(model)
     cache = RowsCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
-    forward = Forward(model, cache, architecture)
+    forward = Forward(model, cache, architecture, is_prepacked=is_prepacked)
     rows = tuple(number for number in _ROWS if number <= max_rows) or (1,)
     longest = architecture.max_positions - 1
     widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
@@ -231,7 +237,9 @@ class KnownCosts:
         self._costs: dict[tuple[object, ...], WidthCosts] = {}
         self._lock = threading.Lock()
 
-    def of(self, model: PreTrainedModel, architecture: Architecture) -> WidthCosts:
+    def of(
+        self, model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
+    ) -> WidthCosts:
         """The costs of ``model``, measured when nobody has asked for a model of its shape before."""
         key = (
             type(model),
@@ -242,10 +250,11 @@ class KnownCosts:
             torch.get_num_threads(),
             bool(getattr(model, "hf_quantizer", None)),
             is_compiled(model),
+            is_prepacked and has_prepacked(model),
         )
         with self._lock:
             if key not in self._costs:
-                self._costs[key] = measure_width_costs(model, architecture)
+                self._costs[key] = measure_width_costs(model, architecture, is_prepacked=is_prepacked)
             return self._costs[key]
 
 

@@ -76,7 +76,7 @@ class Worker:
             del steps, step
 
 
-def on_passing_thread(work: Callable[[], None]) -> None:
+def on_passing_thread(work: Callable[[], object]) -> None:
     """Run ``work`` on a thread that ends with it, and wait.
 
     A thread that has once computed in parallel keeps its OpenMP helpers. With those of the engine's thread

@@ -1,0 +1,133 @@
+"""Prepacked products: the same numbers, for the engine alone, and never those of weights that are gone."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from local_backend import Engine, SamplingParams
+from local_backend.prepacked import (
+    PrepackedLinear,
+    has_prepacked,
+    prepack,
+    prepacked_products,
+    unpack,
+)
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"
+)
+
+
+def _model(dtype: torch.dtype = torch.float32, vocabulary_size: int = 600) -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=512,
+        intermediate_size=520,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    model: LlamaForCausalLM = LlamaForCausalLM(config).eval().to(dtype)
+    return model
+
+
+def _layer(dtype: torch.dtype) -> tuple[torch.nn.Linear, PrepackedLinear]:
+    layer = torch.nn.Linear(640, 512).to(dtype)
+    return layer, PrepackedLinear(layer)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 1), (2, 33), (0, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_is_the_layers_own(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    layer, product = _layer(dtype)
+    inputs = torch.randn(*shape, 640).to(dtype)
+    with torch.inference_mode(), prepacked_products():
+        said = product(inputs)
+    assert said.dtype == dtype
+    torch.testing.assert_close(
+        said, layer(inputs).detach(), rtol=2e-2, atol=1e-2 if dtype.itemsize == 2 else 1e-5
+    )
+
+
+def test_weights_that_change_count_at_once() -> None:
+    """Changed in place, as by an optimizer, or another tensor altogether."""
+    layer, product = _layer(torch.float32)
+    inputs = torch.randn(4, 640)
+
+    def check() -> None:
+        with torch.inference_mode(), prepacked_products():
+            torch.testing.assert_close(product(inputs), layer(inputs).detach(), rtol=1e-4, atol=1e-4)
+
+    check()
+    with torch.no_grad():
+        layer.weight.mul_(2)
+        layer.bias.add_(1)
+    check()
+    layer.weight = torch.nn.Parameter(torch.randn(512, 640))
+    check()
+
+
+def test_whoever_else_calls_the_model_computes_as_before(tokenizer: PreTrainedTokenizerBase) -> None:
+    """To the bit: beside an engine, on another thread, with gradients, and after it."""
+    model = _model()
+    ids = torch.randint(0, 600, (1, 9))
+    before = model(input_ids=ids).logits
+    with Engine(model, tokenizer, prepacked=True) as engine:
+        assert has_prepacked(model)
+        engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+        assert torch.equal(model(input_ids=ids).logits, before)
+        seen: list[torch.Tensor] = []
+        with torch.no_grad(), prepacked_products():
+            thread = threading.Thread(target=lambda: seen.append(model(input_ids=ids).logits.detach()))
+            thread.start()
+            thread.join()
+        assert torch.equal(seen[0], before)
+    model(input_ids=ids).logits.sum().backward()
+    assert model.lm_head.weight.grad is not None
+
+
+@pytest.mark.parametrize("drafter", ["autoregressive", "jacobi", "combined"])
+def test_an_engine_writes_the_same_with_and_without(drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    vocabulary_size = len(tokenizer)
+    model = _model(vocabulary_size=vocabulary_size)
+    params = SamplingParams(max_tokens=24)
+    prompts = [[(number * step) % vocabulary_size for number in range(1, 30)] for step in (3, 7)]
+    written = []
+    for prepacked in (True, False):
+        with Engine(model, tokenizer, drafter, prepacked=prepacked) as engine:
+            written.append([completion.token_ids for completion in engine.generate(prompts, params)])
+    assert written[0] == written[1]
+
+
+def test_a_copy_of_a_model_multiplies_with_its_own_weights() -> None:
+    model = _model()
+    assert prepack(model)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight.zero_()
+    with torch.inference_mode(), prepacked_products():
+        ids = torch.tensor([[1, 2, 3]])
+        assert not other(input_ids=ids).logits.any()
+        assert model(input_ids=ids).logits.any()
+    unpack(model)
+    assert not has_prepacked(model)
+    assert has_prepacked(other)
+
+
+def test_small_layers_and_other_types_are_left_alone() -> None:
+    model = _model()
+    assert prepack(model)
+    assert isinstance(model.lm_head.forward, PrepackedLinear)
+    assert not isinstance(model.model.layers[0].self_attn.k_proj.forward, PrepackedLinear)
+    assert not prepack(_model(torch.float64))
