@@ -88,14 +88,14 @@ def document_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[
 
 
 def similar_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
-    """A topic's question in a wording never taught, when one wording of each topic has been answered."""
+    """A question in a wording never taught, when a taught wording of every topic has been answered."""
     topics = rng.sample(load_topics(), min(count, len(load_topics())))
     answers = SimilarAnswers(InMemoryVectorStore(SentenceEmbeddings()))
     learning = RetrievalCopyChain(None, chat, references=[answers])
     asked = [rng.choice(topic.taught_questions) for topic in topics]
     learning.batch(list(asked), max_tokens=_MAX_TOKENS)
     answers.remember = False
-    return (Case(topic.held_out_question, learning, {}) for topic in topics)
+    return (Case(rng.choice(topic.held_out_questions), learning, {}) for topic in topics)
 
 
 def edit_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
