@@ -20,6 +20,7 @@ from local_backend.drafters.per_row import PerRow
 _RATE = 0.1
 _KEPT_FORWARDS = 32
 _FIRST_PROMISE_TOKENS = 0.25
+_FIRST_CHANCE = _FIRST_PROMISE_TOKENS / (1 + _FIRST_PROMISE_TOKENS)  # of a token behind a right one
 # For how many forwards, and how much, a member is drafted when it has rested; how long it rests at most.
 _TRIAL_FORWARDS, _TRIAL_TOKENS = 3, 12
 _LONGEST_REST_FORWARDS = 512
@@ -145,11 +146,19 @@ class Combined:
             if not draft.probabilities:
                 if member.trial_left:
                     draft = draft.truncated(max_tokens=_TRIAL_TOKENS, max_depth=_TRIAL_TOKENS)
-                # As if they were certain: Jacobi's guesses are the next iterate's ground, right or wrong.
-                draft = Draft(draft.token_ids, draft.parents, (1.0,) * len(draft))
+                draft = self._with_probabilities(draft, state, number)
             member.trial_left = max(0, member.trial_left - 1)
             drafts.append(draft)
         return Draft.merged(drafts, max_tokens=self.max_draft_tokens)
+
+    def _with_probabilities(self, draft: Draft, state: _State, number: int) -> Draft:
+        """The draft of a member that does not say how likely its tokens are, as its gains say."""
+        if any(gains[number] for gains in self._history(state)):
+            # As if they were certain: Jacobi's guesses are the next iterate's ground, right or wrong.
+            probabilities = [1.0] * len(draft)
+        else:  # a member that has not gained anything yet is tried in as wide a forward as pays
+            probabilities = [_FIRST_CHANCE**depth for depth in draft.depths()]
+        return Draft(draft.token_ids, draft.parents, tuple(probabilities))
 
     def _choose(self, state: _State) -> list[int]:
         """Draft greedily whoever promises most beside the others, then those on trial; the useless rest."""
