@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
 _MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: they cost by the token
 _SMALL_FORWARD_TOKENS = 32
-_NUM_REPEATS = 2
+_NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
 _MAX_SECONDS = 0.8
 
 
@@ -174,7 +174,7 @@ def measure_width_costs(
         cache.add_row()
     is_cuda = architecture.device.type == "cuda"
 
-    def seconds_of(num_rows: int, width: int) -> float:
+    def seconds_of(num_rows: int, width: int, num_repeats: int = _NUM_REPEATS) -> float:
         def run() -> float:
             if is_cuda:
                 torch.cuda.synchronize(architecture.device)
@@ -186,12 +186,14 @@ def measure_width_costs(
 
         if num_rows * width <= _SMALL_FORWARD_TOKENS:
             run()  # the first of a shape is slower
-        return min(run() for _ in range(_NUM_REPEATS))
+        return min(run() for _ in range(num_repeats))
 
     deadline = time.perf_counter() + _MAX_SECONDS
     cache.assume_length(contexts[0])
-    near = []
+    near: list[tuple[float, ...]] = []
     for num_rows in rows:
+        if near and time.perf_counter() > deadline:
+            break
         line: list[float] = []
         for width in widths:
             if len(line) > 1 and (num_rows * width > _MAX_FORWARD_TOKENS or time.perf_counter() > deadline):
@@ -201,6 +203,7 @@ def measure_width_costs(
             else:
                 line.append(seconds_of(num_rows, width))
         near.append(_ascending(line))
+    rows = rows[: len(near)]  # larger batches cost by the token, too
     tables = [tuple(near)]
     for context in contexts[1:]:
         # A longer context adds to attention alone, by the row and by the token: two widths tell how much.
@@ -208,8 +211,11 @@ def measure_width_costs(
         probes = (widths[0], widths[len(widths) // 2])
         far = []
         for num_rows, line_near in zip(rows, near, strict=True):
+            # One late forward here would make every wide one look dear.
+            repeats = _NUM_PROBE_REPEATS if num_rows == rows[0] else _NUM_REPEATS
             added = [
-                max(0.0, seconds_of(num_rows, width) - line_near[widths.index(width)]) for width in probes
+                max(0.0, seconds_of(num_rows, width, repeats) - line_near[widths.index(width)])
+                for width in probes
             ]
             slope = max(0.0, added[1] - added[0]) / max(1, probes[1] - probes[0])
             far.append(

@@ -126,9 +126,14 @@ def test_a_forward_is_padded_to_one_of_few_widths() -> None:
 # Measured ------------------------------------------------------------------------------------------
 
 
-def test_measuring_leaves_a_table_that_ascends() -> None:
+@pytest.mark.parametrize(("seconds", "rows"), [(60.0, (1, 4)), (0.0, (1,))])
+def test_measuring_leaves_a_table_that_ascends(
+    seconds: float, rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fewer batches where time is up: what is not tried costs by the token."""
+    monkeypatch.setattr("local_backend.width_costs._MAX_SECONDS", seconds)
     costs = measure_width_costs(random_model("llama"), max_rows=4)
-    assert costs.rows == (1, 4)
+    assert costs.rows == rows
     for table in costs.seconds:
         for line in table:
             assert all(seconds > 0 for seconds in line)
