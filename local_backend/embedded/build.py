@@ -1,7 +1,7 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
 Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes little more than an
-hour. First a plain model is trained, then it is tuned on its own guesses so that it lands many tokens a
+hour. First a plain model is trained, then it is tuned on its own answers so that it lands many tokens a
 forward under Jacobi decoding (:mod:`local_backend.embedded.consistency`); ``--without-consistency`` leaves
 that out, ``--plain-output`` keeps the plain model as well. A build that was interrupted continues from its
 last checkpoint and ends with the same weights, because what a step draws depends on its number alone.
@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded import consistency
 from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
+from local_backend.embedded.consistency import collect_answers, consistency_loss, draw_noisy, read_answers
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
@@ -41,14 +41,14 @@ STREAMS_FIRST: Sequence[Mapping[str, float]] = (
     {"choices": 0.2, "questions": 0.4, "repeat": 0.2, "short documents": 0.2},
 )
 STREAMS_THEN: Sequence[Mapping[str, float]] = (
-    {"plain": 0.28, "expansion": 0.18, "skeleton": 0.2, "several": 0.12, "beginning": 0.22},
+    {"plain": 0.28, "expansion": 0.18, "skeleton": 0.22, "several": 0.08, "beginning": 0.24},
     {
-        "questions": 0.27,
+        "questions": 0.3,
         "many questions": 0.1,
-        "documents": 0.15,
-        "edit": 0.3,
-        "condense": 0.12,
-        "repeat": 0.06,
+        "documents": 0.16,
+        "edit": 0.22,
+        "condense": 0.14,
+        "repeat": 0.08,
     },
 )
 
@@ -63,6 +63,7 @@ class BuildOptions:
             documents, while nothing else changes.
         num_first_steps: How many after these draw from ``STREAMS_FIRST``; the others from ``STREAMS_THEN``.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
+        num_answers: Answers of the plain model that the consistency stage learns from.
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
             the steps.
@@ -74,10 +75,11 @@ class BuildOptions:
             of the model, which with its tokenizer fits into 16 MB.
     """
 
-    num_steps: int = 1500
+    num_steps: int = 1260
     num_tuning_steps: int = 40
     num_first_steps: int = 240
-    num_consistency_steps: int = 650
+    num_consistency_steps: int = 330
+    num_answers: int = 400
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
@@ -140,18 +142,10 @@ def rate_at(step: int, options: BuildOptions) -> float:
     return peak * min(warm, max(0.02, fall))
 
 
-def _streams_at(step: int, options: BuildOptions) -> Sequence[tuple[bool, Mapping[str, float]]]:
-    """What a step learns from: per batch whether it holds guesses, and the shares of kinds."""
-    if step >= options.num_steps:
-        topics, documents = consistency.STREAMS
-        # By turns documents without guesses: only from these the circuits learn.
-        return ((True, topics), (False, STREAMS_THEN[1]) if step % 2 else (True, documents))
+def _streams_at(step: int, options: BuildOptions) -> Sequence[Mapping[str, float]]:
     if step < options.num_tuning_steps:
-        streams = STREAMS_TUNING
-    else:
-        is_first = step < options.num_tuning_steps + options.num_first_steps
-        streams = STREAMS_FIRST if is_first else STREAMS_THEN
-    return [(False, shares) for shares in streams]
+        return STREAMS_TUNING
+    return STREAMS_FIRST if step < options.num_tuning_steps + options.num_first_steps else STREAMS_THEN
 
 
 def train(
@@ -189,24 +183,28 @@ def train(
         model.load_state_dict(state["model"])
         optimizers.load(state["optimizers"])
         first = state["step"]
+    answers, answers_path = None, checkpoint.with_suffix(".answers.jsonl")
     use_fast_attention(model)
-    model.train()
     for step in range(first, last_step):
         losses = {}
-        for number, (is_guessed, shares) in enumerate(_streams_at(step, options)):
-            seed = f"{options.seed}:{step}:{number}"
-            if is_guessed:
-                kind, examples = consistency.draw_examples(
-                    seed, shares, options.tokens_per_batch, topics, tokenizer
-                )
-                guesses = consistency.batch_of(
-                    model, examples, tokenizer, are_iterated=consistency.are_iterated(seed)
-                )
-                loss, guessed = consistency.consistency_loss(model, guesses)
+        if step == options.num_steps:  # the plain model answers, before anything changes it
+            model.set_attn_implementation("sdpa")
+            collect_answers(model, tokenizer, topics, options.num_answers, answers_path)
+        if step >= options.num_steps and answers is None:
+            answers = read_answers(answers_path)
+            use_fast_attention(model)
+        model.train()
+        streams = _streams_at(step, options)
+        if answers is not None:
+            # One batch of noisy answers, one of the corpus, by turns from each stream.
+            noisy = draw_noisy(f"{options.seed}:{step}", answers, options.tokens_per_batch, tokenizer)
+            for name, loss in consistency_loss(model, noisy).items():
                 loss.backward()
-                losses[f"{kind}, guessed"] = guessed.item()
                 optimizers.collect(for_circuits=False)
-                continue
+                losses[name] = loss.item()
+            streams = streams[step % 2 :][:1]
+        for number, shares in enumerate(streams):
+            seed = f"{options.seed}:{step}:{number}"
             kind, batch = draw_batch(seed, shares, options.tokens_per_batch, topics, tokenizer)
             loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
@@ -250,6 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_tuning_steps=min(given.tuning_steps, given.steps),
         num_first_steps=given.first_steps,
         num_consistency_steps=0 if given.without_consistency else given.consistency_steps,
+        num_answers=given.answers,
         seed=given.seed,
         num_layers=given.layers,
         hidden_size=given.hidden,
@@ -337,6 +336,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tuning-steps", type=int, default=default.num_tuning_steps)
     parser.add_argument("--first-steps", type=int, default=default.num_first_steps)
     parser.add_argument("--consistency-steps", type=int, default=default.num_consistency_steps)
+    parser.add_argument("--answers", type=int, default=default.num_answers)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--layers", type=int, default=default.num_layers)
     parser.add_argument("--hidden", type=int, default=default.hidden_size)

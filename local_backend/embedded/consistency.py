@@ -1,18 +1,18 @@
-"""The second stage of the build: the model is tuned to land many tokens a forward under Jacobi decoding.
+"""The second stage of the build: the model is tuned on its own answers to land many tokens a forward.
 
-Guesses at parts of a reply are packed behind the clean text in one forward, and the model is to say on each
-guess what it says on the clean text (Jacobi Forcing, arXiv 2512.14681; CLLM, arXiv 2403.00835). Half of the
-guesses are drawn, as decoding begins with them; the others are the model's own next iterates of such guesses,
-as decoding goes on with them. The clean text is the corpus's: what the plain model was taught to say.
-
-The packing, the noise and the losses are those of :mod:`local_backend.training`; what is decided here is
-which replies are learned from and how much is guessed at.
+The plain model's greedy answers are the fixed points of Jacobi decoding. Noisy copies of their blocks are
+packed behind the clean text in one forward, with the noise rising from block to block, and the model is
+to say on each copy what it says on the clean text (Jacobi Forcing, arXiv 2512.14681; CLLM, arXiv
+2403.00835). The noise and the losses are those of :mod:`local_backend.training`; what is decided here is
+which prompts are answered and how much is trained on what.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,126 +22,113 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend.embedded.batches import fast_precision, prompt_ids
 from local_backend.embedded.corpus import Topic
 from local_backend.embedded.tasks import make_example
-from local_backend.embedded.tokenization import END
+from local_backend.engine import Engine
+from local_backend.sampling import SamplingParams
 from local_backend.training.losses import forward_kl
 from local_backend.training.noise import NoiseOptions, drawn_copies
-from local_backend.training.packing import Copy, Example, PackedBatch, num_packed_tokens, pack
+from local_backend.training.packing import Example, PackedBatch, num_packed_tokens, pack
 
-# The kinds of replies that a step's batches of guesses are about.
-STREAMS: Sequence[Mapping[str, float]] = (
-    {"plain": 0.45, "expansion": 0.16, "skeleton": 0.2, "several": 0.07, "beginning": 0.12},
-    {"short documents": 0.2, "documents": 0.35, "edit": 0.25, "condense": 0.2},
-)
-# What is more than a few wrong guesses away is not to be known: short copies, most of them all wrong.
-NOISE = NoiseOptions(block_size=8, num_passes=2, window=3, lowest=0.6, highest=1.0)
-_MAX_COPIED_TOKENS = 256  # of a reply that is covered with copies; longer replies are cut at random
-_AUTOREGRESSIVE_WEIGHT = 2.0
+# Of the prompts that the plain model answers.
+SHARES = {
+    "plain": 0.24,
+    "skeleton": 0.12,
+    "expansion": 0.14,
+    "several": 0.08,
+    "short documents": 0.1,
+    "documents": 0.2,
+    "edit": 0.08,
+    "condense": 0.04,
+}
+NOISE = NoiseOptions(block_size=16, num_passes=2, window=4, lowest=0.25, highest=1.0)
+_MAX_TOKENS, _MAX_ROWS = 448, 24
+_MAX_COPIED_TOKENS = 256  # of an answer that is covered with copies; longer answers are cut at random
+_AUTOREGRESSIVE_WEIGHT = 0.5
+
+Answer = tuple[list[int], list[int]]  # token ids of the prompt, and of the answer with its end
 
 
-def draw_examples(
-    seed: str,
-    shares: Mapping[str, float],
-    num_tokens: int,
-    topics: Sequence[Topic],
+def collect_answers(
+    model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-) -> tuple[str, list[Example]]:
-    """Replies of one kind, drawn by ``shares``, with drawn guesses; about ``num_tokens`` padded tokens.
+    topics: Sequence[Topic],
+    count: int,
+    path: Path,
+) -> None:
+    """Write the model's own greedy answers to ``count`` prompts to ``path``.
 
-    Returns:
-        The kind and the examples; the same for the same seed.
+    One cut off at the bound is a fixed point as well.
     """
+    rng = random.Random("answers")
+    prompts = []
+    for kind in rng.choices(list(SHARES), weights=list(SHARES.values()), k=count):
+        example = make_example(kind, rng, topics)
+        request, start, _ = rng.choice(example.branches)
+        prompts.append(prompt_ids(example, request, start, tokenizer))
+    prompts.sort(key=len)
+    model.eval()
+    params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0)
+    with Engine(model, tokenizer, drafter="autoregressive", max_rows=_MAX_ROWS) as engine:
+        completions = engine.generate(prompts, params)
+    lines = [
+        json.dumps([prompt, list(completion.token_ids)]) + "\n"
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(lines), encoding="utf-8")
+    partial.replace(path)
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """What :func:`collect_answers` wrote.
+
+    Raises:
+        FileNotFoundError: It is not there any more.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is missing, the plain model's answers: delete the checkpoint beside it"
+        )
+    return [tuple(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+
+
+def draw_noisy(
+    seed: str, answers: Sequence[Answer], num_tokens: int, tokenizer: PreTrainedTokenizerFast
+) -> PackedBatch:
+    """Answers of like length with noisy copies, about ``num_tokens`` padded tokens; the same for a seed."""
     rng = random.Random(seed)
-    kind = rng.choices(list(shares), weights=list(shares.values()))[0]
+    order = sorted(range(len(answers)), key=lambda place: sum(map(len, answers[place])))
+    center = rng.randrange(len(order))
+    nearby = order[max(0, center - 20) : center + 20]
     examples: list[Example] = []
     widest = 0
     while True:
-        drawn = make_example(kind, rng, topics)
-        request, start, rest = rng.choice(drawn.branches)
-        prompt = prompt_ids(drawn, request, start, tokenizer)
-        reply = tokenizer.encode(rest + (END if drawn.ends else ""), add_special_tokens=False)
-        if len(reply) > _MAX_COPIED_TOKENS:  # a part of it, the rest before it as prompt
-            first = rng.choice((0, rng.randrange(len(reply) - _MAX_COPIED_TOKENS)))
-            prompt = prompt + reply[:first]
-            reply = reply[first : first + _MAX_COPIED_TOKENS]
-        copies = drawn_copies(prompt, reply, NOISE, rng)
-        example = Example(tuple(prompt), tuple(reply), tuple(copies))
+        prompt, answer = answers[rng.choice(nearby)]
+        if len(answer) > _MAX_COPIED_TOKENS:  # a part of it, the rest before it as prompt
+            first = rng.choice((0, rng.randrange(len(answer) - _MAX_COPIED_TOKENS)))
+            prompt = prompt + answer[:first]
+            answer = answer[first : first + _MAX_COPIED_TOKENS]
+        copies = drawn_copies(prompt, answer, NOISE, rng)
+        example = Example(tuple(prompt), tuple(answer), tuple(copies))
         widest = max(widest, num_packed_tokens(example))
         if examples and widest * (len(examples) + 1) > num_tokens:
-            return kind, examples
+            return pack(examples, tokenizer.pad_token_id)
         examples.append(example)
 
 
-def next_iterates(examples: Sequence[Example], batch: PackedBatch, predicted: Tensor) -> list[Example]:
-    """The examples with each guess as the model left it, from its first wrong place on.
-
-    Args:
-        examples: With guesses.
-        batch: The same, packed.
-        predicted: Likeliest token behind each column, ``[rows, width]``.
-    """
-    iterated = []
-    for row, example in enumerate(examples):
-        column = len(example.prompt_ids) + len(example.answer_ids)
-        copies = []
-        for copy in example.copies:
-            used = max(0, min(len(copy.token_ids), len(example.answer_ids) - 1 - copy.start))
-            said = predicted[row, column : column + used].tolist()
-            column += used
-            right = example.answer_ids[copy.start : copy.start + used]
-            accepted = next((place for place in range(used) if copy.token_ids[place] != right[place]), used)
-            guess = said[accepted:]
-            if guess:
-                guess += [guess[-1]] * (len(copy.token_ids) - len(guess))
-                copies.append(Copy(copy.start + accepted + 1, tuple(guess)))
-        iterated.append(Example(example.prompt_ids, example.answer_ids, tuple(copies)))
-    return iterated
-
-
-def are_iterated(seed: str) -> bool:
-    """Whether the guesses drawn with this seed are iterated: half are."""
-    return random.Random(f"{seed}:iterated").random() < 0.5
-
-
-def batch_of(
-    model: LlamaForCausalLM,
-    examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    are_iterated: bool,
-) -> PackedBatch:
-    """The batch of examples as drawn, or with the model's next iterates of their guesses."""
-    batch = pack(examples, tokenizer.pad_token_id)
-    if are_iterated:
-        noisy = batch.fixed_point_column >= 0
-        with torch.no_grad(), fast_precision():
-            said = model.lm_head(_hidden(model, batch)[noisy]).argmax(-1)
-        predicted = torch.zeros_like(batch.input_ids)
-        predicted[noisy] = said
-        batch = pack(next_iterates(examples, batch, predicted), tokenizer.pad_token_id)
-    return batch
-
-
-def _hidden(model: LlamaForCausalLM, batch: PackedBatch) -> Tensor:
-    mask = torch.zeros(batch.sees.shape).masked_fill_(~batch.sees, torch.finfo(torch.float32).min)
-    hidden: Tensor = model.model(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        attention_mask=mask[:, None],
-        use_cache=False,
-    ).last_hidden_state
-    return hidden
-
-
-def consistency_loss(model: LlamaForCausalLM, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """The global consistency loss on the guesses, and the AR loss on the clean replies.
+def consistency_loss(model: LlamaForCausalLM, batch: PackedBatch) -> dict[str, Tensor]:
+    """The global consistency loss on the copies plus the AR loss on the clean answers.
 
     Only the columns that learn or teach get logits, which saves half of the forward of so small a model.
-
-    Returns:
-        What to minimize, their weighted sum; and of that the consistency loss alone.
     """
+    mask = torch.zeros(batch.sees.shape).masked_fill_(~batch.sees, torch.finfo(torch.float32).min)
     with fast_precision():
-        hidden = _hidden(model, batch)
+        hidden = model.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=mask[:, None],
+            use_cache=False,
+        ).last_hidden_state
         clean = batch.labels != -100
         noisy = batch.fixed_point_column >= 0
         clean_logits = model.lm_head(hidden[clean]).float()  # [clean columns, vocabulary]
@@ -152,15 +139,7 @@ def consistency_loss(model: LlamaForCausalLM, batch: PackedBatch) -> tuple[Tenso
     teachers = place[row, batch.fixed_point_column[row, column]]
     consistency = forward_kl(noisy_logits, clean_logits[teachers].detach()).mean()
     autoregressive = functional.cross_entropy(clean_logits, batch.labels[clean])
-    return consistency + _AUTOREGRESSIVE_WEIGHT * autoregressive, consistency.detach()
+    return {"noisy": consistency + _AUTOREGRESSIVE_WEIGHT * autoregressive}
 
 
-__all__ = [
-    "NOISE",
-    "STREAMS",
-    "are_iterated",
-    "batch_of",
-    "consistency_loss",
-    "draw_examples",
-    "next_iterates",
-]
+__all__ = ["NOISE", "collect_answers", "consistency_loss", "draw_noisy", "read_answers"]

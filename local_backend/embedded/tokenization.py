@@ -127,7 +127,7 @@ def _associations(
     """Positive pointwise mutual information of words and topics, of few counts the less, at most 1."""
     counts = torch.zeros(max(words) + 1, len(topics))
     for number, topic in enumerate(topics):
-        questions = " ".join((topic.title, *topic.taught_questions, *topic.things, *topic.doings))
+        questions = " ".join((topic.title, *topic.taught_questions))
         for text, weight in ((questions, 2.0), (topic.answer, 1.0)):
             for token_id in tokenizer.encode(text, add_special_tokens=False):
                 counts[words[token_id], number] += weight
