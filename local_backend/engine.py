@@ -31,7 +31,7 @@ from local_backend.forward import Forward, padded_width, widest_within
 from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
-from local_backend.prepacked import prepack
+from local_backend.prepacked import lay_out_anew, prepack
 from local_backend.references import References
 from local_backend.row_maker import RowMaker, vocabulary_size
 from local_backend.running_rows import RunningRows
@@ -312,6 +312,7 @@ class Engine(Calls):
         if self._is_to_forget:
             self._is_to_forget = False
             self._cache.forget_prefixes()
+            lay_out_anew(self.model)
         if (scheduling := self._new_scheduling) is not None:
             self._new_scheduling = None
             self._scheduler.choose(scheduling)

@@ -56,28 +56,28 @@ def prepacked_products(are_prepacked: bool = True) -> Iterator[None]:
 class PrepackedLinear:
     """The forward of a linear layer, in place of its own.
 
-    Weights that change are laid out anew when they are next used.
+    Weights that change are laid out anew when they are next used. What torch does not count as a change,
+    because it was done to ``weight.data``, :func:`lay_out_anew` must tell.
     """
 
     def __init__(self, module: torch.nn.Linear) -> None:
-        self._module = weakref.ref(module)
+        self._module_reference = weakref.ref(module)
         self._weights: Tensor | None = None
         self._bias: Tensor | None = None
-        self._state: tuple[int, ...] = ()
+        self._copied: list[tuple[Tensor, int]] = []
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type of the inputs."""
-        module = self._module()
-        assert module is not None  # it is the one that calls
-        weight, bias = module.weight, module.bias
+        weight, bias = self._module.weight, self._module.bias
         if (
             not getattr(_calls, "are_prepacked", False)
             or torch.is_grad_enabled()
             or inputs.dtype != weight.dtype
+            or not _can_be_laid_out(weight)  # the model was moved or converted since
             or (_is_emulated(weight.dtype) and inputs[..., 0].numel() <= _NUM_EMULATED_COLUMNS)
         ):
             return linear(inputs, weight, bias)
-        if self._state != _state(weight, bias):
+        if not self._is_up_to_date():
             self.lay_out()
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             inputs.to(_laid_out_type(weight.dtype)), self._weights, self._bias, "none", [], ""
@@ -87,19 +87,35 @@ class PrepackedLinear:
     @torch.no_grad()
     def lay_out(self) -> None:
         """Copy the layer's weights as they are now."""
-        module = self._module()
-        assert module is not None
-        weight, bias = module.weight, module.bias
+        weight, bias = self._module.weight, self._module.bias
         dtype = _laid_out_type(weight.dtype)
         self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), _LAID_OUT_FOR)
         self._bias = None if bias is None else bias.detach().to(dtype)
-        self._state = _state(weight, bias)
+        # The tensors themselves: as long as they are alive, no other takes their place in memory.
+        self._copied = [(one.detach(), one._version) for one in (weight, bias) if one is not None]
+
+    def forget(self) -> None:
+        """Lay out the layer's weights anew when they are next used."""
+        self._copied = []
+
+    def _is_up_to_date(self) -> bool:
+        parameters = [one for one in (self._module.weight, self._module.bias) if one is not None]
+        return len(parameters) == len(self._copied) and all(
+            one.data_ptr() == copied.data_ptr() and one._version == version
+            for one, (copied, version) in zip(parameters, self._copied, strict=True)
+        )
+
+    @property
+    def _module(self) -> torch.nn.Linear:
+        module = self._module_reference()
+        assert module is not None  # it is the one that holds this
+        return module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrepackedLinear:
-        return PrepackedLinear(copy.deepcopy(self._module(), memo))  # type: ignore[arg-type]  # it is alive
+        return PrepackedLinear(copy.deepcopy(self._module, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PrepackedLinear, (self._module(),)
+        return PrepackedLinear, (self._module,)
 
 
 @cache
@@ -111,10 +127,13 @@ def _laid_out_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if _is_emulated(dtype) else dtype
 
 
-def _state(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    """What changes when a layer's parameters do."""
-    state = (weight.data_ptr(), weight._version)
-    return state if bias is None else (*state, bias.data_ptr(), bias._version)
+def _can_be_laid_out(weight: Tensor) -> bool:
+    return (
+        weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.device.type == "cpu"
+        and weight.layout == torch.strided
+        and not weight.is_inference()  # no telling when it changes
+    )
 
 
 def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
@@ -148,9 +167,21 @@ def unpack(model: torch.nn.Module) -> None:
             del part.forward
 
 
+def lay_out_anew(model: torch.nn.Module) -> None:
+    """Let every layer that was prepared copy its weights again when they are next used."""
+    for product in _products(model):
+        product.forget()
+
+
 def has_prepacked(model: torch.nn.Module) -> bool:
     """Whether layers of a model were prepared."""
-    return any(isinstance(vars(part).get("forward"), PrepackedLinear) for part in model.modules())
+    return any(True for _ in _products(model))
+
+
+def _products(model: torch.nn.Module) -> Iterator[PrepackedLinear]:
+    for part in model.modules():
+        if isinstance(product := vars(part).get("forward"), PrepackedLinear):
+            yield product
 
 
 def _layers(model: PreTrainedModel) -> list[torch.nn.Linear]:
@@ -161,12 +192,9 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Linear]:
         for part in model.modules()
         if type(part) is torch.nn.Linear
         and "forward" not in vars(part)  # somebody else's
-        and not part.weight.is_inference()  # no telling when it changes
-        and part.weight.dtype in (torch.float32, torch.bfloat16)
+        and _can_be_laid_out(part.weight)
         and part.weight.numel()
         >= (_LEAST_EMULATED_WEIGHTS if _is_emulated(part.weight.dtype) else _LEAST_WEIGHTS)
-        and part.weight.layout == torch.strided
-        and part.weight.device.type == "cpu"
     ]
 
 
@@ -206,4 +234,4 @@ def _seconds_of(product: PrepackedLinear, inputs: Tensor) -> float:
     return min(seconds)
 
 
-__all__ = ["PrepackedLinear", "has_prepacked", "prepack", "prepacked_products", "unpack"]
+__all__ = ["PrepackedLinear", "has_prepacked", "lay_out_anew", "prepack", "prepacked_products", "unpack"]

@@ -78,6 +78,31 @@ def test_weights_that_change_count_at_once() -> None:
     check()
 
 
+def test_an_engine_told_to_forget_reads_weights_changed_behind_torchs_back(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """As peft merges its adapters: through ``weight.data``, which torch does not count as a change."""
+    model = _model(vocabulary_size=len(tokenizer))
+    params = SamplingParams(max_tokens=8)
+    with Engine(model, tokenizer, prepacked=True) as engine:
+        engine.generate([[5, 6, 7]], params)
+        model.lm_head.weight.data.neg_()
+        engine.forget_prefixes()
+        (prepacked,) = engine.generate([[5, 6, 7]], params)
+    with Engine(model, tokenizer, prepacked=False) as engine:
+        assert engine.generate([[5, 6, 7]], params)[0].token_ids == prepacked.token_ids
+
+
+def test_a_model_converted_since_is_multiplied_in_its_new_type() -> None:
+    layer, product = _layer(torch.float32)
+    inputs = torch.randn(4, 640)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+        layer.to(dtype)
+        with torch.inference_mode(), prepacked_products():
+            said = product(inputs.to(dtype))
+            torch.testing.assert_close(said, layer(inputs.to(dtype)), rtol=2e-2, atol=2e-2)
+
+
 def test_whoever_else_calls_the_model_computes_as_before(tokenizer: PreTrainedTokenizerBase) -> None:
     """To the bit: beside an engine, on another thread, with gradients, and after it."""
     model = _model()
