@@ -36,6 +36,7 @@ class Architecture:
         windows: Per kind of layer the sliding window in tokens, ``None`` for full attention.
         mask_dtype: Of the attention mask: what is added to the scores, or ``torch.bool``.
         device: Where token ids, positions and masks go.
+        keeps_logits: Whether the model can be asked for the scores of its last tokens alone.
     """
 
     num_layers: int
@@ -43,6 +44,7 @@ class Architecture:
     windows: Mapping[str, int | None]
     mask_dtype: torch.dtype
     device: torch.device
+    keeps_logits: bool = False
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Architecture:
@@ -62,6 +64,7 @@ class Architecture:
             windows=_windows(config),
             mask_dtype=_mask_dtype(model, config),
             device=_input_device(model),
+            keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
         )
 
 

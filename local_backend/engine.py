@@ -24,7 +24,7 @@ from local_backend.architecture import Architecture
 from local_backend.calls import Calls
 from local_backend.choice import chooser
 from local_backend.compilation import compile_blocks
-from local_backend.draft import Draft, Outcome
+from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
 from local_backend.engine_stats import EngineStats
 from local_backend.forward import Forward, padded_width, widest_within
@@ -48,6 +48,9 @@ from local_backend.worker import Worker, on_passing_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Rows whose prompts differ by more tokens than that are not read by the forward that verifies first drafts.
+_FEW_COLUMNS = 32
 
 
 class Engine(Calls):
@@ -287,6 +290,8 @@ class Engine(Calls):
     def step(self) -> bool:
         """Admit, prefill a chunk, make room, then one forward for every row that is writing.
 
+        Where nobody writes yet, that forward reads the end of the prompts, too.
+
         Returns:
             Whether rows are left.
         """
@@ -297,7 +302,7 @@ class Engine(Calls):
             self._make_room()
             if rows := self._running.writing:
                 drafts = self._propose(rows)
-                logits = self._forward(0, [row.token_ids[-1] for row in rows], drafts)
+                logits = self._forward(0, [row.unread for row in rows], drafts)
                 assert logits is not None
                 outcomes = self._verify(rows, drafts, logits)
                 self._commit(rows, drafts, outcomes)
@@ -358,16 +363,18 @@ class Engine(Calls):
         if not rows:
             return
         first_place = len(self._running.writing)
-        num_new = min(
-            max(row.num_to_prefill for row in rows),
-            max(1, self._prefill_chunk_tokens // len(rows)),
-            self._cache.most_new_tokens(first_place, len(rows)),
-        )
+        num_left = [row.num_to_prefill for row in rows]
+        room = self._cache.most_new_tokens(first_place, len(rows))
+        num_new = min(max(num_left), max(1, self._prefill_chunk_tokens // len(rows)), room)
+        # One forward less, where it makes nobody wait and few columns are read that hold nothing.
+        is_last = first_place == 0 and max(num_left) <= num_new < room
+        if is_last and max(num_left) - min(num_left) <= _FEW_COLUMNS:
+            self._running.begin_writing(most_unread=num_new)
+            return
         chunks = [
             row.token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)] for row in rows
         ]
-        drafts = [Draft.chain(chunk[1:]) for chunk in chunks]
-        self._forward(first_place, [chunk[0] for chunk in chunks], drafts, with_logits=False)
+        self._forward(first_place, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
         self.stats.num_prefill_forwards += 1
         self.stats.note_forward(len(rows), max(map(len, chunks)), sum(map(len, chunks)))
         for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_place):
@@ -394,7 +401,8 @@ class Engine(Calls):
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
         """The drafter's guesses, cut to what the model can read, what there is room for, and what pays."""
-        widest = widest_within(self._cache.most_new_tokens(0, len(rows)))
+        num_unread = max(len(row.unread) for row in rows)
+        widest = widest_within(self._cache.most_new_tokens(0, len(rows)) - num_unread + 1)
         drafts = [
             draft.within_vocabulary(self._vocabulary_size).truncated(
                 max_tokens=widest - 1, max_depth=row.room - 1
@@ -402,7 +410,7 @@ class Engine(Calls):
             for row, draft in zip(rows, self.drafter.propose(rows), strict=True)
         ]
         if any(draft.probabilities for draft in drafts):
-            width = self.width_costs.best_width(drafts, context=max(row.num_cached for row in rows))
+            width = self.width_costs.best_width(drafts, context=max(len(row.token_ids) for row in rows))
             drafts = [draft.likeliest(width) for draft in drafts]
         self._scheduler.note_draft(max(map(len, drafts)))
         return drafts
@@ -421,14 +429,20 @@ class Engine(Calls):
         """Keep what was accepted, in the rows and in the cache, and tell the listeners."""
         self.stats.num_forwards += 1
         self.stats.num_row_forwards += len(rows)
-        num_drafted = [len(draft) for draft in drafts]
-        self.stats.note_forward(len(rows), padded_width(1 + max(num_drafted)), len(rows) + sum(num_drafted))
+        num_unread = [len(row.unread) for row in rows]
+        num_new = [count + len(draft) for count, draft in zip(num_unread, drafts, strict=True)]
+        width = max(num_new) if max(num_unread) > 1 else padded_width(max(num_new))
+        self.stats.note_forward(len(rows), width, sum(num_new))
         now = time.monotonic()
-        for place, (row, draft, outcome) in enumerate(zip(rows, drafts, outcomes, strict=True)):
+        for place, (row, count, draft, outcome) in enumerate(
+            zip(rows, num_unread, drafts, outcomes, strict=True)
+        ):
             taken = row.append(outcome.token_ids)
             kept = outcome.accepted[:taken]
-            self._cache.commit(place, [0, *(accepted + 1 for accepted in kept)])
-            row.num_cached += 1 + len(kept)
+            self._cache.commit(place, [*range(count), *(count + accepted for accepted in kept)])
+            row.num_cached += count + len(kept)
+            row.stats.num_prefilled += count - 1
+            self.stats.num_prefilled_tokens += count - 1
             row.stats.num_forwards += 1
             row.stats.num_drafted += len(draft)
             row.stats.num_accepted += len(kept)

@@ -11,7 +11,7 @@ class EngineStats:
 
     Attributes:
         num_forwards: Decode forwards, whatever the number of rows.
-        num_prefill_forwards: Forwards that read prompts.
+        num_prefill_forwards: Forwards that read prompts and nothing else.
         num_prefilled_tokens: Prompt tokens read.
         num_reused_tokens: Prompt tokens whose keys and values were there already.
         num_set_aside: How often a row gave its place to others for lack of memory.

@@ -1,7 +1,8 @@
 """One forward pass over rows of different lengths: token ids, positions and masks in, logits out.
 
-A chunk of a prompt and a row's last token with its draft are the same thing to the model: new tokens in
-the shape of a tree behind what the row already has. Knows the model and the cache. Does not know requests.
+A chunk of a prompt and a row's last token with its draft are the same thing to the model: new tokens behind
+what the row already has, first those that are certain, then a tree of guesses. Knows the model and the cache.
+Does not know requests.
 """
 
 from __future__ import annotations
@@ -64,37 +65,49 @@ class Forward:
         self._cache = cache
         self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
         self._device = architecture.device
+        self._keeps_logits = architecture.keeps_logits
 
     @torch.inference_mode()
     def __call__(
-        self, first_row: int, token_ids: Sequence[int], drafts: Sequence[Draft], *, with_logits: bool = True
+        self,
+        first_row: int,
+        unread: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
+        *,
+        with_logits: bool = True,
     ) -> Tensor | None:
-        """Read one token and its draft for each row from ``first_row`` on; nothing is committed.
+        """Read tokens and a draft for each row from ``first_row`` on; nothing is committed.
 
         Args:
             first_row: Place of the first row.
-            token_ids: The token each row is certain of.
-            drafts: What hangs from it.
+            unread: The next tokens of each row, at least one.
+            drafts: What hangs from the last of them.
             with_logits: Whether the vocabulary scores are wanted; prefill does without.
 
         Returns:
-            Logits ``[rows, 1 + longest draft or more, vocabulary]``; behind a draft they mean nothing.
+            Logits ``[rows, 1 + longest draft or more, vocabulary]``, at each row's last unread token and at
+            every place of its draft; behind a draft they mean nothing.
         """
-        num_rows = len(token_ids)
-        num_new = 1 + max(map(len, drafts))
-        if with_logits:
+        num_rows = len(unread)
+        num_unread = [len(tokens) for tokens in unread]
+        fewest = min(num_unread)
+        num_new = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
+        if with_logits and max(num_unread) == 1:
             num_new = padded_width(num_new)
         lengths = self._cache.lengths[first_row : first_row + num_rows]
         num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
         input_ids = torch.tensor(
             [
-                [token, *draft.token_ids] + [token] * (num_new - 1 - len(draft))
-                for token, draft in zip(token_ids, drafts, strict=True)
+                [*tokens, *draft.token_ids] + [tokens[0]] * (num_new - len(tokens) - len(draft))
+                for tokens, draft in zip(unread, drafts, strict=True)
             ],
             device=self._device,
         )  # [rows, new]
-        tree = TreeShape.of(lengths, drafts, num_new)
+        tree = TreeShape.of(lengths, num_unread, drafts, num_new)
         module = self._model if with_logits else self._model.base_model
+        wanted = {}
+        if with_logits and fewest > 1 and self._keeps_logits:
+            wanted["logits_to_keep"] = num_new - fewest + 1
         with prepacked_products(self._is_prepacked):
             output = module(
                 input_ids=input_ids,
@@ -102,8 +115,17 @@ class Forward:
                 attention_mask=self._masks.build(tree, num_columns, self._device),
                 past_key_values=self._cache,
                 use_cache=True,
+                **wanted,
             )
-        return output.logits if with_logits else None
+        if not with_logits:
+            return None
+        logits: Tensor = output.logits[:, 0 if wanted else fewest - 1 :]
+        if max(num_unread) == fewest:
+            return logits
+        # Rows whose drafts begin further right: all begin at the first column.
+        place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
+        row = torch.arange(num_rows)[:, None]
+        return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
 
 
 class TreeShape:
@@ -113,7 +135,7 @@ class TreeShape:
         lengths: Tokens each row had before, ``[rows]``.
         positions: ``[rows, new]``.
         ancestors: Whether a new token (second axis) sees another (third axis), ``[rows, new, new]``; ``None``
-            where all drafts are chains, so that each sees those before it.
+            where all drafts are chains, so that each token sees those before it.
     """
 
     def __init__(self, lengths: Tensor, positions: Tensor, ancestors: Tensor | None) -> None:
@@ -122,26 +144,28 @@ class TreeShape:
         self.ancestors = ancestors
 
     @classmethod
-    def of(cls, lengths: Sequence[int], drafts: Sequence[Draft], num_new: int) -> TreeShape:
-        """The shape of ``drafts`` behind rows of these lengths."""
+    def of(
+        cls, lengths: Sequence[int], num_unread: Sequence[int], drafts: Sequence[Draft], num_new: int
+    ) -> TreeShape:
+        """The shape of ``drafts``, each behind so many unread tokens, behind rows of these lengths."""
         length = torch.tensor(lengths)
         # What fills a row behind its draft stands where its draft ends: positions there may be no more.
-        num_drafted = torch.tensor([len(draft) for draft in drafts])
-        depth = torch.arange(num_new).minimum(num_drafted[:, None])  # [rows, new]
+        last = torch.tensor([count - 1 + len(draft) for count, draft in zip(num_unread, drafts, strict=True)])
+        depth = torch.arange(num_new).minimum(last[:, None])  # [rows, new]
         if all(draft.is_chain for draft in drafts):
             return cls(length, length[:, None] + depth, None)
         ancestors = torch.ones(num_new, num_new, dtype=torch.bool).tril().repeat(len(drafts), 1, 1)
-        for row, draft in enumerate(drafts):
+        for row, (count, draft) in enumerate(zip(num_unread, drafts, strict=True)):
             if draft.is_chain:
                 continue
-            depths = draft.depths()
-            depth[row] = max(depths)
-            depth[row, : 1 + len(draft)] = torch.tensor([0, *depths])
-            seen = torch.eye(num_new, dtype=torch.bool)
-            seen[:, 0] = True
-            for place, parent in enumerate(draft.parents):
-                seen[place + 1] |= seen[parent + 1]
-            ancestors[row] = seen
+            root = count - 1  # the column that the draft hangs from
+            depths = torch.tensor(draft.depths())
+            depth[row, count:] = root + depths.max()
+            depth[row, count : count + len(draft)] = root + depths
+            seen = ancestors[row]
+            seen[count:, count:] = torch.eye(num_new - count, dtype=torch.bool)
+            for place, parent in enumerate(draft.parents, count):
+                seen[place] |= seen[parent + count]
         return cls(length, length[:, None] + depth, ancestors)
 
 

@@ -84,10 +84,10 @@ class RunningRows:
         self.begin_writing()
         return True
 
-    def begin_writing(self) -> None:
-        """Let every row whose prompt is read join those that write."""
+    def begin_writing(self, most_unread: int = 0) -> None:
+        """Let every row whose prompt is read but for so many tokens join those that write."""
         for row in self.prefilling:
-            if row.num_to_prefill == 0:
+            if row.num_to_prefill <= most_unread:
                 place, target = self._rows.index(row), self._num_writing
                 self._cache.swap_rows(place, target)
                 self._rows[place], self._rows[target] = self._rows[target], row

@@ -176,6 +176,11 @@ class Row:
         return max(0, len(self.token_ids) - 1 - self.num_cached)
 
     @property
+    def unread(self) -> list[int]:
+        """The tokens that are not in the cache: the last, and before the first forward maybe others."""
+        return self.token_ids[self.num_cached :]
+
+    @property
     def room(self) -> int:
         """How many more tokens the row may emit."""
         return self.max_length - len(self.token_ids)

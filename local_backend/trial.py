@@ -80,19 +80,18 @@ def _difference(
     cache = RowsCache(architecture.num_layers, max_rows=len(_LENGTHS))
     forward = Forward(model, cache, architecture)
     rows = [cache.add_row() for _ in _LENGTHS]
-    chunks = [Draft.chain(text[1:length]) for length in _LENGTHS]
-    forward(0, [text[0]] * len(rows), chunks, with_logits=False)
+    forward(0, [text[:length] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows), with_logits=False)
     for row, length in zip(rows, _LENGTHS, strict=True):
         cache.commit(row, range(length))
     trees = [
         Draft((wrong[n + 1], wrong[n + 2], text[n + 1], text[n + 2], wrong[n + 2]), _PARENTS)
         for n in _LENGTHS
     ]
-    drafted = forward(0, [text[length] for length in _LENGTHS], trees)
+    drafted = forward(0, [[text[length]] for length in _LENGTHS], trees)
     kept = [0, *(place + 1 for place in _RIGHT_PLACES)]
     for row in rows:
         cache.commit(row, kept)
-    after = forward(0, [text[length + len(kept)] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows))
+    after = forward(0, [[text[length + len(kept)]] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows))
     assert drafted is not None
     assert after is not None
     differences: list[Tensor] = []

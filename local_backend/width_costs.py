@@ -179,7 +179,7 @@ def measure_width_costs(
             if is_cuda:
                 torch.cuda.synchronize(architecture.device)
             started = time.perf_counter()
-            forward(0, [0] * num_rows, [Draft.chain([0] * (width - 1))] * num_rows)
+            forward(0, [[0]] * num_rows, [Draft.chain([0] * (width - 1))] * num_rows)
             if is_cuda:
                 torch.cuda.synchronize(architecture.device)
             return time.perf_counter() - started

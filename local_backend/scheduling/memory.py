@@ -68,7 +68,7 @@ class RowMemory:
         forward = Forward(model, cache, architecture)
 
         def read_one() -> None:
-            forward(0, [0], [EMPTY_DRAFT], with_logits=False)
+            forward(0, [[0]], [EMPTY_DRAFT], with_logits=False)
 
         on_passing_thread(read_one)
         memory = cls(

@@ -142,7 +142,7 @@ def test_dynamic_rope_changes_beyond_the_models_positions_only(tokenizer: PreTra
 
 def test_a_window_counts_positions_along_the_branch() -> None:
     """Row of four tokens, window of three; a tree in which columns and positions differ."""
-    tree = TreeShape.of([4], [Draft((1, 2, 3, 4), (-1, -1, 0, 2))], 5)
+    tree = TreeShape.of([4], [1], [Draft((1, 2, 3, 4), (-1, -1, 0, 2))], 5)
     assert tree.positions.tolist() == [[4, 5, 5, 6, 7]]
     mask = MaskRules({"sliding_attention": 3}, torch.bool).build(tree, 9, torch.device("cpu"))
     assert isinstance(mask, torch.Tensor)
@@ -150,10 +150,21 @@ def test_a_window_counts_positions_along_the_branch() -> None:
     assert seen == [[2, 3, 4], [3, 4, 5], [3, 4, 6], [4, 5, 7], [5, 7, 8]]
 
 
+def test_a_tree_may_hang_from_a_prompt_that_is_read_with_it() -> None:
+    tree = TreeShape.of([4, 2], [3, 1], [Draft((1, 2, 3), (-1, -1, 0)), Draft.chain([1])], 7)
+    assert tree.positions.tolist() == [[4, 5, 6, 7, 7, 8, 8], [2, 3, 3, 3, 3, 3, 3]]
+    mask = MaskRules({"full_attention": None}, torch.bool).build(tree, 11, torch.device("cpu"))
+    assert isinstance(mask, torch.Tensor)
+    seen = [[column for column in range(11) if row[column]] for row in mask[0, 0].tolist()]
+    prompt = list(range(7))
+    assert seen[:6] == [prompt[:5], prompt[:6], prompt, [*prompt, 7], [*prompt, 8], [*prompt, 7, 9]]
+    assert [column for column in range(11) if mask[1, 0, 1, column]] == [0, 1, 2, 3]
+
+
 def test_masks_come_per_kind_of_layer_where_kinds_differ() -> None:
     architecture = Architecture.of(random_model("gemma3_text"))
     assert architecture.windows == {"sliding_attention": WINDOW, "full_attention": None}
-    tree = TreeShape.of([20, 3], [Draft.chain([1]), Draft()], 2)
+    tree = TreeShape.of([20, 3], [1, 1], [Draft.chain([1]), Draft()], 2)
     masks = MaskRules(architecture.windows, torch.float32).build(tree, 22, torch.device("cpu"))
     assert isinstance(masks, dict)
     visible = {kind: (mask == 0).sum(-1).squeeze(1).tolist() for kind, mask in masks.items()}

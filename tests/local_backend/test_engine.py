@@ -110,6 +110,38 @@ def test_a_common_beginning_is_read_once(engine: Engine, model: LlamaForCausalLM
     assert engine.stats.num_prefilled_tokens == read + len(prompts[0]) - 1
 
 
+@pytest.mark.parametrize(
+    ("lengths", "num_prefill_forwards"),
+    [
+        ((40,), 0),
+        ((4, 9, 16), 0),
+        ((49,), 0),  # a chunk and its last token
+        ((100,), 2),  # two chunks, then what is left
+        ((2, 60), 2),  # much would be read that is nothing, and then one of them writes already
+    ],
+)
+@pytest.mark.parametrize("keeps_logits", [True, False])
+def test_the_end_of_a_prompt_is_read_by_the_forward_that_begins_the_answer(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: Sequence[int],
+    num_prefill_forwards: int,
+    keeps_logits: bool,
+) -> None:
+    rng = random.Random(sum(lengths))
+    prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in lengths]
+    answers = {tuple(prompt): greedy(model, prompt, 20) for prompt in prompts}
+    with Engine(model, tokenizer, RandomTrees(answers), prefill_chunk_tokens=48) as engine:
+        assert engine._forward._keeps_logits
+        engine._forward._keeps_logits = keeps_logits  # not every model can leave scores out
+        completions = engine.generate(prompts, SamplingParams(max_tokens=20))
+        assert engine.stats.num_prefill_forwards == num_prefill_forwards
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert completion.token_ids == answers[tuple(prompt)]
+        assert completion.stats.num_prefilled == len(prompt) - 1
+        assert completion.stats.num_forwards == len(completion.stats.tokens_by_forward)
+
+
 def test_rows_join_while_others_write(engine: Engine, model: LlamaForCausalLM) -> None:
     prompts = ragged_prompts(12, seed=6)
     finished: dict[int, list[int]] = {}
