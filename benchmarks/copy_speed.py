@@ -7,7 +7,8 @@ Three workloads, in one run, alternating:
   a few words in a hundred changed. Where the LLMA paper's answers (arXiv 2304.04487) are at hand, each
   behind its ten retrieved documents, they are a workload of their own, ``100m_forced_rag``.
 - ``embedded_unforced``: the embedded model in float32 writes what it likes behind prompts that hold what it
-  will quote; all answers must be the same.
+  will quote: questions about documents, edits of an earlier answer, texts to be said once more, as many of
+  each (``embedded_unforced_by_kind`` has them apart); all answers must be the same.
 - ``batch_8``: the first one, eight rows at once. Prompt lookup takes no batches and goes one by one.
 
 Beside them ``nothing_to_copy``: what ``combined`` costs over ``autoregressive`` where answers are noise; and
@@ -72,6 +73,7 @@ _SHARED = Path(__file__).parents[2] / "shared" / "data"
 _PAPER_CASES = _SHARED / "reference" / "rag_dev.jsonl"
 _PAPER_TOKENIZER = _SHARED / "tokenizers" / "llama2.model"
 _NEAR_TIE_LAST_PLACES = 4.0
+QUOTING_KINDS = ("documents", "edit", "repeat")  # what the embedded model answers by quoting
 _LEADS = ("On this the documents say:", "One of them adds:", "Then:", "It also holds that", "Besides,")
 
 
@@ -145,10 +147,11 @@ def noise_tasks(vocabulary_size: int, count: int, num_tokens: int) -> list[Task]
 
 
 def quoting_prompts(chat: ChatLocal, count: int, num_tokens: int) -> list[Task]:
-    """What the embedded model answers by quoting: questions about documents, and edits of earlier answers."""
+    """Prompts of each of ``QUOTING_KINDS`` in turn."""
     tasks = []
     for number in range(count):
-        example = make_example("edit" if number % 2 else "documents", random.Random(f"copy_speed {number}"))
+        kind = QUOTING_KINDS[number % len(QUOTING_KINDS)]
+        example = make_example(kind, random.Random(f"copy_speed {number}"))
         request, start, _ = example.branches[0]
         turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
         prompt = chat.engine.tokenizer.apply_chat_template(
@@ -352,11 +355,16 @@ def _random_model(contests: _Contests, chat: ChatLocal, options: argparse.Namesp
 
 def _embedded_model(contests: _Contests, chat: ChatLocal, num_cases: int) -> None:
     """The workloads of the embedded model: what it writes by itself, in float32 and in bf16."""
-    prompts = [[task] for task in quoting_prompts(chat, num_cases, 400)]
+    num_kinds = len(QUOTING_KINDS)
+    prompts = [[task] for task in quoting_prompts(chat, num_kinds * num_cases, 400)]
     ways = ways_of(chat.engine.model, aside(lambda: _copy_of(chat, torch.float32)), chat.engine.tokenizer)
     medians = contests.hold("embedded_unforced", ways, prompts)
     if len({tuple(run.token_ids for run in runs) for runs in medians.values()}) != 1:
         raise RuntimeError("the ways of decoding have written different answers in float32")
+    contests.results["embedded_unforced_by_kind"] = {
+        kind: ratios({way: runs[number::num_kinds] for way, runs in medians.items()}, end_to_end=False)
+        for number, kind in enumerate(QUOTING_KINDS)
+    }
     half = aside(lambda: _copy_of(chat, torch.bfloat16))
     many = quoting_prompts(chat, 10 * num_cases, 200)
     contests.results["bfloat16"] = bfloat16_report(half, chat.engine.tokenizer, many)

@@ -21,8 +21,10 @@ from local_backend.embedded.tokenization import END, ROLES, announcement
 from local_backend.kv_cache import num_shared
 from local_backend.precision import bf16_is_fast
 
-# What an answer is about is decided in its first tokens; without weight they drown in the rest.
-NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 8, 4.0
+# What an answer is about is decided in its first tokens, and what a point is about in the point's; without
+# weight they drown in the rest.
+NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 10, 4.0
+PARAGRAPH = "\n\n"  # what points are apart by
 NUM_POINTED = 3  # tokens of a quotation whose place must be found; behind them it goes on by itself
 
 
@@ -33,6 +35,7 @@ class EncodedExample:
     Attributes:
         prefix_ids: What the branches share.
         branches: The rest of each, with the first position that is learned.
+        paragraphs: Where a branch begins a paragraph: its number, and the place in its learned rest.
         quotations: Where a branch quotes: its number, the position of the reply's first quoted token, the
             position that token was taken from, both counted from the beginning of the prefix, and how many
             tokens are quoted.
@@ -40,6 +43,7 @@ class EncodedExample:
 
     prefix_ids: list[int]
     branches: list[tuple[list[int], int]]
+    paragraphs: tuple[tuple[int, int], ...] = ()
     quotations: tuple[tuple[int, int, int, int], ...] = ()
 
     @property
@@ -72,7 +76,14 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> Enco
         place, count = _quoted_place(prompt, rest, tokenizer)
         if count:
             quotations.append((number, len(prompt) + len(announcement(tokenizer)), place, count))
-    return EncodedExample(prompts[0][:common], branches, tuple(quotations))
+    apart = tokenizer.encode(PARAGRAPH, add_special_tokens=False)[-1]
+    paragraphs = tuple(
+        (number, place)
+        for number, rest in enumerate(rests)
+        for place in range(len(rest))
+        if not place or rest[place - 1] == apart
+    )
+    return EncodedExample(prompts[0][:common], branches, paragraphs, tuple(quotations))
 
 
 def _quoted_place(prompt: list[int], rest: list[int], tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
@@ -125,7 +136,10 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
             branch_of[row, column:end] = number
             learned = column + first_learned - 1
             targets[row, learned : end - 1] = torch.tensor(ids[first_learned:])
-            weights[row, learned : learned + NUM_DECIDING_TOKENS] = DECIDING_WEIGHT
+            for branch, place in example.paragraphs:
+                if branch == number - 1:
+                    first = learned + place
+                    weights[row, first : min(first + NUM_DECIDING_TOKENS, end)] = DECIDING_WEIGHT
             column = end
         for branch, said, taken, count in example.quotations:
             shift = first_columns[branch] - len(example.prefix_ids)

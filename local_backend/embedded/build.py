@@ -34,22 +34,26 @@ from local_backend.training.masks import use_fast_attention
 
 # A step learns from one batch of each stream, a batch holding examples of one kind. First the circuits are
 # tuned; then the model learns to tell topics apart and to begin answers, from many short examples; then what
-# to say, from long ones.
+# to say, from long ones; at last whole answers above all, in which one slip spoils what follows.
 STREAMS_TUNING: Sequence[Mapping[str, float]] = ({"questions": 0.6, "many questions": 0.4},)
 STREAMS_FIRST: Sequence[Mapping[str, float]] = (
     {"beginning": 0.7, "skeleton": 0.15, "plain": 0.15},
     {"choices": 0.2, "questions": 0.4, "repeat": 0.2, "short documents": 0.2},
 )
 STREAMS_THEN: Sequence[Mapping[str, float]] = (
-    {"plain": 0.28, "expansion": 0.18, "skeleton": 0.22, "several": 0.08, "beginning": 0.24},
+    {"plain": 0.28, "expansion": 0.17, "skeleton": 0.21, "several": 0.12, "beginning": 0.22},
     {
-        "questions": 0.3,
+        "questions": 0.27,
         "many questions": 0.1,
-        "documents": 0.16,
-        "edit": 0.22,
-        "condense": 0.14,
-        "repeat": 0.08,
+        "documents": 0.15,
+        "edit": 0.3,
+        "condense": 0.12,
+        "repeat": 0.06,
     },
+)
+STREAMS_LAST: Sequence[Mapping[str, float]] = (
+    {"plain": 0.75, "expansion": 0.1, "skeleton": 0.05, "several": 0.1},
+    STREAMS_THEN[1],
 )
 
 
@@ -61,7 +65,8 @@ class BuildOptions:
         num_steps: Optimizer steps of the plain model.
         num_tuning_steps: How many of them, at the beginning, tune the circuits alone, on questions about
             documents, while nothing else changes.
-        num_first_steps: How many after these draw from ``STREAMS_FIRST``; the others from ``STREAMS_THEN``.
+        num_first_steps: How many after these draw from ``STREAMS_FIRST``; the others from ``STREAMS_THEN``,
+        num_last_steps: but for so many at the end, which draw from ``STREAMS_LAST``.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
         num_answers: Answers of the plain model that the consistency stage learns from.
         tokens_per_batch: Padded tokens of each of a step's two batches.
@@ -69,20 +74,23 @@ class BuildOptions:
             the steps.
         then_learning_rate_share: Of the learning rates, after the first steps: longer at their peaks, the
             stream grows without bound, because the ballast keeps the norms from shrinking it.
+        last_learning_rate_share: The same of the last steps, when it has fallen already.
         consistency_learning_rate_share: Peak of the consistency stage, as a share of the plain one.
         seed: Of the initial weights and of every step's examples.
         hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape
             of the model, which with its tokenizer fits into 16 MB.
     """
 
-    num_steps: int = 1260
+    num_steps: int = 1750
     num_tuning_steps: int = 40
     num_first_steps: int = 240
+    num_last_steps: int = 150
     num_consistency_steps: int = 330
     num_answers: int = 400
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
+    last_learning_rate_share: float = 0.05
     consistency_learning_rate_share: float = 0.3
     warmup_steps: int = 30
     decay_share: float = 0.54
@@ -128,11 +136,15 @@ def make_model(
 def rate_at(step: int, options: BuildOptions) -> float:
     """Share of the learning rate at a step: warm-up, the first steps, a lower plateau, a fall to a fiftieth.
 
-    Then once more, lower, for the consistency stage. While the circuits are tuned it is that of warm-up.
+    Then once more, lower, for the last steps, and for the consistency stage. While the circuits are tuned it
+    is that of warm-up.
     """
     first = options.num_tuning_steps
+    if step >= options.num_steps - options.num_last_steps and step < options.num_steps:
+        num_left = options.num_steps - step
+        return options.last_learning_rate_share * max(0.02, num_left / options.num_last_steps)
     if step < options.num_steps:
-        place, count = max(0, step - first), options.num_steps - first
+        place, count = max(0, step - first), options.num_steps - options.num_last_steps - first
         peak = 1.0 if place < options.num_first_steps else options.then_learning_rate_share
     else:
         place, count = step - options.num_steps, options.num_consistency_steps
@@ -145,7 +157,10 @@ def rate_at(step: int, options: BuildOptions) -> float:
 def _streams_at(step: int, options: BuildOptions) -> Sequence[Mapping[str, float]]:
     if step < options.num_tuning_steps:
         return STREAMS_TUNING
-    return STREAMS_FIRST if step < options.num_tuning_steps + options.num_first_steps else STREAMS_THEN
+    if step < options.num_tuning_steps + options.num_first_steps:
+        return STREAMS_FIRST
+    is_last = options.num_steps - options.num_last_steps <= step < options.num_steps
+    return STREAMS_LAST if is_last else STREAMS_THEN
 
 
 def train(
@@ -247,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_steps=given.steps,
         num_tuning_steps=min(given.tuning_steps, given.steps),
         num_first_steps=given.first_steps,
+        num_last_steps=min(given.last_steps, max(0, given.steps - given.tuning_steps - given.first_steps)),
         num_consistency_steps=0 if given.without_consistency else given.consistency_steps,
         num_answers=given.answers,
         seed=given.seed,
@@ -335,6 +351,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=default.num_steps)
     parser.add_argument("--tuning-steps", type=int, default=default.num_tuning_steps)
     parser.add_argument("--first-steps", type=int, default=default.num_first_steps)
+    parser.add_argument("--last-steps", type=int, default=default.num_last_steps)
     parser.add_argument("--consistency-steps", type=int, default=default.num_consistency_steps)
     parser.add_argument("--answers", type=int, default=default.num_answers)
     parser.add_argument("--seed", type=int, default=default.seed)

@@ -10,11 +10,14 @@ import random
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Of the beginnings, those asked for in questions that are put together from a topic's other words. Nowhere
+# else: with so many ways to ask, whole answers learn too late which heading comes next.
+_DRAWN_SHARE = 0.25
 CORPUS = Path(__file__).parent / "corpus"
 
 _TOPIC = re.compile(
@@ -34,12 +37,23 @@ class TopicPoint:
 
 @dataclass(frozen=True)
 class Topic:
-    """One subject the model knows: the questions that ask for it and the points that answer them."""
+    """One subject the model knows: the questions that ask for it and the points that answer them.
+
+    Attributes:
+        name: Of its file.
+        title: For people.
+        questions: Phrasings written out, the last of them held out.
+        points: What answers them.
+        things: Other names of what it is about, see ``corpus/phrasings.toml``.
+        doings: What people want who ask, as it stands behind "how to".
+    """
 
     name: str
     title: str
     questions: tuple[str, ...]
     points: tuple[TopicPoint, ...]
+    things: tuple[str, ...] = ()
+    doings: tuple[str, ...] = ()
 
     @property
     def taught_questions(self) -> tuple[str, ...]:
@@ -54,8 +68,22 @@ class Topic:
     def questions_by_title(self, table: str) -> tuple[str, ...]:
         """Phrasings made of the title; ``table`` is "about", or "about_held_out" for evaluation."""
         title = self.title if self.title[1].isupper() else self.title[0].lower() + self.title[1:]
-        made = (wording.format(title=title) for wording in _question_table()[table])
-        return tuple(question[0].upper() + question[1:] for question in made)
+        return tuple(_capital(wording.format(title=title)) for wording in _question_table()[table])
+
+    def drawn_question(self, rng: random.Random) -> str:
+        """A question put together from the topic's other words.
+
+        Raises:
+            ValueError: The topic has none.
+        """
+        if len(self.things) < 2 or len(self.doings) < 2:
+            raise ValueError(f"topic {self.name!r} needs two things and two doings in phrasings.toml")
+        thing, other_thing = rng.sample(self.things, 2)
+        doing, other_doing = rng.sample(self.doings, 2)
+        frame = rng.choice(_phrasings()["frames"])
+        return _capital(
+            frame.format(thing=thing, other_thing=other_thing, doing=doing, other_doing=other_doing)
+        )
 
     @property
     def held_out_questions(self) -> tuple[str, ...]:
@@ -132,7 +160,12 @@ def parse_topic(name: str, text: str) -> Topic:
 @cache
 def load_topics(folder: Path = CORPUS / "topics") -> tuple[Topic, ...]:
     """Every topic of the corpus, in the order of file names."""
-    return tuple(parse_topic(path.stem, path.read_text("utf-8")) for path in sorted(folder.glob("*.md")))
+    topics = (parse_topic(path.stem, path.read_text("utf-8")) for path in sorted(folder.glob("*.md")))
+    return tuple(
+        replace(topic, things=tuple(words["things"]), doings=tuple(words["doings"]))
+        for topic in topics
+        for words in [_phrasings().get(topic.name, {"things": (), "doings": ()})]
+    )
 
 
 @cache
@@ -153,6 +186,15 @@ def load_requests() -> dict[str, Requests]:
 def request_table() -> dict[str, dict[str, Any]]:
     """``corpus/requests.toml`` as it stands."""
     return tomllib.loads((CORPUS / "requests.toml").read_text("utf-8"))
+
+
+@cache
+def _phrasings() -> dict[str, Any]:
+    return tomllib.loads((CORPUS / "phrasings.toml").read_text("utf-8"))
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _question_table() -> dict[str, list[str]]:
@@ -186,6 +228,12 @@ def _earlier_turns(topics: Sequence[Topic], rng: random.Random) -> tuple[Turn, .
     return tuple(turns)
 
 
+def _taught_question(kind: str, topic: Topic, rng: random.Random) -> str:
+    if kind == "beginning" and topic.doings and rng.random() < _DRAWN_SHARE:
+        return topic.drawn_question(rng)
+    return rng.choice(topic.taught_questions if rng.random() < 0.75 else topic.questions_by_title("about"))
+
+
 def _first_sentence(answer: str) -> str:
     number, heading_and_sentence, _ = answer.split(".", 2)
     return f"{number}.{heading_and_sentence}."
@@ -201,8 +249,7 @@ def make_topic_example(kind: str, topic: Topic, topics: Sequence[Topic], rng: ra
         topics: All of them; others stand in earlier turns.
         rng: Where every choice comes from.
     """
-    asked = topic.taught_questions if rng.random() < 0.75 else topic.questions_by_title("about")
-    question = vary_question(rng.choice(asked), rng)
+    question = vary_question(_taught_question(kind, topic, rng), rng)
     turns = _earlier_turns(topics, rng)
     if kind == "plain":
         return Example(turns, ((question, "", topic.answer),))

@@ -149,6 +149,14 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
 # Edits of an earlier answer -----------------------------------------------------------------------------
 
 
+_POINT_STYLES = (
+    "{number}. **{heading}**: {text}",
+    "{number}. **{heading}**: {text}",
+    "{number}. {heading}: {text}",
+    "{text}",
+)
+
+
 def _write_points(points: Sequence[tuple[str, str]], style: str) -> str:
     separator = "\n" if style.startswith("{number}. {heading}") else "\n\n"
     return separator.join(
@@ -181,32 +189,45 @@ def _points_to_edit(
 
 
 def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
+    """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
     question, points, new = _points_to_edit(rng, topics)
-    style = rng.choice(("{number}. **{heading}**: {text}", "{number}. {heading}: {text}", "{text}"))
+    style = rng.choice(_POINT_STYLES)
     text = _write_points(points, style)
-    change = rng.choice(("shorter", "add", "replace"))
-    request = rng.choice(table[change])
-    if change == "shorter":
-        reply = _write_points([(heading, _first_sentence(body)) for heading, body in points], style)
-    elif change == "add":
-        if style == "{text}":
-            style = "{number}. {heading}: {text}"
-            text = _write_points(points, style)
-        heading = new[0]
-        request = request.format(heading=heading[0].lower() + heading[1:] if rng.random() < 0.7 else heading)
-        reply = _write_points([*points, new], style)
-    else:
-        old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
-        if rng.random() < 0.2:  # two words
-            old = rng.choice(re.findall(r"(?=(?<!\w)(\w{3,} \w{3,}))", text) or [old])
-        by = " ".join(random_word(rng) for _ in range(rng.choice((1, 1, 1, 2))))
-        request = request.format(old=old, new=by)
-        reply = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
+    changes = ["shorter", "replace", "replace"] + ["add"] * ("{number}" in style)
+    rng.shuffle(changes)
+    edits = [
+        _change(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
+    ]
     if rng.random() < 0.3:
+        request, reply = edits[0]
         framed = rng.choice(table["frames"]).format(text=text, request=request)
         return Example((), ((framed, "", reply),))
-    return Example((Turn("user", question), Turn("assistant", text)), ((request, "", reply),))
+    branches = tuple((request, "", reply) for request, reply in edits)
+    return Example((Turn("user", question), Turn("assistant", text)), branches)
+
+
+def _change(
+    change: str,
+    text: str,
+    points: Sequence[tuple[str, str]],
+    new: tuple[str, str],
+    *,
+    style: str,
+    rng: random.Random,
+) -> tuple[str, str]:
+    """A request for a change of an answer, and the answer changed."""
+    request = rng.choice(request_table()["edit"][change])
+    if change == "shorter":
+        return request, _write_points([(heading, _first_sentence(body)) for heading, body in points], style)
+    if change == "add":
+        heading = new[0][0].lower() + new[0][1:] if rng.random() < 0.7 else new[0]
+        return request.format(heading=heading), _write_points([*points, new], style)
+    old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
+    if rng.random() < 0.2:  # two words
+        old = rng.choice(re.findall(r"(?=(?<!\w)(\w{3,} \w{3,}))", text) or [old])
+    by = " ".join(random_word(rng) for _ in range(rng.choice((1, 1, 1, 2))))
+    return request.format(old=old, new=by), re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
 
 
 # A follow-up question made to stand alone ---------------------------------------------------------------

@@ -49,6 +49,7 @@ def test_the_benchmark_prints_every_workload_and_its_twin(capsys: pytest.Capture
             for figures in results[name].values():
                 assert figures["over_transformers_greedy"] > 0
                 assert figures["over_prompt_lookup"] > 0
+    assert set(results["embedded_unforced_by_kind"]) == set(copy_speed.QUOTING_KINDS)
     assert results["nothing_to_copy"]["combined_over_autoregressive_seconds"] > 0
     assert results["bfloat16"]["all_near_ties"]
 

@@ -10,7 +10,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.batches import NUM_POINTED, collate, draw_batch, encode_example
+from local_backend.embedded.batches import (
+    DECIDING_WEIGHT,
+    NUM_DECIDING_TOKENS,
+    NUM_POINTED,
+    collate,
+    draw_batch,
+    encode_example,
+)
 from local_backend.embedded.build import (
     BuildOptions,
     main,
@@ -19,7 +26,7 @@ from local_backend.embedded.build import (
     train,
 )
 from local_backend.embedded.consistency import consistency_loss, draw_noisy, read_answers
-from local_backend.embedded.corpus import load_topics
+from local_backend.embedded.corpus import Example, load_topics
 from local_backend.embedded.losses import only_quoted, pointing_loss
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import train_tokenizer
@@ -74,6 +81,49 @@ def test_branches_of_an_example_are_what_a_row_reads_alone(
             alone = model(torch.tensor([example.prefix_ids + ids])).logits[0, len(example.prefix_ids) :]
             torch.testing.assert_close(logits[column : column + len(ids)], alone, atol=1e-4, rtol=1e-4)
             column += len(ids)
+
+
+def test_the_beginnings_of_points_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
+    """There it is decided what the rest is about."""
+    topic = TOPICS[0]
+    batch = collate(
+        [encode_example(Example((), (("What now?", "", topic.answer),)), tokenizer)], tokenizer.pad_token_id
+    )
+    heavy = (batch["weights"][0] == DECIDING_WEIGHT) & (batch["targets"][0] != -100)
+    begins = heavy & ~heavy.roll(1)
+    assert int(begins.sum()) == len(topic.points)
+    # One more where two line ends are two tokens.
+    assert 0 <= int(heavy.sum()) - len(topic.points) * NUM_DECIDING_TOKENS < len(topic.points)
+    for number, column in enumerate(begins.nonzero().flatten().tolist(), 1):
+        said = tokenizer.decode(batch["targets"][0, column : column + NUM_DECIDING_TOKENS])
+        assert said.lstrip().startswith(f"{number}. **{topic.points[number - 1].heading[:4]}")
+
+
+def test_questions_are_put_together_from_a_topics_other_words() -> None:
+    rng = random.Random(0)
+    for topic in TOPICS:
+        for _ in range(5):
+            question = topic.drawn_question(rng)
+            assert question[0].isupper() or not question[0].isalpha()
+            assert "{" not in question
+            assert any(words.lower() in question.lower() for words in (*topic.things, *topic.doings))
+            assert question not in topic.held_out_questions
+    with pytest.raises(ValueError, match=r"needs two things and two doings in phrasings\.toml"):
+        replace(TOPICS[0], things=()).drawn_question(rng)
+
+
+def test_edits_of_one_answer_share_what_stands_before_them() -> None:
+    """Several requests behind one answer: each reply is what its own request makes of it."""
+    num_branches = set()
+    for seed in range(60):
+        example = make_example("edit", random.Random(seed), TOPICS)
+        num_branches.add(len(example.branches))
+        if not example.turns:
+            continue
+        answer = example.turns[-1].content
+        for request, _, reply in example.branches:
+            assert reply != answer or "replace" in request.lower() or len(answer.split(". ")) < 3, request
+    assert num_branches == {1, 2, 3}
 
 
 def test_a_step_draws_the_same_examples_again(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -149,16 +199,22 @@ def test_the_consistency_loss_is_that_of_the_training_package(
 
 def test_the_learning_rate_rises_and_falls_in_each_stage() -> None:
     options = BuildOptions(
-        num_steps=100, num_tuning_steps=4, num_first_steps=20, num_consistency_steps=50, warmup_steps=5
+        num_steps=110,
+        num_tuning_steps=4,
+        num_first_steps=20,
+        num_last_steps=10,
+        num_consistency_steps=50,
+        warmup_steps=5,
     )
-    rates = [rate_at(step, options) for step in range(150)]
+    rates = [rate_at(step, options) for step in range(160)]
     assert all(0 < rate <= 1 for rate in rates)
     assert rates[0] == rates[4] < rates[5]
     assert rates[10] == rates[23] == 1
     assert rates[24] == rates[40] == options.then_learning_rate_share
     assert rates[99] < 0.1 * rates[40]
-    assert max(rates[100:]) == pytest.approx(options.consistency_learning_rate_share)
-    assert rates[149] < 0.1 * max(rates[100:])
+    assert rates[99] < rates[100] == options.last_learning_rate_share > rates[109]
+    assert max(rates[110:]) == pytest.approx(options.consistency_learning_rate_share)
+    assert rates[159] < 0.1 * max(rates[110:])
 
 
 def _toy(folder: Path, name: str) -> list[str]:
@@ -166,6 +222,7 @@ def _toy(folder: Path, name: str) -> list[str]:
         "steps": 5,
         "tuning-steps": 1,
         "first-steps": 2,
+        "last-steps": 1,
         "hidden": 40,
         "layers": 1,
         "tokens-per-batch": 300,
@@ -207,7 +264,13 @@ def test_answers_that_were_lost_are_told(tmp_path: Path) -> None:
 
 def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     options = replace(
-        TINY, num_steps=40, num_tuning_steps=0, num_first_steps=0, tokens_per_batch=400, warmup_steps=5
+        TINY,
+        num_steps=40,
+        num_tuning_steps=0,
+        num_first_steps=0,
+        num_last_steps=0,
+        tokens_per_batch=400,
+        warmup_steps=5,
     )
     model = make_model(options, tokenizer)
     steps = train(model, tokenizer, TOPICS[:1], options, tmp_path / "checkpoint.pt", last_step=40)

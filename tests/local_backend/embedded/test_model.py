@@ -119,7 +119,9 @@ def test_it_knows_what_it_knows(question: str, name: str | None) -> None:
     assert (topic.name if topic else None) == name
 
 
-@pytest.mark.skip(reason="this edition passes over a point when several are asked for at once")
+@pytest.mark.skip(
+    reason="when several points are asked for at once, this edition loses its thread in 6 of 16 replies"
+)
 def test_it_expands_several_points_in_one_reply(chat: ChatLocal) -> None:
     wordings = load_requests()["several"]
     for topic in random.Random(1).sample(TOPICS, 4):
