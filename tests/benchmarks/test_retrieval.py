@@ -41,6 +41,16 @@ def test_times_are_added_up_before_they_are_compared() -> None:
     assert retrieval.summarize([case(1.0, 4.0), case(1.0, 4.0, identical=False)])["identical"] is False
 
 
+def test_answers_that_never_end_are_no_gain() -> None:
+    """One word said for ever is easy to copy."""
+    endless = {**case(0.1, 40.0), "num_tokens": 640}
+    figures = retrieval.summarize([case(1.0, 4.0), endless, case(3.0, 4.0)])
+    assert figures["speedup_vs_transformers_greedy"] == 2.0
+    assert (figures["cases"], figures["unfinished"]) == (3, 1)
+    with pytest.raises(ValueError, match="none of 1 answers came to its end"):
+        retrieval.summarize([endless])
+
+
 @pytest.mark.slow
 def test_one_case_of_each_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     retrieval.main(["--cases", "1", "--repeats", "1"])
