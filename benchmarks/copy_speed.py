@@ -7,8 +7,8 @@ Three workloads, in one run, alternating:
   a few words in a hundred changed. Where the LLMA paper's answers (arXiv 2304.04487) are at hand, each
   behind its ten retrieved documents, they are a workload of their own, ``100m_forced_rag``.
 - ``embedded_unforced``: the embedded model in float32 writes what it likes behind prompts that hold what it
-  will quote: questions about documents, edits of an earlier answer, texts to be said once more, as many of
-  each (``embedded_unforced_by_kind`` has them apart); all answers must be the same.
+  will quote: questions about documents and edits of an earlier answer, as many of each
+  (``embedded_unforced_by_kind`` has them apart); all answers must be the same.
 - ``batch_8``: the first one, eight rows at once. Prompt lookup takes no batches and goes one by one.
 
 Beside them ``nothing_to_copy``: what ``combined`` costs over ``autoregressive`` where answers are noise; and
@@ -73,7 +73,7 @@ _SHARED = Path(__file__).parents[2] / "shared" / "data"
 _PAPER_CASES = _SHARED / "reference" / "rag_dev.jsonl"
 _PAPER_TOKENIZER = _SHARED / "tokenizers" / "llama2.model"
 _NEAR_TIE_LAST_PLACES = 4.0
-QUOTING_KINDS = ("documents", "edit", "repeat")  # what the embedded model answers by quoting
+QUOTING_KINDS = ("documents", "edit")  # what the embedded model answers by quoting
 _LEADS = ("On this the documents say:", "One of them adds:", "Then:", "It also holds that", "Besides,")
 
 

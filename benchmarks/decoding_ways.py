@@ -75,8 +75,8 @@ class Way:
 
 
 def engine_way(model: Any, tokenizer: Any, drafter: str | Drafter, max_tokens: int) -> tuple[Way, Engine]:
-    """A way through the engine, one prompt at a time, with no prefix kept."""
-    engine = Engine(model, tokenizer, drafter, max_rows=1, max_prefix_bytes=0)
+    """A way through an engine of its own, one prompt at a time; what prompts begin with alike is kept."""
+    engine = Engine(model, tokenizer, drafter, max_rows=1)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
     def decode(prompt: Prompt) -> tuple[list[int], str, int]:

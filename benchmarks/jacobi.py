@@ -5,6 +5,7 @@ baseline, then by Jacobi, lookahead and combined drafts, the plain model by Jaco
 assisted decoding with a smaller draft model. Quality is scored as the task scores: SQL and Python by running
 them. Where texts differ between models, speed is compared as tokens a second, the prompt's reading included;
 ``decode_speedup`` leaves out the prompt and each answer's first forward, which weigh little in long answers.
+Every engine is as it is by default: it keeps what prompts begin with, so that a schema is read once.
 
 The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model before it
 was tuned, by ``python -m local_backend.embedded.build --plain-output build/embedded/plain``. A task whose

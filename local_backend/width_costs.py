@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -194,15 +194,14 @@ def measure_width_costs(
     for num_rows in rows:
         if near and time.perf_counter() > deadline:
             break
-        line: list[float] = []
-        for width in widths:
-            if len(line) > 1 and (num_rows * width > _MAX_FORWARD_TOKENS or time.perf_counter() > deadline):
-                before, last = widths[len(line) - 2], widths[len(line) - 1]
-                slope = max(0.0, line[-1] - line[-2]) / (last - before)
-                line.append(line[-1] + slope * (width - last))  # by the token, as between the two before
-            else:
-                line.append(seconds_of(num_rows, width))
-        near.append(_ascending(line))
+        measured: dict[int, float] = {}
+        for width in _by_what_they_tell(widths):
+            if len(measured) > 1 and (
+                num_rows * width > _MAX_FORWARD_TOKENS or time.perf_counter() > deadline
+            ):
+                continue
+            measured[width] = seconds_of(num_rows, width)
+        near.append(_ascending(_line_through(measured, widths)))
     rows = rows[: len(near)]  # larger batches cost by the token, too
     tables = [tuple(near)]
     for context in contexts[1:]:
@@ -226,6 +225,28 @@ def measure_width_costs(
             )
         tables.append(tuple(far))
     return WidthCosts(contexts, rows, widths, tuple(tables))
+
+
+def _by_what_they_tell(widths: Sequence[int]) -> list[int]:
+    """The narrowest and a middling one first, which together tell what a token costs, then the others.
+
+    On a busy machine there may be time for two. Of neighbours the difference would be noise, and the widest
+    takes seconds where a model is slow.
+    """
+    first = [widths[0], widths[len(widths) // 2]]
+    return [*dict.fromkeys(first), *(width for width in reversed(widths) if width not in first)]
+
+
+def _line_through(measured: Mapping[int, float], widths: Sequence[int]) -> list[float]:
+    """Seconds at each width: linear between what was measured, and beyond by the token, as before that."""
+    known = sorted(measured)
+    line = []
+    for width in widths:
+        at = min(max(0, bisect_right(known, width) - 1), max(0, len(known) - 2))
+        low, high = known[at], known[min(at + 1, len(known) - 1)]
+        slope = max(0.0, measured[high] - measured[low]) / max(1, high - low)
+        line.append(measured.get(width, measured[low] + slope * (width - low)))
+    return line
 
 
 def _ascending(line: Sequence[float]) -> tuple[float, ...]:

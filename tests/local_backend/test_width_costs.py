@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
-from local_backend.forward import padded_width
+from local_backend.forward import Forward, padded_width
 from local_backend.grouped_attention import NAME, grouped_attention
 from local_backend.width_costs import WidthCosts, measure_width_costs
 
@@ -138,6 +138,24 @@ def test_measuring_leaves_a_table_that_ascends(
         for line in table:
             assert all(seconds > 0 for seconds in line)
             assert list(line) == sorted(line)
+
+
+@pytest.mark.parametrize("max_seconds", [0.0, 100.0])
+def test_two_widths_are_enough_to_know_them_all(max_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow or busy machine there is time for few forwards, and a table for the rest all the same."""
+    now = 0.0
+
+    def forward(self: Forward, _: int, unread: list[list[int]], drafts: list[Draft], **__: object) -> None:
+        nonlocal now
+        now += 2.0 + 0.125 * len(unread) * (1 + len(drafts[0]))
+
+    monkeypatch.setattr(Forward, "__call__", forward)
+    monkeypatch.setattr("local_backend.width_costs.time.perf_counter", lambda: now)
+    monkeypatch.setattr("local_backend.width_costs._MAX_SECONDS", max_seconds)
+    costs = measure_width_costs(random_model("llama"), max_rows=1)
+    for width in (1, 2, 3, 8, 20, 64, 100):
+        assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)
+    assert now < (40 if max_seconds == 0 else 200)
 
 
 def test_a_model_with_few_positions_can_be_measured() -> None:
