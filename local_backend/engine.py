@@ -27,7 +27,7 @@ from local_backend.compilation import compile_blocks
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
 from local_backend.engine_stats import EngineStats
-from local_backend.forward import Forward, padded_width, widest_within
+from local_backend.forward import Forward, decode_width, widest_within
 from local_backend.grouped_attention import read_in_place
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
@@ -49,7 +49,8 @@ from local_backend.worker import Worker, on_passing_thread
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Rows whose prompts differ by more tokens than that are not read by the forward that verifies first drafts.
+# Prompts are not read by the forward that verifies first drafts where more columns of it would be of no use:
+# those of shorter prompts, and where the model cannot leave out their scores, those of all prompts.
 _FEW_COLUMNS = 32
 
 
@@ -368,7 +369,9 @@ class Engine(Calls):
         num_new = min(max(num_left), max(1, self._prefill_chunk_tokens // len(rows)), room)
         # One forward less, where it makes nobody wait and few columns are read that hold nothing.
         is_last = first_place == 0 and max(num_left) <= num_new < room
-        if is_last and max(num_left) - min(num_left) <= _FEW_COLUMNS:
+        # Scores of a whole chunk, of which one column is wanted, would take the memory of the answer's.
+        num_idle = max(num_left) - (min(num_left) if self._architecture.keeps_logits else 0)
+        if is_last and num_idle <= _FEW_COLUMNS:
             self._running.begin_writing(most_unread=num_new)
             return
         chunks = [
@@ -430,9 +433,8 @@ class Engine(Calls):
         self.stats.num_forwards += 1
         self.stats.num_row_forwards += len(rows)
         num_unread = [len(row.unread) for row in rows]
-        num_new = [count + len(draft) for count, draft in zip(num_unread, drafts, strict=True)]
-        width = max(num_new) if max(num_unread) > 1 else padded_width(max(num_new))
-        self.stats.note_forward(len(rows), width, sum(num_new))
+        num_new = sum(num_unread) + sum(map(len, drafts))
+        self.stats.note_forward(len(rows), decode_width(num_unread, drafts), num_new)
         now = time.monotonic()
         for place, (row, count, draft, outcome) in enumerate(
             zip(rows, num_unread, drafts, outcomes, strict=True)

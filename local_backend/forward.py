@@ -42,6 +42,12 @@ def widest_within(num_tokens: int) -> int:
     return _WIDTHS[bisect_right(_WIDTHS, num_tokens) - 1]
 
 
+def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
+    """Columns of a forward that reads so many tokens of each row and verifies the drafts behind them."""
+    width = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
+    return padded_width(width) if max(num_unread) == 1 else width  # no two prompts are of one width anyway
+
+
 class Forward:
     """Runs the model on consecutive rows of its cache.
 
@@ -91,9 +97,7 @@ class Forward:
         num_rows = len(unread)
         num_unread = [len(tokens) for tokens in unread]
         fewest = min(num_unread)
-        num_new = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
-        if with_logits and max(num_unread) == 1:
-            num_new = padded_width(num_new)
+        num_new = decode_width(num_unread, drafts) if with_logits else max(num_unread)
         lengths = self._cache.lengths[first_row : first_row + num_rows]
         num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
         input_ids = torch.tensor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import random
 import threading
@@ -140,6 +141,18 @@ def test_the_end_of_a_prompt_is_read_by_the_forward_that_begins_the_answer(
         assert completion.token_ids == answers[tuple(prompt)]
         assert completion.stats.num_prefilled == len(prompt) - 1
         assert completion.stats.num_forwards == len(completion.stats.tokens_by_forward)
+
+
+def test_scores_of_a_long_prompt_are_not_computed_where_they_cannot_be_left_out(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    (prompt,) = ragged_prompts(1, seed=2)
+    prompt = [*prompt, *range(20, 60)]
+    with Engine(model, tokenizer) as engine:
+        engine._architecture = dataclasses.replace(engine._architecture, keeps_logits=False)
+        (completion,) = engine.generate([prompt], SamplingParams(max_tokens=5))
+        assert engine.stats.num_prefill_forwards == 1
+    assert completion.token_ids == greedy(model, prompt, 5)
 
 
 def test_rows_join_while_others_write(engine: Engine, model: LlamaForCausalLM) -> None:
