@@ -65,8 +65,8 @@ class BuildOptions:
         num_steps: Optimizer steps of the plain model.
         num_tuning_steps: How many of them, at the beginning, tune the circuits alone, on questions about
             documents, while nothing else changes.
-        num_first_steps: How many after these draw from ``STREAMS_FIRST``; the others from ``STREAMS_THEN``,
-        num_last_steps: but for so many at the end, which draw from ``STREAMS_LAST``.
+        num_first_steps: How many after these draw from ``STREAMS_FIRST``; the others from ``STREAMS_THEN``.
+        num_last_steps: How many at the end draw from ``STREAMS_LAST`` instead.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
         num_answers: Answers of the plain model that the consistency stage learns from.
         tokens_per_batch: Padded tokens of each of a step's two batches.

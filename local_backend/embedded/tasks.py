@@ -149,7 +149,7 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
 # Edits of an earlier answer -----------------------------------------------------------------------------
 
 
-_POINT_STYLES = (
+_POINT_STYLES = (  # the first twice: plain answers, which are edited most, are written so
     "{number}. **{heading}**: {text}",
     "{number}. **{heading}**: {text}",
     "{number}. {heading}: {text}",
