@@ -5,7 +5,9 @@ baseline, then by Jacobi, lookahead and combined drafts, the plain model by Jaco
 assisted decoding with a smaller draft model. Quality is scored as the task scores: SQL and Python by running
 them. Where texts differ between models, speed is compared as tokens a second, the prompt's reading included;
 ``decode_speedup`` leaves out the prompt and each answer's first forward, which weigh little in long answers.
-Every engine is as it is by default: it keeps what prompts begin with, so that a schema is read once.
+Every engine is as it is by default: it keeps what prompts begin with, so that a schema is read once. All of
+it runs on one thread: for models so small a second one brings little, and the helpers of so many engines in
+one process, more than there are cores, would slow down all of them.
 
 The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model before it
 was tuned, by ``python -m local_backend.embedded.build --plain-output build/embedded/plain``. A task whose
@@ -57,6 +59,7 @@ from local_backend.training.tasks import TASKS, draw_cases
 _MODELS = Path("build/tasks")
 _EMBEDDED_PLAIN = Path("build/embedded/plain")
 _MAX_TOKENS = 160
+_BLOCK_SIZE = 23
 _NUM_ASSISTED = 100  # cases; each takes it longer than all other ways together
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # a task's entry of the summary; its cases
 
@@ -148,9 +151,9 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
     copying, more_engines = {}, []
     drafters: dict[str, str | Drafter] = {
         BASELINE: "autoregressive",
-        "jacobi": Jacobi(block_size),
+        "jacobi": Jacobi(block_size, num_recycled=0),
         "reference_copy": "reference_copy",
-        "combined": Combined([ReferenceCopy(), Jacobi(block_size), Lookahead()]),
+        "combined": Combined([ReferenceCopy(), Jacobi(block_size, num_recycled=0), Lookahead()]),
     }
     for kind, drafter in drafters.items():
         copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS)
@@ -211,9 +214,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--embedded-plain", type=Path, default=_EMBEDDED_PLAIN, help="of the same before it was tuned"
     )
     parser.add_argument("--cases", type=int, default=500, help="held-out cases of a task (%(default)s)")
-    parser.add_argument("--block-size", type=int, default=24, help="Jacobi's block (%(default)s)")
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        default=_BLOCK_SIZE,
+        help="Jacobi's block (%(default)s: with the last token, a width at which forwards are not padded)",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of every way (%(default)s)")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     results: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     records: list[dict[str, Any]] = []
@@ -233,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not results:
         parser.error("; ".join(left_out.values()))
     _print_table(results)
-    summary: dict[str, Any] = {"tasks": results}
+    summary: dict[str, Any] = {"tasks": results, "threads": options.threads}
     if left_out:
         summary["left_out"] = left_out
     if options.save:

@@ -5,7 +5,7 @@ Knows token ids and tree shape. Does not know where a draft comes from or how it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -135,6 +135,15 @@ class Draft:
         if not self.token_ids or (max(self.token_ids) < size and min(self.token_ids) >= 0):
             return self
         return self._part(lambda place, _: 0 <= self.token_ids[place] < size)
+
+    def ending_with(self, end_token_ids: Collection[int]) -> Draft:
+        """The part of the draft that could be emitted: behind a token that ends the text nothing is."""
+        if not any(token in end_token_ids for token in self.token_ids):
+            return self
+        goes_on: list[bool] = []
+        for token, parent in zip(self.token_ids, self.parents, strict=True):
+            goes_on.append(token not in end_token_ids and (parent < 0 or goes_on[parent]))
+        return self._part(lambda place, _: self.parents[place] < 0 or goes_on[self.parents[place]])
 
     def _part(self, is_kept: Callable[[int, int], bool]) -> Draft:
         """The places for which ``is_kept(place, number kept so far)`` and whose parent is kept, too."""

@@ -403,13 +403,13 @@ class Engine(Calls):
         self._cache.expected_length = self._scheduler.expected_length(self._running.rows)
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
-        """The drafter's guesses, cut to what the model can read, what there is room for, and what pays."""
+        """The drafter's guesses, as far as they can be read and emitted, there is room, and they pay."""
         num_unread = max(len(row.unread) for row in rows)
         widest = widest_within(self._cache.most_new_tokens(0, len(rows)) - num_unread + 1)
         drafts = [
-            draft.within_vocabulary(self._vocabulary_size).truncated(
-                max_tokens=widest - 1, max_depth=row.room - 1
-            )
+            draft.within_vocabulary(self._vocabulary_size)
+            .ending_with(row.end_token_ids)
+            .truncated(max_tokens=widest - 1, max_depth=row.room - 1)
             for row, draft in zip(rows, self.drafter.propose(rows), strict=True)
         ]
         if any(draft.probabilities for draft in drafts):

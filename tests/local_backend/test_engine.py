@@ -62,6 +62,29 @@ def test_greedy_is_what_transformers_writes(engine: Engine, model: LlamaForCausa
     assert engine.num_rows == 0
 
 
+class WholeAnswers(RandomTrees):
+    """Drafts the whole answer."""
+
+    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+        answers = [self.right[tuple(row.token_ids[: row.num_prompt_tokens])] for row in rows]
+        places = [len(row.token_ids) - row.num_prompt_tokens for row in rows]
+        return [Draft.chain(answer[place:]) for place, answer in zip(places, answers, strict=True)]
+
+
+def test_nothing_is_verified_behind_the_end(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    prompts = ragged_prompts(4, seed=4)
+    answers = {tuple(prompt): greedy(model, prompt, 40) for prompt in prompts}
+    with Engine(model, tokenizer, WholeAnswers(answers)) as engine:
+        for prompt, answer in answers.items():
+            ending = SamplingParams(max_tokens=40, stop_token_ids=(answer[15],))
+            (completion,) = engine.generate([prompt], ending)
+            assert completion.finish_reason == "stop"
+            assert completion.token_ids == answer[: answer.index(answer[15]) + 1]
+            assert completion.stats.num_drafted == completion.stats.num_accepted == len(completion.token_ids)
+
+
 def test_any_tree_of_drafts_changes_the_forwards_and_not_the_text(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:

@@ -50,6 +50,12 @@ def test_a_draft_is_cut_to_what_the_model_can_read(draft: Draft, size: int) -> N
     assert _paths(part) == {path for path in _paths(draft) if all(token < size for token in path)}
 
 
+@given(draft=drafts(), ends=st.frozensets(st.integers(0, 3)))
+def test_a_draft_is_cut_behind_what_ends_the_text(draft: Draft, ends: frozenset[int]) -> None:
+    part = draft.ending_with(ends)
+    assert _paths(part) == {path for path in _paths(draft) if not any(token in ends for token in path[:-1])}
+
+
 def _paths(draft: Draft) -> set[tuple[int, ...]]:
     paths: dict[int, tuple[int, ...]] = {-1: ()}
     for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
