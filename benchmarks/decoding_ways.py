@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from local_backend import Engine, Jacobi, Lookahead, SamplingParams
-from local_backend.drafters import Combined, Drafter, ReferenceCopy
+from local_backend.drafters import Combined, Drafter, ReferenceCopy, guess_token_ids_of
 from local_backend.training.evaluation import num_stationary
 from local_backend.training.examples import Trajectory
 from local_backend.training.trajectories import Recorder, decode_recorded
@@ -121,18 +120,27 @@ def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way
     return Way(decode)
 
 
+def jacobi_of(model: Any, block_size: int, num_recycled: int = 0) -> Jacobi:
+    """The drafter with the guess tokens that ``model`` was trained with, where there are any."""
+    return Jacobi(block_size, num_recycled, guess_token_ids=guess_token_ids_of(model))
+
+
 def tuned_and_plain_ways(
-    plain: Any, tuned: Any, tokenizer: Any, block_size: int, max_tokens: int
+    plain: Any, tuned: Any, tokenizer: Any, block_size: int, max_tokens: int, *, num_recycled: int = 0
 ) -> tuple[dict[str, Way], list[Engine]]:
-    """The ways that are compared, the baseline first, and the engines to be closed afterwards."""
-    # What is recycled helps models that were not tuned, a little, and makes forwards wider.
-    jacobi = partial(Jacobi, block_size, num_recycled=0)
+    """The ways that are compared, the baseline first, and the engines to be closed afterwards.
+
+    What is recycled helps where answers quote their prompts; elsewhere it makes forwards wider for nothing.
+    """
     drafters: dict[str, tuple[Any, str | Drafter]] = {
         BASELINE: (tuned, "autoregressive"),
-        "jacobi_plain": (plain, jacobi()),
-        "jacobi_tuned": (tuned, jacobi()),
+        "jacobi_plain": (plain, jacobi_of(plain, block_size, num_recycled)),
+        "jacobi_tuned": (tuned, jacobi_of(tuned, block_size, num_recycled)),
         "lookahead_tuned": (tuned, Lookahead()),
-        "combined_tuned": (tuned, Combined([ReferenceCopy(), jacobi(), Lookahead()])),
+        "combined_tuned": (
+            tuned,
+            Combined([ReferenceCopy(), jacobi_of(tuned, block_size, num_recycled), Lookahead()]),
+        ),
         PLAIN_TEXT: (plain, "autoregressive"),
     }
     ways: dict[str, Way] = {}

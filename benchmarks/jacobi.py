@@ -37,12 +37,12 @@ from benchmarks.decoding_ways import (
     assisted_way,
     engine_way,
     figures_of,
+    jacobi_of,
     run_alternating,
     trajectory_counts,
     tuned_and_plain_ways,
 )
 from benchmarks.results import save
-from local_backend import Jacobi
 from local_backend.drafters import Combined, Drafter, Lookahead, ReferenceCopy
 from local_backend.embedded import WEIGHTS
 from local_backend.embedded.corpus import load_topics
@@ -147,13 +147,16 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
         for one in documents
     ]
     everything = [*prompts, *(Prompt(prompt.token_ids) for prompt in cited)]
-    ways, engines = tuned_and_plain_ways(plain, tuned, tokenizer, block_size, _MAX_TOKENS)
+    num_recycled = 2
+    ways, engines = tuned_and_plain_ways(
+        plain, tuned, tokenizer, block_size, _MAX_TOKENS, num_recycled=num_recycled
+    )
     copying, more_engines = {}, []
     drafters: dict[str, str | Drafter] = {
         BASELINE: "autoregressive",
-        "jacobi": Jacobi(block_size, num_recycled=0),
+        "jacobi": jacobi_of(tuned, block_size, num_recycled),
         "reference_copy": "reference_copy",
-        "combined": Combined([ReferenceCopy(), Jacobi(block_size, num_recycled=0), Lookahead()]),
+        "combined": Combined([ReferenceCopy(), jacobi_of(tuned, block_size, num_recycled), Lookahead()]),
     }
     for kind, drafter in drafters.items():
         copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS)

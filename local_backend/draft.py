@@ -97,6 +97,19 @@ class Draft:
             children.setdefault(key, place)
         return children
 
+    def children_of(self, parent: int) -> dict[int, int]:
+        """Place by token of what hangs from the token at a place, or from the root, which is -1."""
+        return {token: place for (above, token), place in self._children().items() if above == parent}
+
+    def with_children(self, token_ids: Sequence[int], *, max_depth: int) -> Draft:
+        """The draft with each of ``token_ids`` hanging from the root and every token above that depth."""
+        depths = [0, *self.depths()]
+        parents = [place - 1 for place, depth in enumerate(depths) if depth < max_depth]
+        return Draft(
+            (*self.token_ids, *(token for _ in parents for token in token_ids)),
+            (*self.parents, *(parent for parent in parents for _ in token_ids)),
+        )
+
     @property
     def is_chain(self) -> bool:
         """Whether every token hangs from the one before it."""

@@ -25,7 +25,7 @@ from local_backend.calls import Calls
 from local_backend.choice import chooser
 from local_backend.compilation import compile_blocks
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafters import Drafter, drafter_of
+from local_backend.drafters import Drafter, drafter_of, guess_token_ids_of
 from local_backend.engine_stats import EngineStats
 from local_backend.forward import Forward, decode_width, widest_within
 from local_backend.grouped_attention import read_in_place
@@ -112,7 +112,7 @@ class Engine(Calls):
         self.max_rows = max_rows
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.drafter = drafter_of(drafter)
+        self.drafter = drafter_of(drafter, guess_token_ids_of(model))
         self.stats = EngineStats()
         architecture = Architecture.of(model)
         if grouped_attention_in_place:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from local_backend.drafters.autoregressive import Autoregressive
 from local_backend.drafters.base import Drafter, WritingRow
@@ -12,18 +13,30 @@ from local_backend.drafters.lookahead import Lookahead
 from local_backend.drafters.reference_copy import ReferenceCopy
 from local_backend.drafters.span_copy import SpanCopy
 
-_BY_NAME: dict[str, Callable[[], Drafter]] = {
-    "autoregressive": Autoregressive,
-    "combined": lambda: Combined([ReferenceCopy(), Jacobi(), Lookahead()]),
-    "jacobi": Jacobi,
-    "lookahead": Lookahead,
-    "reference_copy": ReferenceCopy,
-    "span_copy": SpanCopy,
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BY_NAME: dict[str, Callable[[Sequence[int]], Drafter]] = {
+    "autoregressive": lambda _: Autoregressive(),
+    "combined": lambda guesses: Combined([ReferenceCopy(), Jacobi(guess_token_ids=guesses), Lookahead()]),
+    "jacobi": lambda guesses: Jacobi(guess_token_ids=guesses),
+    "lookahead": lambda _: Lookahead(),
+    "reference_copy": lambda _: ReferenceCopy(),
+    "span_copy": lambda _: SpanCopy(),
 }
 
 
-def drafter_of(drafter: str | Drafter) -> Drafter:
+def guess_token_ids_of(model: PreTrainedModel) -> tuple[int, ...]:
+    """The guess tokens a model was trained with, as its configuration tells; most models have none."""
+    return tuple(getattr(model.config, "guess_token_ids", None) or ())
+
+
+def drafter_of(drafter: str | Drafter, guess_token_ids: Sequence[int] = ()) -> Drafter:
     """The drafter of that name, or the one given.
+
+    Args:
+        drafter: A name or a drafter.
+        guess_token_ids: For one made by name, see :class:`~local_backend.drafters.jacobi.Jacobi`.
 
     Raises:
         ValueError: No drafter has that name.
@@ -32,7 +45,7 @@ def drafter_of(drafter: str | Drafter) -> Drafter:
     if isinstance(drafter, str):
         if drafter not in _BY_NAME:
             raise ValueError(f"no drafter is named {drafter!r}; there are {', '.join(sorted(_BY_NAME))}")
-        return _BY_NAME[drafter]()
+        return _BY_NAME[drafter](guess_token_ids)
     if not isinstance(drafter, Drafter):
         raise TypeError(f"a drafter has propose() and observe(), got {type(drafter).__name__}")
     return drafter
@@ -48,4 +61,5 @@ __all__ = [
     "SpanCopy",
     "WritingRow",
     "drafter_of",
+    "guess_token_ids_of",
 ]

@@ -4,6 +4,10 @@ The greedy text is the fixed point of this iteration (Santilli et al., arXiv 230
 seldom gets a token right behind a wrong one; a model trained for consistency (CLLM, arXiv 2403.00835; Jacobi
 Forcing, arXiv 2512.14681) lands several tokens a forward. N-grams of past iterates that were refused where
 they stood, but belong a little further on, are tried again as branches beside the block.
+
+A model may have been trained to begin blocks with guess tokens of its own, one for each place ahead. They
+hang from every token of the block, so that wherever the text gets to there are new guesses behind it, none of
+which was made behind a wrong one.
 """
 
 from __future__ import annotations
@@ -32,12 +36,22 @@ class Jacobi:
         block_size: Guessed tokens in flight.
         num_recycled: How many n-grams of the text and of past iterates are tried beside the block.
         ngram_size: Their length, the row's last token included.
+        guess_token_ids: The tokens by which the model was trained to guess the place after next, the one
+            behind it and so on; they are nothing it writes. Without them blocks begin with n-grams seen
+            before.
 
     Raises:
         ValueError: A number is out of range.
     """
 
-    def __init__(self, block_size: int = 16, num_recycled: int = 2, ngram_size: int = 4) -> None:
+    def __init__(
+        self,
+        block_size: int = 16,
+        num_recycled: int = 2,
+        ngram_size: int = 4,
+        *,
+        guess_token_ids: Sequence[int] = (),
+    ) -> None:
         for name, value, least in (
             ("block_size", block_size, 1),
             ("num_recycled", num_recycled, 0),
@@ -48,6 +62,7 @@ class Jacobi:
         self.block_size = block_size
         self.num_recycled = num_recycled
         self.ngram_size = ngram_size
+        self.guess_token_ids = tuple(guess_token_ids)
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
 
     def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
@@ -55,22 +70,38 @@ class Jacobi:
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
-        """The model's tokens at the refused places are the next guess."""
+        """The model's tokens at the refused places are the next guess, or those it said on guess tokens."""
         for row, outcome in zip(rows, outcomes, strict=True):
             state = self._states[row]
             iterate = outcome.predictions_along(state.guess)
-            state.guess = iterate[len(outcome.token_ids) :]
+            if self.guess_token_ids:
+                state.guess = self._said_on_guess_tokens(outcome)
+            else:
+                state.guess = iterate[len(outcome.token_ids) :]
             state.pool.add(iterate)
+
+    def _said_on_guess_tokens(self, outcome: Outcome) -> list[int]:
+        """What the guess tokens behind the last accepted token stand for."""
+        last = outcome.accepted[-1] if outcome.accepted else -1
+        places = outcome.draft.children_of(last)
+        said = []
+        for token in self.guess_token_ids[: self.block_size]:
+            if token not in places:
+                break
+            said.append(outcome.predictions[places[token] + 1])
+        return said
 
     def _draft(self, row: WritingRow) -> Draft:
         state = self._states[row]
         state.pool.read(row.token_ids)
         room = max(0, row.room - 1)
-        size = min(self.block_size, room)
         last = row.token_ids[-1]
-        while len(state.guess) < size:
-            behind = state.guess[-1] if state.guess else last
-            state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
+        size = min(self.block_size, room)
+        if not self.guess_token_ids:
+            while len(state.guess) < size:
+                behind = state.guess[-1] if state.guess else last
+                state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
         del state.guess[size:]
         recycled = state.pool.after(last)[: self.num_recycled]
-        return Draft.merged([Draft.chain(state.guess), *(Draft.chain(ngram[:room]) for ngram in recycled)])
+        block = Draft.merged([Draft.chain(state.guess), *(Draft.chain(ngram[:room]) for ngram in recycled)])
+        return block.with_children(self.guess_token_ids[:size], max_depth=room)

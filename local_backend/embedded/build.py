@@ -1,18 +1,20 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
-Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes little more than an
-hour. First a plain model is trained, then it is tuned on its own answers so that it lands many tokens a
-forward under Jacobi decoding (:mod:`local_backend.embedded.consistency`); ``--without-consistency`` leaves
-that out, ``--plain-output`` keeps the plain model as well. A build that was interrupted continues from its
-last checkpoint and ends with the same weights, because what a step draws depends on its number alone.
+Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes somewhat less than
+an hour and a half. First a plain model is trained, then it is tuned so that it lands several tokens a forward
+under Jacobi decoding (:mod:`local_backend.embedded.consistency`); ``--without-consistency`` leaves that out,
+``--plain-output`` keeps the plain model as well. A build that was interrupted continues from its last
+checkpoint and ends with the same weights, because what a step draws depends on its number alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,13 +25,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
-from local_backend.embedded.consistency import collect_answers, consistency_loss, draw_noisy, read_answers
+from local_backend.embedded.consistency import KEPT_KINDS, NUM_GUESSED, draw_guessed, guessing_loss
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import LearningRates, Optimizers
 from local_backend.embedded.quoting import begin_quoting, fits
-from local_backend.embedded.tokenization import token_traits, train_tokenizer
+from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 from local_backend.training.masks import use_fast_attention
 
 # A step learns from one batch of each stream, a batch holding examples of one kind. First the circuits are
@@ -57,6 +59,13 @@ STREAMS_LAST: Sequence[Mapping[str, float]] = (
 )
 
 
+# Of a batch's tokens so many in the consistency stage, where as many guess tokens as there are places hang
+# from each of them; and how much the batch counts that has none.
+_CONSISTENCY_SHARE, _KEPT_WEIGHT = 0.65, 0.5
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+
+
 @dataclass(frozen=True)
 class BuildOptions:
     """What a build depends on.
@@ -68,7 +77,6 @@ class BuildOptions:
         num_first_steps: How many after these draw from ``STREAMS_FIRST``; the others from ``STREAMS_THEN``.
         num_last_steps: How many at the end draw from ``STREAMS_LAST`` instead.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
-        num_answers: Answers of the plain model that the consistency stage learns from.
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
             the steps.
@@ -85,13 +93,12 @@ class BuildOptions:
     num_tuning_steps: int = 40
     num_first_steps: int = 240
     num_last_steps: int = 150
-    num_consistency_steps: int = 330
-    num_answers: int = 400
+    num_consistency_steps: int = 350
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
     last_learning_rate_share: float = 0.05
-    consistency_learning_rate_share: float = 0.3
+    consistency_learning_rate_share: float = 0.4
     warmup_steps: int = 30
     decay_share: float = 0.54
     weight_decay: float = 0.5
@@ -198,32 +205,26 @@ def train(
         model.load_state_dict(state["model"])
         optimizers.load(state["optimizers"])
         first = state["step"]
-    answers, answers_path = None, checkpoint.with_suffix(".answers.jsonl")
+    guess_ids = guess_token_ids(tokenizer, NUM_GUESSED)
     use_fast_attention(model)
+    model.train()
     for step in range(first, last_step):
         losses = {}
-        if step == options.num_steps:  # the plain model answers, before anything changes it
-            model.set_attn_implementation("sdpa")
-            collect_answers(model, tokenizer, topics, options.num_answers, answers_path)
-        if step >= options.num_steps and answers is None:
-            answers = read_answers(answers_path)
-            use_fast_attention(model)
-        model.train()
-        streams = _streams_at(step, options)
-        if answers is not None:
-            # One batch of noisy answers, one of the corpus, by turns from each stream.
-            noisy = draw_noisy(f"{options.seed}:{step}", answers, options.tokens_per_batch, tokenizer)
-            for name, loss in consistency_loss(model, noisy).items():
-                loss.backward()
-                optimizers.collect(for_circuits=False)
-                losses[name] = loss.item()
-            streams = streams[step % 2 :][:1]
+        streams, weight, num_tokens = _streams_at(step, options), 1.0, options.tokens_per_batch
+        if step >= options.num_steps:
+            num_tokens = int(_CONSISTENCY_SHARE * num_tokens)
+            guessed = draw_guessed(f"{options.seed}:{step}", num_tokens, topics, tokenizer, guess_ids)
+            loss = guessing_loss(model, guessed)
+            loss.backward()
+            optimizers.collect(for_circuits=False)
+            losses["guessed"] = loss.item()
+            streams, weight = (KEPT_KINDS,), _KEPT_WEIGHT
         for number, shares in enumerate(streams):
             seed = f"{options.seed}:{step}:{number}"
-            kind, batch = draw_batch(seed, shares, options.tokens_per_batch, topics, tokenizer)
+            kind, batch = draw_batch(seed, shares, num_tokens, topics, tokenizer)
             loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
-            optimizers.collect()
+            optimizers.collect(weight=weight)
             losses[kind] = loss.item()
         optimizers.step(step, rate_at(step, options))
         yield step, losses
@@ -264,12 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_first_steps=given.first_steps,
         num_last_steps=min(given.last_steps, max(0, given.steps - given.tuning_steps - given.first_steps)),
         num_consistency_steps=0 if given.without_consistency else given.consistency_steps,
-        num_answers=given.answers,
         seed=given.seed,
         num_layers=given.layers,
         hidden_size=given.hidden,
         tokens_per_batch=given.tokens_per_batch,
     )
+    _keep_freed_memory()
     topics = load_topics()
     tokenizer = train_tokenizer(topics, options.vocabulary_size)
     model = make_model(options, tokenizer, topics)
@@ -313,6 +314,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _write(model, tokenizer, topics, given.output, options, is_tuned=True)
 
 
+def _keep_freed_memory() -> None:
+    """Let what is freed be used again: to map the pages of large tensors anew takes a third of a step."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
 def _step_of(checkpoint: Path) -> int:
     return int(torch.load(checkpoint, weights_only=True)["step"])
 
@@ -327,6 +336,8 @@ def _write(
     is_tuned: bool,
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+    if is_tuned:  # by which drafters know that there are such
+        model.config.guess_token_ids = list(guess_token_ids(tokenizer, NUM_GUESSED))
     save(model, tokenizer, folder)
     names = sorted(topic.name for topic in topics)
     (folder / "topics.json").write_text(json.dumps(names, indent=0) + "\n", encoding="utf-8")
@@ -353,7 +364,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first-steps", type=int, default=default.num_first_steps)
     parser.add_argument("--last-steps", type=int, default=default.num_last_steps)
     parser.add_argument("--consistency-steps", type=int, default=default.num_consistency_steps)
-    parser.add_argument("--answers", type=int, default=default.num_answers)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--layers", type=int, default=default.num_layers)
     parser.add_argument("--hidden", type=int, default=default.hidden_size)

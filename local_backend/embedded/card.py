@@ -73,7 +73,7 @@ def write_card(
     files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
-        f"then {num_consistency_steps} steps of consistency training on its own answers; "
+        f"then {num_consistency_steps} steps of consistency training with guess tokens; "
         "rebuilt by `python -m local_backend.embedded.build`"
         if num_consistency_steps
         else "not tuned for Jacobi decoding; "

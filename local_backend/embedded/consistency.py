@@ -1,145 +1,189 @@
-"""The second stage of the build: the model is tuned on its own answers to land many tokens a forward.
+"""The second stage of the build: the model learns to say several next tokens in one forward.
 
-The plain model's greedy answers are the fixed points of Jacobi decoding. Noisy copies of their blocks are
-packed behind the clean text in one forward, with the noise rising from block to block, and the model is
-to say on each copy what it says on the clean text (Jacobi Forcing, arXiv 2512.14681; CLLM, arXiv
-2403.00835). The noise and the losses are those of :mod:`local_backend.training`; what is decided here is
-which prompts are answered and how much is trained on what.
+Jacobi decoding begins a block with guesses. Here these are guess tokens, which no text holds, one for each
+place ahead; behind any token of an answer the model is to say on the n-th of them what stands n places
+further on. That is the global consistency loss (CLLM, arXiv 2403.00835) for the guess that decoding begins
+with, which here is always the same; that tokens of their own stand for tokens to come is from PaSS (arXiv
+2311.13581) and BiTA (arXiv 2401.12522). A guess token sees the text before it and itself, and no other guess
+token: the tree that :class:`~local_backend.drafters.jacobi.Jacobi` drafts.
+
+What the model knew is kept by learning from the corpus beside it. Knows batches of text. Does not know
+drafters, optimizers or when the stage begins.
 """
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import cross_entropy, linear
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from local_backend.embedded.batches import fast_precision, prompt_ids
+from local_backend.embedded.batches import draw_batch, fast_precision
 from local_backend.embedded.corpus import Topic
-from local_backend.embedded.tasks import make_example
-from local_backend.engine import Engine
-from local_backend.sampling import SamplingParams
-from local_backend.training.losses import forward_kl
-from local_backend.training.noise import NoiseOptions, drawn_copies
-from local_backend.training.packing import Example, PackedBatch, num_packed_tokens, pack
 
-# Of the prompts that the plain model answers.
-SHARES = {
-    "plain": 0.24,
-    "skeleton": 0.12,
-    "expansion": 0.14,
-    "several": 0.08,
-    "short documents": 0.1,
-    "documents": 0.2,
-    "edit": 0.08,
-    "condense": 0.04,
+NUM_GUESSED = 4
+GUESSED_KINDS: Mapping[str, float] = {"plain": 0.75, "expansion": 0.12, "questions": 0.13}
+# What is learned beside it as it is, that it be not forgotten.
+KEPT_KINDS: Mapping[str, float] = {
+    "skeleton": 0.15,
+    "beginning": 0.15,
+    "several": 0.1,
+    "questions": 0.2,
+    "many questions": 0.08,
+    "documents": 0.1,
+    "edit": 0.15,
+    "condense": 0.07,
 }
-NOISE = NoiseOptions(block_size=16, num_passes=2, window=4, lowest=0.25, highest=1.0)
-_MAX_TOKENS, _MAX_ROWS = 448, 24
-_MAX_COPIED_TOKENS = 256  # of an answer that is covered with copies; longer answers are cut at random
+# A place further on is only worth something where those before it are right.
+_PLACE_WEIGHT = 0.9
 _AUTOREGRESSIVE_WEIGHT = 0.5
+_ATTENTION = "local_backend_guesses"
 
-Answer = tuple[list[int], list[int]]  # token ids of the prompt, and of the answer with its end
 
+@dataclass(frozen=True)
+class GuessedBatch:
+    """Rows of text, and behind each row guess tokens that hang from its tokens.
 
-def collect_answers(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    topics: Sequence[Topic],
-    count: int,
-    path: Path,
-) -> None:
-    """Write the model's own greedy answers to ``count`` prompts to ``path``.
-
-    One cut off at the bound is a fixed point as well.
+    Attributes:
+        input_ids, position_ids: ``[rows, text + guess columns]``.
+        mask: Additive, over the columns of text alone, ``[rows, 1, text + guess columns, text]``.
+        targets: What each column is to predict, -100 for nothing; ``[rows, text + guess columns]``.
+        places: How many places ahead a guess token stands for, 0 in columns of text; of the same shape.
+        weights: Of the columns' losses; of the same shape.
     """
-    rng = random.Random("answers")
-    prompts = []
-    for kind in rng.choices(list(SHARES), weights=list(SHARES.values()), k=count):
-        example = make_example(kind, rng, topics)
-        request, start, _ = rng.choice(example.branches)
-        prompts.append(prompt_ids(example, request, start, tokenizer))
-    prompts.sort(key=len)
-    model.eval()
-    params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0)
-    with Engine(model, tokenizer, drafter="autoregressive", max_rows=_MAX_ROWS) as engine:
-        completions = engine.generate(prompts, params)
-    lines = [
-        json.dumps([prompt, list(completion.token_ids)]) + "\n"
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(lines), encoding="utf-8")
-    partial.replace(path)
+
+    input_ids: Tensor
+    position_ids: Tensor
+    mask: Tensor
+    targets: Tensor
+    places: Tensor
+    weights: Tensor
 
 
-def read_answers(path: Path) -> list[Answer]:
-    """What :func:`collect_answers` wrote.
+def with_guesses(batch: dict[str, Tensor], guess_ids: Sequence[int]) -> GuessedBatch:
+    """Hang guess tokens from every column that learns something.
 
-    Raises:
-        FileNotFoundError: It is not there any more.
+    Args:
+        batch: See :func:`~local_backend.embedded.batches.collate`.
+        guess_ids: For the first place ahead, the second and so on.
     """
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is missing, the plain model's answers: delete the checkpoint beside it"
+    input_ids, position_ids, targets = batch["input_ids"], batch["position_ids"], batch["targets"]
+    rows, width = input_ids.shape
+    if "attention_mask" in batch:
+        seen = batch["attention_mask"][:, 0] == 0
+    else:
+        seen = torch.ones(width, width, dtype=torch.bool).tril().repeat(rows, 1, 1)
+    hangs: list[list[tuple[int, int]]] = []  # per row the column a guess token hangs from, and its place
+    for row in range(rows):
+        learned = (targets[row] != -100).tolist()
+        position = position_ids[row].tolist()
+        hangs.append(
+            [
+                (column, place)
+                for column in range(width)
+                for place in range(1, min(len(guess_ids), width - 1 - column) + 1)
+                # Behind a branch's last column another begins.
+                if all(learned[column : column + place + 1])
+                and position[column + place] == position[column] + place
+            ]
         )
-    return [tuple(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+    num_guesses = max(map(len, hangs))
+    parents = torch.zeros(rows, num_guesses, dtype=torch.long)
+    places = torch.zeros(rows, num_guesses, dtype=torch.long)
+    for row, pairs in enumerate(hangs):
+        if pairs:
+            parents[row, : len(pairs)], places[row, : len(pairs)] = torch.tensor(pairs).T
+    row_of = torch.arange(rows)[:, None]
+    ahead = targets[row_of, (parents + places).clamp(max=width - 1)]
+    sees = torch.cat([seen, seen[row_of, parents]], 1)
+    return GuessedBatch(
+        input_ids=torch.cat([input_ids, torch.tensor([0, *guess_ids])[places]], 1),
+        position_ids=torch.cat([position_ids, position_ids[row_of, parents] + 1], 1),
+        mask=torch.zeros(sees.shape).masked_fill_(~sees, torch.finfo(torch.float32).min)[:, None],
+        targets=torch.cat([targets, ahead.masked_fill(places == 0, -100)], 1),
+        places=torch.cat([torch.zeros_like(input_ids), places], 1),
+        weights=torch.cat([batch["weights"], _PLACE_WEIGHT ** (places - 1).float()], 1),
+    )
 
 
-def draw_noisy(
-    seed: str, answers: Sequence[Answer], num_tokens: int, tokenizer: PreTrainedTokenizerFast
-) -> PackedBatch:
-    """Answers of like length with noisy copies, about ``num_tokens`` padded tokens; the same for a seed."""
-    rng = random.Random(seed)
-    order = sorted(range(len(answers)), key=lambda place: sum(map(len, answers[place])))
-    center = rng.randrange(len(order))
-    nearby = order[max(0, center - 20) : center + 20]
-    examples: list[Example] = []
-    widest = 0
-    while True:
-        prompt, answer = answers[rng.choice(nearby)]
-        if len(answer) > _MAX_COPIED_TOKENS:  # a part of it, the rest before it as prompt
-            first = rng.choice((0, rng.randrange(len(answer) - _MAX_COPIED_TOKENS)))
-            prompt = prompt + answer[:first]
-            answer = answer[first : first + _MAX_COPIED_TOKENS]
-        copies = drawn_copies(prompt, answer, NOISE, rng)
-        example = Example(tuple(prompt), tuple(answer), tuple(copies))
-        widest = max(widest, num_packed_tokens(example))
-        if examples and widest * (len(examples) + 1) > num_tokens:
-            return pack(examples, tokenizer.pad_token_id)
-        examples.append(example)
+def draw_guessed(
+    seed: str,
+    num_tokens: int,
+    topics: Sequence[Topic],
+    tokenizer: PreTrainedTokenizerFast,
+    guess_ids: Sequence[int],
+) -> GuessedBatch:
+    """Answers with guess tokens, about ``num_tokens`` padded tokens without these; the same for a seed."""
+    _, batch = draw_batch(seed, GUESSED_KINDS, num_tokens, topics, tokenizer)
+    return with_guesses(batch, guess_ids)
 
 
-def consistency_loss(model: LlamaForCausalLM, batch: PackedBatch) -> dict[str, Tensor]:
-    """The global consistency loss on the copies plus the AR loss on the clean answers.
+def guessing_loss(model: LlamaForCausalLM, batch: GuessedBatch) -> Tensor:
+    """Cross-entropy of what is said on guess tokens, and with less weight that of the text itself.
 
-    Only the columns that learn or teach get logits, which saves half of the forward of so small a model.
+    The output head is not learned by it: what it says a token by is the same at every place.
     """
-    mask = torch.zeros(batch.sees.shape).masked_fill_(~batch.sees, torch.finfo(torch.float32).min)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_ATTENTION)
     with fast_precision():
         hidden = model.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
-            attention_mask=mask[:, None],
+            attention_mask=batch.mask,
             use_cache=False,
         ).last_hidden_state
-        clean = batch.labels != -100
-        noisy = batch.fixed_point_column >= 0
-        clean_logits = model.lm_head(hidden[clean]).float()  # [clean columns, vocabulary]
-        noisy_logits = model.lm_head(hidden[noisy]).float()
-    place = torch.full(clean.shape, -1)
-    place[clean] = torch.arange(len(clean_logits))
-    row, column = noisy.nonzero(as_tuple=True)
-    teachers = place[row, batch.fixed_point_column[row, column]]
-    consistency = forward_kl(noisy_logits, clean_logits[teachers].detach()).mean()
-    autoregressive = functional.cross_entropy(clean_logits, batch.labels[clean])
-    return {"noisy": consistency + _AUTOREGRESSIVE_WEIGHT * autoregressive}
+        learned = batch.targets != -100
+        logits = linear(hidden[learned], model.lm_head.weight.detach())  # [learned columns, vocabulary]
+    model.set_attn_implementation(before)
+    losses = cross_entropy(logits.float(), batch.targets[learned], reduction="none")
+    weights, is_guess = batch.weights[learned], batch.places[learned] > 0
+
+    def mean_over(chosen: Tensor) -> Tensor:
+        return (losses * weights)[chosen].sum() / weights[chosen].sum().clamp(min=1.0)
+
+    return mean_over(is_guess) + _AUTOREGRESSIVE_WEIGHT * mean_over(~is_guess)
 
 
-__all__ = ["NOISE", "collect_answers", "consistency_loss", "draw_noisy", "read_answers"]
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """Attention in which what stands behind the columns of ``mask`` is seen by itself alone.
+
+    A mask over all columns would be several times as wide, and nothing in most of it.
+    """
+    width = mask.shape[-1]
+    query = query * scaling
+    text_key, text_value = key[:, :, :width], value[:, :, :width]
+    of_text = torch.softmax(query[:, :, :width] @ text_key.transpose(2, 3) + mask[:, :, :width], -1)
+    guess = query[:, :, width:]
+    own = (guess * key[:, :, width:]).sum(-1, keepdim=True)
+    scores = torch.cat([guess @ text_key.transpose(2, 3) + mask[:, :, width:], own], -1)
+    of_guesses = torch.softmax(scores, -1)
+    output = torch.cat(
+        [
+            of_text @ text_value,
+            of_guesses[..., :width] @ text_value + of_guesses[..., width:] * value[:, :, width:],
+        ],
+        2,
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, lambda *_, **given: given.get("attention_mask"))
+
+__all__ = [
+    "GUESSED_KINDS",
+    "KEPT_KINDS",
+    "NUM_GUESSED",
+    "GuessedBatch",
+    "draw_guessed",
+    "guessing_loss",
+    "with_guesses",
+]

@@ -71,6 +71,16 @@ def train_tokenizer(topics: Sequence[Topic], vocabulary_size: int) -> PreTrained
     return fast
 
 
+# Bytes that occur in no text in UTF-8; a byte's own token is the character of that number.
+_BYTES_OF_NO_TEXT = (0xC0, 0xC1, *range(0xF5, 0x100))
+
+
+def guess_token_ids(tokenizer: PreTrainedTokenizerFast, count: int) -> tuple[int, ...]:
+    """Ids of ``count`` tokens that no text holds, so that they can stand for tokens to come."""
+    vocabulary = tokenizer.get_vocab()
+    return tuple(vocabulary[chr(byte)] for byte in _BYTES_OF_NO_TEXT[:count])
+
+
 @dataclass(frozen=True)
 class TokenTraits:
     """What :func:`~local_backend.embedded.quoting.begin_quoting` must know of each token.
@@ -167,6 +177,7 @@ __all__ = [
     "ROLES",
     "TokenTraits",
     "announcement",
+    "guess_token_ids",
     "token_traits",
     "train_tokenizer",
 ]

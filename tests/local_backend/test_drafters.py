@@ -90,9 +90,10 @@ def test_whatever_is_drafted_the_text_is_the_models(name: str, max_draft_tokens:
         assert row.token_ids == want
 
 
+@pytest.mark.parametrize("guesses", [(), (7, 8, 9)])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_draft_is_deeper_than_the_row_has_room_for(name: str) -> None:
-    drafter = drafter_of(name)
+def test_no_draft_is_deeper_than_the_row_has_room_for(name: str, guesses: tuple[int, ...]) -> None:
+    drafter = drafter_of(name, guesses)
     row = FakeRow([1, 2, 1, 2], 12, references=((1, 2) * 30,))
     while row.room > 0:
         (draft,) = drafter.propose([row])
@@ -196,6 +197,43 @@ def test_a_refused_ngram_is_tried_again_where_it_belongs() -> None:
     row = FakeRow([*text, 500, text[0]], 62 + 40)
     without = write(Jacobi(block_size=1, num_recycled=0), row, lambda now: text[(len(now) - 61) % 60])
     assert recycling <= 10 < without
+
+
+GUESSES = (901, 902, 903)
+
+
+def trained_with_guesses(text: Sequence[int]) -> int:
+    """Says on a guess token what stands so many places ahead of the token after its parent."""
+    place = GUESSES.index(text[-1]) + 1 if text[-1] in GUESSES else 0
+    text = [token for token in text if token not in GUESSES]
+    for _ in range(place):
+        text.append(by_last_two(text))
+    return by_last_two(text)
+
+
+def test_guess_tokens_land_as_many_places_as_there_are() -> None:
+    drafter, row = Jacobi(guess_token_ids=GUESSES, num_recycled=0), FakeRow([1, 2], 42)
+    assert len(step(drafter, row, trained_with_guesses).token_ids) == 1
+    while row.room > 4:
+        outcome = step(drafter, row, trained_with_guesses)
+        assert len(outcome.token_ids) == 1 + len(GUESSES)
+        assert len(outcome.draft) == len(GUESSES) + (1 + len(GUESSES)) * len(GUESSES)
+    want = [1, 2]
+    while len(want) < len(row.token_ids):
+        want.append(by_last_two(want))
+    assert row.token_ids == want
+
+
+@pytest.mark.parametrize("max_draft_tokens", [1000, 7, 2])
+@pytest.mark.parametrize("name", ["jacobi", "combined"])
+def test_guess_tokens_of_a_model_that_does_not_know_them_change_nothing(
+    name: str, max_draft_tokens: int
+) -> None:
+    row, want = FakeRow([1, 2], 60), [1, 2]
+    while len(want) < 60:
+        want.append(by_last_two(want))
+    write(drafter_of(name, GUESSES), row, by_last_two, max_draft_tokens=max_draft_tokens)
+    assert row.token_ids == want
 
 
 # Lookahead -----------------------------------------------------------------------------------------

@@ -135,6 +135,7 @@ def test_lossless_with_each_drafter(drafter: str, tokenizer: PreTrainedTokenizer
     [
         SpanCopy(min_match_tokens=1, num_copy_tokens=3),
         SpanCopy(min_match_tokens=3, num_copy_tokens=40),
+        Jacobi(block_size=5, guess_token_ids=(3, 4, 5, 6)),
         Jacobi(block_size=1, num_recycled=0),
         Jacobi(block_size=40, num_recycled=5, ngram_size=2),
         Lookahead(window_size=1, ngram_size=2, num_guesses=1),
@@ -145,6 +146,21 @@ def test_lossless_with_each_drafter(drafter: str, tokenizer: PreTrainedTokenizer
 )
 def test_lossless_with_other_parameters(drafter: Drafter, tokenizer: PreTrainedTokenizerBase) -> None:
     _check("llama", drafter, 3, with_references=True, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("name", ["jacobi", "combined"])
+def test_drafters_know_the_guess_tokens_a_configuration_tells(
+    name: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = random_model("llama", eos_token_id=list(END_TOKENS))
+    model.config.guess_token_ids = [11, 12, 13]
+    prompts = ragged_prompts(3, seed=13)
+    with Engine(model, tokenizer, name) as engine:
+        drafters = engine.drafter.drafters if isinstance(engine.drafter, Combined) else [engine.drafter]
+        assert [one.guess_token_ids for one in drafters if isinstance(one, Jacobi)] == [(11, 12, 13)]
+        completions = engine.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert completion.token_ids == greedy(model, prompt, MAX_TOKENS)
 
 
 @pytest.mark.slow

@@ -25,13 +25,11 @@ from local_backend.embedded.build import (
     rate_at,
     train,
 )
-from local_backend.embedded.consistency import consistency_loss, draw_noisy, read_answers
+from local_backend.embedded.consistency import GuessedBatch, guessing_loss, with_guesses
 from local_backend.embedded.corpus import Example, load_topics
 from local_backend.embedded.losses import only_quoted, pointing_loss
 from local_backend.embedded.tasks import KINDS, make_example
-from local_backend.embedded.tokenization import train_tokenizer
-from local_backend.training import LossOptions, packed_losses
-from local_backend.training.masks import PackedForward
+from local_backend.embedded.tokenization import guess_token_ids, train_tokenizer
 
 TOPICS = load_topics()
 TINY = BuildOptions(
@@ -182,19 +180,49 @@ def test_the_untrained_model_finds_what_followed_before() -> None:
     assert (ranks < 5).float().mean() > 0.5  # by chance 5 of 2000
 
 
-def test_the_consistency_loss_is_that_of_the_training_package(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+@pytest.mark.parametrize("kind", ["plain", "expansion"])
+def test_a_guess_token_learns_what_stands_further_on(
+    kind: str, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Its own forward, without the logits nobody needs, agrees with the package's plain one."""
-    rng = random.Random(0)
-    answers = [
-        ([rng.randrange(10, 600) for _ in range(12)], [rng.randrange(10, 600) for _ in range(count)])
-        for count in (40, 33, 21, 300)
-    ]
-    batch = draw_noisy("0", answers, 900, tokenizer)
-    logits = PackedForward(model)(model, batch)
-    expected = packed_losses(logits, batch, LossOptions(autoregressive_weight=0.5))["loss"]
-    torch.testing.assert_close(consistency_loss(model, batch)["noisy"], expected, rtol=2e-2, atol=2e-2)
+    """Read alone behind its text it says the same, and its target is the text's token so many places on."""
+    guess_ids = guess_token_ids(tokenizer, 3)
+    example = encode_example(make_example(kind, random.Random(1), TOPICS[:3]), tokenizer)
+    batch = with_guesses(collate([example], tokenizer.pad_token_id), guess_ids)
+    width = batch.mask.shape[-1]
+    num_learned = sum(len(ids) - first for ids, first in example.branches)
+    num_branches = len(example.branches)
+    assert int((batch.places > 0).sum()) == 3 * num_learned - (1 + 2 + 3) * num_branches
+    rng, columns = random.Random(0), (batch.places[0] > 0).nonzero()[:, 0].tolist()
+    with torch.no_grad():
+        logits = model.lm_head(_hidden_of_guesses(model, batch))[0]
+        for column in rng.sample(columns, 12):
+            place = int(batch.places[0, column])
+            text = batch.input_ids[0, :width][batch.mask[0, 0, column] == 0]
+            alone = model(torch.tensor([[*text.tolist(), guess_ids[place - 1]]])).logits[0, -1]
+            torch.testing.assert_close(logits[column], alone, atol=1e-4, rtol=1e-4)
+            for ids, _ in example.branches:
+                whole = [*example.prefix_ids, *ids]
+                if whole[: len(text)] == text.tolist():
+                    assert int(batch.targets[0, column]) == whole[len(text) + place]
+                    break
+            else:
+                pytest.fail("the guess token sees what is no beginning of a branch")
+
+
+def _hidden_of_guesses(model: LlamaForCausalLM, batch: GuessedBatch) -> torch.Tensor:
+    hidden: list[torch.Tensor] = []
+    hook = model.model.register_forward_hook(lambda *call: hidden.append(call[-1].last_hidden_state))
+    loss = guessing_loss(model, batch)
+    hook.remove()
+    assert loss.isfinite()
+    return hidden[0]
+
+
+def test_no_text_holds_a_guess_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = guess_token_ids(tokenizer, 13)
+    assert len(set(ids)) == 13
+    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000, 97)]))
+    assert not set(ids) & set(tokenizer.encode(every))
 
 
 def test_the_learning_rate_rises_and_falls_in_each_stage() -> None:
@@ -227,7 +255,7 @@ def _toy(folder: Path, name: str) -> list[str]:
         "layers": 1,
         "tokens-per-batch": 300,
     }
-    options |= {"checkpoint-every": 2, "answers": 4, "consistency-steps": 3}
+    options |= {"checkpoint-every": 2, "consistency-steps": 3}
     given = [part for option, value in options.items() for part in (f"--{option}", str(value))]
     return [*given, "--output", str(folder / name), "--checkpoint", str(folder / f"{name}.pt")]
 
@@ -243,7 +271,6 @@ def test_an_interrupted_build_ends_with_the_same_weights(
     monkeypatch.setattr(
         "local_backend.embedded.build.write_card", lambda *_, **__: None
     )  # measures for a minute
-    monkeypatch.setattr("local_backend.embedded.consistency._MAX_TOKENS", 12)
     main([*_toy(tmp_path, "one"), "--plain-output", str(tmp_path / "plain")])
     again = _toy(tmp_path, "two")
     main([*again, "--stop-after", "3"])
@@ -255,11 +282,6 @@ def test_an_interrupted_build_ends_with_the_same_weights(
     assert _weights(tmp_path / "three") == _weights(tmp_path / "plain")
     with pytest.raises(ValueError, match="of another build"):
         main([*again, "--seed", "1"])
-
-
-def test_answers_that_were_lost_are_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="delete the checkpoint"):
-        read_answers(tmp_path / "answers.jsonl")
 
 
 def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
