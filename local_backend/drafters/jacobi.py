@@ -81,7 +81,9 @@ class Jacobi:
             state.pool.add(iterate)
 
     def _said_on_guess_tokens(self, outcome: Outcome) -> list[int]:
-        """What the guess tokens behind the last accepted token stand for."""
+        """What the guess tokens behind the last accepted token stand for, where there are any."""
+        if not outcome.predictions:
+            return []
         last = outcome.accepted[-1] if outcome.accepted else -1
         places = outcome.draft.children_of(last)
         said = []
@@ -103,5 +105,5 @@ class Jacobi:
                 state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
         del state.guess[size:]
         recycled = state.pool.after(last)[: self.num_recycled]
-        block = Draft.merged([Draft.chain(state.guess), *(Draft.chain(ngram[:room]) for ngram in recycled)])
-        return block.with_children(self.guess_token_ids[:size], max_depth=room)
+        block = Draft.chain(state.guess).with_children(self.guess_token_ids[:size], max_depth=room)
+        return Draft.merged([block, *(Draft.chain(ngram[:room]) for ngram in recycled)])
