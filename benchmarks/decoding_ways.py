@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import track
 
 from local_backend import Engine, Jacobi, Lookahead, SamplingParams
-from local_backend.drafters import Combined, Drafter, ReferenceCopy, guess_token_ids_of
+from local_backend.architecture import guess_token_ids_of
+from local_backend.drafters import Combined, Drafter, ReferenceCopy
 from local_backend.training.evaluation import num_stationary
 from local_backend.training.examples import Trajectory
 from local_backend.training.trajectories import Recorder, decode_recorded

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from local_backend.architecture import Architecture
+from local_backend.architecture import Architecture, guess_token_ids_of
 from local_backend.calls import Calls
 from local_backend.choice import chooser
 from local_backend.compilation import compile_blocks
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafters import Drafter, drafter_of, guess_token_ids_of
+from local_backend.drafters import Drafter, drafter_of
 from local_backend.engine_stats import EngineStats
 from local_backend.forward import Forward, decode_width, widest_within
 from local_backend.grouped_attention import read_in_place

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from local_backend.drafters.autoregressive import Autoregressive
 from local_backend.drafters.base import Drafter, WritingRow
@@ -13,9 +12,6 @@ from local_backend.drafters.lookahead import Lookahead
 from local_backend.drafters.reference_copy import ReferenceCopy
 from local_backend.drafters.span_copy import SpanCopy
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 _BY_NAME: dict[str, Callable[[Sequence[int]], Drafter]] = {
     "autoregressive": lambda _: Autoregressive(),
     "combined": lambda guesses: Combined([ReferenceCopy(), Jacobi(guess_token_ids=guesses), Lookahead()]),
@@ -24,11 +20,6 @@ _BY_NAME: dict[str, Callable[[Sequence[int]], Drafter]] = {
     "reference_copy": lambda _: ReferenceCopy(),
     "span_copy": lambda _: SpanCopy(),
 }
-
-
-def guess_token_ids_of(model: PreTrainedModel) -> tuple[int, ...]:
-    """The guess tokens a model was trained with, as its configuration tells; most models have none."""
-    return tuple(getattr(model.config, "guess_token_ids", None) or ())
 
 
 def drafter_of(drafter: str | Drafter, guess_token_ids: Sequence[int] = ()) -> Drafter:
@@ -61,5 +52,4 @@ __all__ = [
     "SpanCopy",
     "WritingRow",
     "drafter_of",
-    "guess_token_ids_of",
 ]
