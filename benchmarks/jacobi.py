@@ -147,7 +147,7 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
         for one in documents
     ]
     everything = [*prompts, *(Prompt(prompt.token_ids) for prompt in cited)]
-    num_recycled = 2
+    num_recycled = 2  # half of the answers quote
     ways, engines = tuned_and_plain_ways(
         plain, tuned, tokenizer, block_size, _MAX_TOKENS, num_recycled=num_recycled
     )

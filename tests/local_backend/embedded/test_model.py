@@ -147,8 +147,8 @@ def test_it_answers_from_documents_it_never_saw(chat: ChatLocal) -> None:
 
 
 @pytest.mark.skip(
-    reason="the weights that ship are the plain model: after consistency training it quoted less well, "
-    "and landed 1.3 tokens a forward on plain answers"
+    reason="the weights that ship are the plain model: after consistency training it landed 2.3 tokens a "
+    "forward on plain answers, but began fewer of them right, and its perplexity had grown by 4.5 %"
 )
 def test_it_lands_several_tokens_a_forward(chat: ChatLocal) -> None:
     """Shipped after consistency training: guesses of its own are right, where a plain model's are not."""
