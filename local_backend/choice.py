@@ -42,6 +42,20 @@ def token_logprob(logits: Tensor, token_id: int, num_top: int) -> TokenLogprob:
     return TokenLogprob(token_id, float(logprobs[token_id]), top)
 
 
+def likeliest_tokens(logits: Tensor, count: int) -> list[list[list[tuple[int, float]]]]:
+    """Per row and column of ``logits`` ``[rows, columns, vocabulary]`` the ``count`` likeliest tokens.
+
+    Returns:
+        Each with its probability, the likeliest first.
+    """
+    values, ids = logits.float().topk(min(count, logits.shape[-1]))
+    shares = (values - logits.float().logsumexp(-1, keepdim=True)).exp()
+    return [
+        [list(zip(*column, strict=True)) for column in zip(*row, strict=True)]
+        for row in zip(ids.tolist(), shares.tolist(), strict=True)
+    ]
+
+
 def chooser(
     row: Row, draft: Draft, logits: Tensor, number: int, predictions: list[int]
 ) -> Callable[[int], int]:

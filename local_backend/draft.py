@@ -5,6 +5,7 @@ Knows token ids and tree shape. Does not know where a draft comes from or how it
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ class Draft:
         parents: For each token the place of its parent in ``token_ids``; -1 is the row's last token.
         probabilities: For each token how likely it is to be accepted, its path included; empty where the
             drafter does not say.
+        num_candidates: How many of the likeliest tokens at every place the drafter asks to be told of.
 
     Raises:
         ValueError: A parent does not stand before its child, or the lengths differ.
@@ -26,6 +28,7 @@ class Draft:
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = field(default=(), compare=False)
+    num_candidates: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
@@ -41,6 +44,41 @@ class Draft:
         return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
 
     @classmethod
+    def likeliest_paths(
+        cls, candidates: Sequence[Sequence[tuple[int, float]]], *, max_tokens: int, least_probability: float
+    ) -> Draft:
+        """The tree of the likeliest paths, where what stands at one depth does not depend on another.
+
+        The sparse candidate tree of Medusa (arXiv 2401.10774), grown anew from each forward's probabilities.
+
+        Args:
+            candidates: For each depth tokens and how likely they are, the likeliest first.
+            max_tokens: Size of the tree, at most.
+            least_probability: Of a token together with its path.
+        """
+        token_ids: list[int] = []
+        parents: list[int] = []
+        probabilities: list[float] = []
+        # Paths that may grow: minus how likely one is, its last token, that one's parent, its depth.
+        open_paths: list[tuple[float, int, int, int]] = []
+
+        def open_below(place: int, depth: int, probability: float) -> None:
+            if depth < len(candidates):
+                for token, share in candidates[depth]:
+                    heapq.heappush(open_paths, (-probability * share, token, place, depth + 1))
+
+        open_below(-1, 0, 1.0)
+        while open_paths and len(token_ids) < max_tokens:
+            lost, token, parent, depth = heapq.heappop(open_paths)
+            if -lost < least_probability:
+                break
+            open_below(len(token_ids), depth, -lost)
+            token_ids.append(token)
+            parents.append(parent)
+            probabilities.append(-lost)
+        return cls(tuple(token_ids), tuple(parents), tuple(probabilities))
+
+    @classmethod
     def merged(cls, drafts: Iterable[Draft], *, max_tokens: int | None = None) -> Draft:
         """One tree with every path of ``drafts``, in which what they begin with in common stands once.
 
@@ -53,10 +91,11 @@ class Draft:
         token_ids: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
-        all_say = True
+        all_say, num_candidates = True, 0
         place_of: dict[tuple[int, int], int] = {}
         for draft in drafts:
             all_say &= not draft.token_ids or bool(draft.probabilities)
+            num_candidates = max(num_candidates, draft.num_candidates)
             new_place = {-1: -1}
             for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
                 if parent not in new_place:
@@ -72,7 +111,7 @@ class Draft:
                     probabilities.append(probability)
                 new_place[place] = place_of[key]
                 probabilities[place_of[key]] = max(probabilities[place_of[key]], probability)
-        return cls(tuple(token_ids), tuple(parents), tuple(probabilities) if all_say else ())
+        return cls(tuple(token_ids), tuple(parents), tuple(probabilities) if all_say else (), num_candidates)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -108,6 +147,7 @@ class Draft:
         return Draft(
             (*self.token_ids, *(token for _ in parents for token in token_ids)),
             (*self.parents, *(parent for parent in parents for _ in token_ids)),
+            num_candidates=self.num_candidates,
         )
 
     @property
@@ -171,7 +211,7 @@ class Draft:
                 parents.append(new_place[parent])
                 if self.probabilities:
                     probabilities.append(self.probabilities[place])
-        return Draft(tuple(token_ids), tuple(parents), tuple(probabilities))
+        return Draft(tuple(token_ids), tuple(parents), tuple(probabilities), self.num_candidates)
 
 
 EMPTY_DRAFT = Draft()
@@ -189,12 +229,15 @@ class Outcome:
             sampling only the visited places are filled; the others hold the most likely token.
         draft: What was verified: the drafter's guess or, where the row or the budget had no room for all
             of it, a part. ``accepted`` and ``predictions`` speak of places in it.
+        candidates: As many as the drafter asked for of the likeliest tokens, with their probabilities, at the
+            row's last token and at every place of the draft; empty where it did not ask.
     """
 
     accepted: tuple[int, ...]
     token_ids: tuple[int, ...]
     predictions: tuple[int, ...] = field(default=(), repr=False)
     draft: Draft = field(default=EMPTY_DRAFT, repr=False)
+    candidates: Sequence[Sequence[tuple[int, float]]] = field(default=(), repr=False, compare=False)
 
     def predictions_along(self, path: Iterable[int]) -> list[int]:
         """The model's own tokens after the root and after every token of ``path`` that was verified."""

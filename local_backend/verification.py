@@ -18,7 +18,12 @@ from collections.abc import Callable, Sequence
 from local_backend.draft import Draft, Outcome
 
 
-def verify(draft: Draft, choose: Callable[[int], int], predictions: Sequence[int] = ()) -> Outcome:
+def verify(
+    draft: Draft,
+    choose: Callable[[int], int],
+    predictions: Sequence[int] = (),
+    candidates: Sequence[Sequence[tuple[int, float]]] = (),
+) -> Outcome:
     """Walk down the draft along the model's own choices.
 
     Args:
@@ -26,6 +31,7 @@ def verify(draft: Draft, choose: Callable[[int], int], predictions: Sequence[int
         choose: The model's token after a place of the draft; place -1 is the row's last token. Called once
             for each emitted token, in order.
         predictions: Passed on to the outcome.
+        candidates: Passed on to the outcome.
 
     Returns:
         The longest accepted path and one bonus token.
@@ -38,7 +44,7 @@ def verify(draft: Draft, choose: Callable[[int], int], predictions: Sequence[int
         token_ids.append(token)
         child = _child_with_token(draft, place, token)
         if child is None:
-            return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft)
+            return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft, candidates)
         accepted.append(child)
         place = child
 

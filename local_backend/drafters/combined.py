@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from local_backend.draft import Draft, Outcome
 from local_backend.drafters.base import Drafter, WritingRow
@@ -158,7 +158,7 @@ class Combined:
             probabilities = [1.0] * len(draft)
         else:  # a member that has not gained anything yet is tried in as wide a forward as pays
             probabilities = [_FIRST_CHANCE**depth for depth in draft.depths()]
-        return Draft(draft.token_ids, draft.parents, tuple(probabilities))
+        return replace(draft, probabilities=tuple(probabilities))
 
     def _choose(self, state: _State) -> list[int]:
         """Draft greedily whoever promises most beside the others, then those on trial; the useless rest."""

@@ -7,7 +7,8 @@ they stood, but belong a little further on, are tried again as branches beside t
 
 A model may have been trained to begin blocks with guess tokens of its own, one for each place ahead. They
 hang from every token of the block, so that wherever the text gets to there are new guesses behind it, none of
-which was made behind a wrong one.
+which was made behind a wrong one. What it takes for likely on them becomes a tree of the likeliest paths
+(Medusa, arXiv 2401.10774): short where it is in doubt, a chain where it is sure.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from local_backend.draft import Draft, Outcome
+from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters.base import WritingRow
 from local_backend.drafters.ngram_pool import NgramPool
 from local_backend.drafters.per_row import PerRow
 
 _KEPT_NGRAMS = 8
+_NUM_CANDIDATES = 4  # of one place; the fifth is next to never in the tree
 
 
 @dataclass(slots=True)
 class _State:
     pool: NgramPool
     guess: list[int] = field(default_factory=list)
+    likely: Draft = EMPTY_DRAFT  # what guess tokens stand for
 
 
 class Jacobi:
@@ -39,6 +42,9 @@ class Jacobi:
         guess_token_ids: The tokens by which the model was trained to guess the place after next, the one
             behind it and so on; they are nothing it writes. Without them blocks begin with n-grams seen
             before.
+        tree_size: How many tokens of those that guess tokens stand for are drafted.
+        least_probability: How likely such a token must be, its path included. A wider forward takes longer,
+            and each token of the tree brings its own guess tokens.
 
     Raises:
         ValueError: A number is out of range.
@@ -51,18 +57,25 @@ class Jacobi:
         ngram_size: int = 4,
         *,
         guess_token_ids: Sequence[int] = (),
+        tree_size: int = 8,
+        least_probability: float = 0.05,
     ) -> None:
         for name, value, least in (
             ("block_size", block_size, 1),
             ("num_recycled", num_recycled, 0),
             ("ngram_size", ngram_size, 2),
+            ("tree_size", tree_size, 1),
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= least_probability < 1:
+            raise ValueError(f"least_probability must be at least 0 and less than 1, got {least_probability}")
         self.block_size = block_size
         self.num_recycled = num_recycled
         self.ngram_size = ngram_size
         self.guess_token_ids = tuple(guess_token_ids)
+        self.tree_size = tree_size
+        self.least_probability = least_probability
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
 
     def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
@@ -73,25 +86,26 @@ class Jacobi:
         """The model's tokens at the refused places are the next guess, or those it said on guess tokens."""
         for row, outcome in zip(rows, outcomes, strict=True):
             state = self._states[row]
-            iterate = outcome.predictions_along(state.guess)
             if self.guess_token_ids:
-                state.guess = self._said_on_guess_tokens(outcome)
+                state.likely = self._said_on_guess_tokens(outcome)
             else:
+                iterate = outcome.predictions_along(state.guess)
                 state.guess = iterate[len(outcome.token_ids) :]
-            state.pool.add(iterate)
+                state.pool.add(iterate)
 
-    def _said_on_guess_tokens(self, outcome: Outcome) -> list[int]:
+    def _said_on_guess_tokens(self, outcome: Outcome) -> Draft:
         """What the guess tokens behind the last accepted token stand for, where there are any."""
-        if not outcome.predictions:
-            return []
-        last = outcome.accepted[-1] if outcome.accepted else -1
-        places = outcome.draft.children_of(last)
+        if not outcome.candidates:
+            return EMPTY_DRAFT
+        places = outcome.draft.children_of(outcome.accepted[-1] if outcome.accepted else -1)
         said = []
         for token in self.guess_token_ids[: self.block_size]:
             if token not in places:
                 break
-            said.append(outcome.predictions[places[token] + 1])
-        return said
+            said.append(outcome.candidates[places[token] + 1])
+        return Draft.likeliest_paths(
+            said, max_tokens=self.tree_size, least_probability=self.least_probability
+        )
 
     def _draft(self, row: WritingRow) -> Draft:
         state = self._states[row]
@@ -99,11 +113,15 @@ class Jacobi:
         room = max(0, row.room - 1)
         last = row.token_ids[-1]
         size = min(self.block_size, room)
-        if not self.guess_token_ids:
+        recycled = [Draft.chain(ngram[:room]) for ngram in state.pool.after(last)[: self.num_recycled]]
+        if self.guess_token_ids:
+            likely = state.likely.truncated(max_tokens=self.tree_size, max_depth=size)
+            block = Draft(likely.token_ids, likely.parents, num_candidates=_NUM_CANDIDATES)
+            block = block.with_children(self.guess_token_ids[:size], max_depth=room)
+        else:
             while len(state.guess) < size:
                 behind = state.guess[-1] if state.guess else last
                 state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
-        del state.guess[size:]
-        recycled = state.pool.after(last)[: self.num_recycled]
-        block = Draft.chain(state.guess).with_children(self.guess_token_ids[:size], max_depth=room)
-        return Draft.merged([block, *(Draft.chain(ngram[:room]) for ngram in recycled)])
+            del state.guess[size:]
+            block = Draft.chain(state.guess)
+        return Draft.merged([block, *recycled])

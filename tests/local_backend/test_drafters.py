@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +41,19 @@ class FakeRow:
         return self.max_length - len(self.token_ids)
 
 
-def step(drafter: Drafter, row: FakeRow, model: NextToken, *, max_draft_tokens: int = 1000) -> Outcome:
+def certain(token: int) -> list[tuple[int, float]]:
+    """That a model takes nothing else for likely."""
+    return [(token, 1.0)]
+
+
+def step(
+    drafter: Drafter,
+    row: FakeRow,
+    model: NextToken,
+    *,
+    max_draft_tokens: int = 1000,
+    candidates_of: Callable[[int], Sequence[tuple[int, float]]] = certain,
+) -> Outcome:
     """One forward of ``model``: what the engine does for a row."""
     (proposed,) = drafter.propose([row])
     draft = proposed.truncated(max_tokens=max_draft_tokens, max_depth=row.room - 1)
@@ -47,7 +61,8 @@ def step(drafter: Drafter, row: FakeRow, model: NextToken, *, max_draft_tokens: 
     for token, parent in zip(draft.token_ids, draft.parents, strict=True):
         paths.append([*paths[parent + 1], token])
     predictions = [model([*row.token_ids, *path]) for path in paths]
-    outcome = verify(draft, lambda place: predictions[place + 1], predictions)
+    candidates = [candidates_of(token) for token in predictions] if draft.num_candidates else ()
+    outcome = verify(draft, lambda place: predictions[place + 1], predictions, candidates)
     row.token_ids.extend(outcome.token_ids)
     drafter.observe([row], [outcome])
     return outcome
@@ -222,6 +237,60 @@ def test_guess_tokens_land_as_many_places_as_there_are() -> None:
     while len(want) < len(row.token_ids):
         want.append(by_last_two(want))
     assert row.token_ids == want
+
+
+def in_doubt(token: int) -> list[tuple[int, float]]:
+    """That a model takes another token for likelier, on guess tokens; what it says elsewhere is not asked."""
+    return [(token + 1000, 0.5), (token, 0.4), (token + 2000, 0.1)]
+
+
+def test_a_tree_lands_what_is_second_in_likelihood() -> None:
+    drafter = Jacobi(guess_token_ids=GUESSES, num_recycled=0, tree_size=8, least_probability=0.15)
+    row = FakeRow([1, 2], 42)
+    step(drafter, row, trained_with_guesses, candidates_of=in_doubt)
+    while row.room > 4:
+        (draft,) = drafter.propose([row])
+        (again,) = drafter.propose([row])
+        assert draft == again
+        # Two at the first depth, and below each those two whose path is likely enough.
+        assert len(draft) == 2 + 4 + (1 + 2 + 4) * len(GUESSES)
+        outcome = step(drafter, row, trained_with_guesses, candidates_of=in_doubt)
+        assert len(outcome.token_ids) == 3
+    want = [1, 2]
+    while len(want) < len(row.token_ids):
+        want.append(by_last_two(want))
+    assert row.token_ids == want
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(0.01, 1), min_size=1, max_size=4).map(
+            lambda shares: [(n, share / (sum(shares) + 0.1)) for n, share in enumerate(sorted(shares)[::-1])]
+        ),
+        max_size=5,
+    ),
+    st.integers(1, 12),
+    st.floats(0, 0.5),
+)
+def test_the_likeliest_paths_are_those_of_all_paths(
+    candidates: list[list[tuple[int, float]]], max_tokens: int, least_probability: float
+) -> None:
+    draft = Draft.likeliest_paths(candidates, max_tokens=max_tokens, least_probability=least_probability)
+    every = []
+    for depth in range(1, len(candidates) + 1):
+        for path in itertools.product(*candidates[:depth]):
+            probability = math.prod(share for _, share in path)
+            if probability >= least_probability:
+                every.append(probability)
+    assert list(draft.probabilities) == pytest.approx(sorted(every)[::-1][:max_tokens])
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(draft.token_ids, draft.parents, strict=True):
+        paths.append((*paths[parent + 1], token))
+    assert len(set(paths)) == len(paths)
+    for path, probability in zip(paths[1:], draft.probabilities, strict=True):
+        assert probability == pytest.approx(
+            math.prod(candidates[n][token][1] for n, token in enumerate(path))
+        )
 
 
 @pytest.mark.parametrize("max_draft_tokens", [1000, 7, 2])
