@@ -1,8 +1,8 @@
 """What the embedded model is worth: held-out phrasings, documents it never saw, perplexity, Jacobi decoding.
 
-Everything is greedy and computed in float32, with the prompts other packages send. Given ``--plain`` (the
-folder `python -m local_backend.embedded.build --plain-output` keeps the model in before it is tuned) the two
-are measured side by side. Prints a table, then one JSON line; nothing here depends on time.
+Everything is greedy and computed in float32, with the prompts other packages send. Given ``--plain`` (a
+folder that `python -m local_backend.embedded.build --without-consistency --output` wrote) the two are
+measured side by side. Prints a table, then one JSON line; nothing here depends on time.
 """
 
 from __future__ import annotations

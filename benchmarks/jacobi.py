@@ -9,9 +9,9 @@ Every engine is as it is by default: it keeps what prompts begin with, so that a
 it runs on one thread: for models so small a second one brings little, and the helpers of so many engines in
 one process, more than there are cores, would slow down all of them.
 
-The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model before it
-was tuned, by ``python -m local_backend.embedded.build --plain-output build/embedded/plain``. A task whose
-models are not there is left out, and the summary says so.
+The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model without
+its consistency stage, by ``python -m local_backend.embedded.build --without-consistency --output
+build/embedded/plain``. A task whose models are not there is left out, and the summary says so.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
     if not (plain_folder / "config.json").exists():
         raise FileNotFoundError(
             f"{plain_folder} holds no plain model: python -m local_backend.embedded.build "
-            f"--plain-output {plain_folder}"
+            f"--without-consistency --output {plain_folder}"
         )
     tokenizer: Any = AutoTokenizer.from_pretrained(tuned_folder)
     plain, tuned = _load(plain_folder), _load(tuned_folder)

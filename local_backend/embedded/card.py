@@ -63,7 +63,12 @@ forwards, and say which questions lie within its topics.
 
 
 def write_card(
-    folder: Path, topics: tuple[Topic, ...], *, num_steps: int, num_consistency_steps: int
+    folder: Path,
+    topics: tuple[Topic, ...],
+    *,
+    num_steps: int,
+    num_consistency_steps: int,
+    num_last_steps: int,
 ) -> None:
     """Measure the model in ``folder`` on what was left out of training and write its card there."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
@@ -73,7 +78,7 @@ def write_card(
     files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
-        f"then {num_consistency_steps} steps of consistency training with guess tokens; "
+        f"then {num_consistency_steps} of consistency training with guess tokens and {num_last_steps} of both; "
         "rebuilt by `python -m local_backend.embedded.build`"
         if num_consistency_steps
         else "not tuned for Jacobi decoding; "
@@ -91,7 +96,7 @@ def write_card(
         num_points=len(texts),
         num_words=sum(len(text.split()) for text in texts),
         num_questions=sum(len(topic.questions) for topic in topics),
-        num_steps=num_steps,
+        num_steps=num_steps if num_consistency_steps else num_steps + num_last_steps,
         tuning=tuning,
         outlines_right=outlines_right,
         answers_right=answers_right,

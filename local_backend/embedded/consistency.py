@@ -29,20 +29,9 @@ from local_backend.embedded.corpus import Topic
 
 NUM_GUESSED = 4
 GUESSED_KINDS: Mapping[str, float] = {"plain": 0.75, "expansion": 0.12, "questions": 0.13}
-# What is learned beside it as it is, that it be not forgotten.
-KEPT_KINDS: Mapping[str, float] = {
-    "skeleton": 0.15,
-    "beginning": 0.15,
-    "several": 0.1,
-    "questions": 0.2,
-    "many questions": 0.08,
-    "documents": 0.1,
-    "edit": 0.15,
-    "condense": 0.07,
-}
 # A place further on is only worth something where those before it are right.
 _PLACE_WEIGHT = 0.9
-_AUTOREGRESSIVE_WEIGHT = 0.5
+_AUTOREGRESSIVE_WEIGHT = 1.0
 _ATTENTION = "local_backend_guesses"
 
 
@@ -180,7 +169,6 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, lambda *_, **given: given.get(
 
 __all__ = [
     "GUESSED_KINDS",
-    "KEPT_KINDS",
     "NUM_GUESSED",
     "GuessedBatch",
     "draw_guessed",

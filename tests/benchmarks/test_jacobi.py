@@ -46,7 +46,7 @@ def test_the_summary_has_every_way_and_says_what_is_left_out(
     assert entry["assisted"]["tokens_per_forward"] >= 1
     assert set(summary["left_out"]) == {"text_to_sql", "python", "embedded"}
     assert "train text_to_sql" in summary["left_out"]["text_to_sql"]
-    assert "--plain-output" in summary["left_out"]["embedded"]
+    assert "--without-consistency" in summary["left_out"]["embedded"]
 
 
 def test_with_nothing_to_measure_it_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.batches import (
     DECIDING_WEIGHT,
@@ -18,22 +18,26 @@ from local_backend.embedded.batches import (
     draw_batch,
     encode_example,
 )
-from local_backend.embedded.build import (
-    BuildOptions,
-    main,
-    make_model,
-    rate_at,
-    train,
-)
+from local_backend.embedded.build import main, make_model, train
 from local_backend.embedded.consistency import GuessedBatch, guessing_loss, with_guesses
 from local_backend.embedded.corpus import Example, load_topics
 from local_backend.embedded.losses import only_quoted, pointing_loss
+from local_backend.embedded.recipe import BuildOptions, lesson_at, rate_at
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, train_tokenizer
 
 TOPICS = load_topics()
 TINY = BuildOptions(
     hidden_size=64, intermediate_size=160, num_layers=2, num_heads=4, head_size=16, vocabulary_size=700
+)
+SCHEDULE = BuildOptions(
+    num_steps=100,
+    num_tuning_steps=4,
+    num_first_steps=20,
+    num_consistency_steps=0,
+    num_last_steps=10,
+    warmup_steps=5,
+    last_warmup_steps=1,
 )
 
 
@@ -225,37 +229,48 @@ def test_no_text_holds_a_guess_token(tokenizer: PreTrainedTokenizerFast) -> None
     assert not set(ids) & set(tokenizer.encode(every))
 
 
-def test_the_learning_rate_rises_and_falls_in_each_stage() -> None:
-    options = BuildOptions(
-        num_steps=110,
-        num_tuning_steps=4,
-        num_first_steps=20,
-        num_last_steps=10,
-        num_consistency_steps=50,
-        warmup_steps=5,
-    )
-    rates = [rate_at(step, options) for step in range(160)]
+def test_the_learning_rate_rises_and_falls_and_once_more_for_the_last_steps() -> None:
+    rates = [rate_at(step, SCHEDULE) for step in range(110)]
     assert all(0 < rate <= 1 for rate in rates)
     assert rates[0] == rates[4] < rates[5]
     assert rates[10] == rates[23] == 1
-    assert rates[24] == rates[40] == options.then_learning_rate_share
+    assert rates[24] == rates[40] == SCHEDULE.then_learning_rate_share
     assert rates[99] < 0.1 * rates[40]
-    assert rates[99] < rates[100] == options.last_learning_rate_share > rates[109]
-    assert max(rates[110:]) == pytest.approx(options.consistency_learning_rate_share)
-    assert rates[159] < 0.1 * max(rates[110:])
+    assert rates[99] < rates[100] == SCHEDULE.last_learning_rate_share > rates[109]
+
+
+def test_the_consistency_stage_goes_on_at_the_plain_ones_rate_which_falls_in_it() -> None:
+    options = replace(SCHEDULE, num_consistency_steps=50, last_warmup_steps=3)
+    rates = [rate_at(step, options) for step in range(160)]
+    assert len(set(rates[24:120])) == 1
+    assert rates[125] > rates[135] > rates[149] > 0
+    assert rates[149] < 0.1 * rates[100]
+    assert rates[150] < rates[151] < rates[152] > rates[159]
+
+
+@pytest.mark.parametrize("num_consistency_steps", [0, 50])
+def test_every_step_has_a_lesson_of_known_kinds(num_consistency_steps: int) -> None:
+    options = replace(SCHEDULE, num_consistency_steps=num_consistency_steps)
+    lessons = [lesson_at(step, options) for step in range(options.num_steps_in_all)]
+    for lesson in lessons:
+        for shares in lesson.streams:
+            assert shares.keys() <= set(KINDS)
+            assert sum(shares.values()) == pytest.approx(1)
+    assert not any(lesson.guessed_size for lesson in lessons[:100])
+    assert any(lesson.guessed_size for lesson in lessons[100:]) == bool(num_consistency_steps)
 
 
 def _toy(folder: Path, name: str) -> list[str]:
     options = {
-        "steps": 5,
+        "steps": 4,
         "tuning-steps": 1,
         "first-steps": 2,
         "last-steps": 1,
         "hidden": 40,
         "layers": 1,
         "tokens-per-batch": 300,
+        "checkpoint-every": 2,
     }
-    options |= {"checkpoint-every": 2, "consistency-steps": 3}
     given = [part for option, value in options.items() for part in (f"--{option}", str(value))]
     return [*given, "--output", str(folder / name), "--checkpoint", str(folder / f"{name}.pt")]
 
@@ -271,15 +286,18 @@ def test_an_interrupted_build_ends_with_the_same_weights(
     monkeypatch.setattr(
         "local_backend.embedded.build.write_card", lambda *_, **__: None
     )  # measures for a minute
-    main([*_toy(tmp_path, "one"), "--plain-output", str(tmp_path / "plain")])
-    again = _toy(tmp_path, "two")
+    tuned, plain = ("--consistency-steps", "3"), ("--without-consistency",)
+    main([*_toy(tmp_path, "one"), *tuned])
+    again = [*_toy(tmp_path, "two"), *tuned]
     main([*again, "--stop-after", "3"])
     main([*again, "--stop-after", "7"])
     assert not (tmp_path / "two").exists()
     main(again)
-    assert _weights(tmp_path / "one") == _weights(tmp_path / "two") != _weights(tmp_path / "plain")
-    main([*_toy(tmp_path, "three"), "--without-consistency"])
-    assert _weights(tmp_path / "three") == _weights(tmp_path / "plain")
+    assert _weights(tmp_path / "one") == _weights(tmp_path / "two")
+    assert AutoConfig.from_pretrained(tmp_path / "two").guess_token_ids
+    main([*_toy(tmp_path, "three"), *plain])
+    assert _weights(tmp_path / "three") != _weights(tmp_path / "one")
+    assert not hasattr(AutoConfig.from_pretrained(tmp_path / "three"), "guess_token_ids")
     with pytest.raises(ValueError, match="of another build"):
         main([*again, "--seed", "1"])
 
@@ -290,11 +308,11 @@ def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) 
         num_steps=40,
         num_tuning_steps=0,
         num_first_steps=0,
-        num_last_steps=0,
+        num_consistency_steps=0,
         tokens_per_batch=400,
         warmup_steps=5,
     )
     model = make_model(options, tokenizer)
-    steps = train(model, tokenizer, TOPICS[:1], options, tmp_path / "checkpoint.pt", last_step=40)
+    steps = train(model, tokenizer, TOPICS[:1], options, tmp_path / "checkpoint.pt")
     means = [sum(losses.values()) / len(losses) for _, losses in steps]
     assert sum(means[-8:]) < 0.9 * sum(means[:8])

@@ -120,7 +120,7 @@ def test_it_knows_what_it_knows(question: str, name: str | None) -> None:
 
 
 @pytest.mark.skip(
-    reason="when several points are asked for at once, this edition loses its thread in 6 of 16 replies"
+    reason="when several points are asked for at once, this edition loses its thread in 9 of 16 replies"
 )
 def test_it_expands_several_points_in_one_reply(chat: ChatLocal) -> None:
     wordings = load_requests()["several"]
@@ -146,10 +146,6 @@ def test_it_answers_from_documents_it_never_saw(chat: ChatLocal) -> None:
     assert sum(good) >= 0.75 * len(good)
 
 
-@pytest.mark.skip(
-    reason="the weights that ship are the plain model: after consistency training it landed 2.3 tokens a "
-    "forward on plain answers, but began fewer of them right, and its perplexity had grown by 4.5 %"
-)
 def test_it_lands_several_tokens_a_forward(chat: ChatLocal) -> None:
     """Shipped after consistency training: guesses of its own are right, where a plain model's are not."""
     with ChatLocal.embedded(drafter="jacobi") as jacobi:
@@ -157,4 +153,4 @@ def test_it_lands_several_tokens_a_forward(chat: ChatLocal) -> None:
         answers = jacobi.batch(questions)
         assert [answer.text for answer in answers] == [answer.text for answer in chat.batch(questions)]
         stats = [answer.response_metadata["tokens_per_forward"] for answer in answers]
-    assert sum(stats) / len(stats) > 2
+    assert sum(stats) / len(stats) > 3
