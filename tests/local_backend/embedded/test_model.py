@@ -152,5 +152,5 @@ def test_it_lands_several_tokens_a_forward(chat: ChatLocal) -> None:
         questions: list[LanguageModelInput] = [topic.held_out_question for topic in TOPICS[::12]]
         answers = jacobi.batch(questions)
         assert [answer.text for answer in answers] == [answer.text for answer in chat.batch(questions)]
-        stats = [answer.response_metadata["tokens_per_forward"] for answer in answers]
+        stats = [answer.response_metadata["decoding"]["tokens_per_forward"] for answer in answers]
     assert sum(stats) / len(stats) > 3
