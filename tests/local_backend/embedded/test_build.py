@@ -309,6 +309,7 @@ def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) 
         num_tuning_steps=0,
         num_first_steps=0,
         num_consistency_steps=0,
+        num_last_steps=0,
         tokens_per_batch=400,
         warmup_steps=5,
     )
