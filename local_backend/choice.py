@@ -48,8 +48,9 @@ def likeliest_tokens(logits: Tensor, count: int) -> list[list[list[tuple[int, fl
     Returns:
         Each with its probability, the likeliest first.
     """
-    values, ids = logits.float().topk(min(count, logits.shape[-1]))
-    shares = (values - logits.float().logsumexp(-1, keepdim=True)).exp()
+    scores = logits.float()
+    values, ids = scores.topk(min(count, scores.shape[-1]))
+    shares = (values - scores.logsumexp(-1, keepdim=True)).exp()
     return [
         [list(zip(*column, strict=True)) for column in zip(*row, strict=True)]
         for row in zip(ids.tolist(), shares.tolist(), strict=True)

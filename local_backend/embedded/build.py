@@ -1,7 +1,7 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
-Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes little more than an
-hour and a half. First the model learns its corpus, then to land several tokens a forward under Jacobi
+Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes about 100
+minutes. First the model learns its corpus, then to land several tokens a forward under Jacobi
 decoding as well (:mod:`local_backend.embedded.consistency`). ``--without-consistency`` leaves the second
 stage out and gives its time to the first: the plain model that the tuned one is compared with. A build that
 was interrupted continues from its last checkpoint and ends with the same weights, because what a step draws
