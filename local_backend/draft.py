@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Draft:
         probabilities: For each token how likely it is to be accepted, its path included; empty where the
             drafter does not say.
         num_candidates: How many of the likeliest tokens at every place the drafter asks to be told of.
+        questions: Tokens among these that are never written: they stand in the draft for what the model says
+            on them.
 
     Raises:
         ValueError: A parent does not stand before its child, or the lengths differ.
@@ -29,6 +31,7 @@ class Draft:
     parents: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = field(default=(), compare=False)
     num_candidates: int = field(default=0, compare=False)
+    questions: frozenset[int] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
@@ -92,10 +95,12 @@ class Draft:
         parents: list[int] = []
         probabilities: list[float] = []
         all_say, num_candidates = True, 0
+        questions: frozenset[int] = frozenset()
         place_of: dict[tuple[int, int], int] = {}
         for draft in drafts:
             all_say &= not draft.token_ids or bool(draft.probabilities)
             num_candidates = max(num_candidates, draft.num_candidates)
+            questions |= draft.questions
             new_place = {-1: -1}
             for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
                 if parent not in new_place:
@@ -111,10 +116,16 @@ class Draft:
                     probabilities.append(probability)
                 new_place[place] = place_of[key]
                 probabilities[place_of[key]] = max(probabilities[place_of[key]], probability)
-        return cls(tuple(token_ids), tuple(parents), tuple(probabilities) if all_say else (), num_candidates)
+        said = tuple(probabilities) if all_say else ()
+        return cls(tuple(token_ids), tuple(parents), said, num_candidates, questions)
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def can_be_accepted(self) -> bool:
+        """Whether a token of it is a guess at what is written next."""
+        return any(token not in self.questions for token in self.token_ids)
 
     def places_along(self, path: Iterable[int]) -> list[int]:
         """Places of the tokens of ``path``, from the root down, as far as the tree holds it."""
@@ -148,6 +159,7 @@ class Draft:
             (*self.token_ids, *(token for _ in parents for token in token_ids)),
             (*self.parents, *(parent for parent in parents for _ in token_ids)),
             num_candidates=self.num_candidates,
+            questions=self.questions,
         )
 
     @property
@@ -211,7 +223,9 @@ class Draft:
                 parents.append(new_place[parent])
                 if self.probabilities:
                     probabilities.append(self.probabilities[place])
-        return Draft(tuple(token_ids), tuple(parents), tuple(probabilities), self.num_candidates)
+        return replace(
+            self, token_ids=tuple(token_ids), parents=tuple(parents), probabilities=tuple(probabilities)
+        )
 
 
 EMPTY_DRAFT = Draft()

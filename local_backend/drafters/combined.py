@@ -219,7 +219,7 @@ class Combined:
 
 
 def _gain(member: _Member, outcome: Outcome) -> int | None:
-    if member.proposal is None:
+    if member.proposal is None or not member.proposal.can_be_accepted:
         return None
     gain = len(member.proposal.places_along(outcome.token_ids))
     # What was not drafted may have missed for that reason.

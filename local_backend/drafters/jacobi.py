@@ -74,6 +74,7 @@ class Jacobi:
         self.num_recycled = num_recycled
         self.ngram_size = ngram_size
         self.guess_token_ids = tuple(guess_token_ids)
+        self._questions = frozenset(guess_token_ids)
         self.tree_size = tree_size
         self.least_probability = least_probability
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
@@ -116,7 +117,12 @@ class Jacobi:
         recycled = [Draft.chain(ngram[:room]) for ngram in state.pool.after(last)[: self.num_recycled]]
         if self.guess_token_ids:
             likely = state.likely.truncated(max_tokens=self.tree_size, max_depth=size)
-            block = Draft(likely.token_ids, likely.parents, num_candidates=_NUM_CANDIDATES)
+            block = Draft(
+                likely.token_ids,
+                likely.parents,
+                num_candidates=_NUM_CANDIDATES,
+                questions=self._questions,
+            )
             block = block.with_children(self.guess_token_ids[:size], max_depth=room)
         else:
             while len(state.guess) < size:

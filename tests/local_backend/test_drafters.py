@@ -395,6 +395,15 @@ def test_combined_merges_members_that_are_right_at_different_times() -> None:
     assert write(Combined([odd, even], max_draft_tokens=12), row, by_last_two) <= 400 / 6
 
 
+def test_combined_does_not_judge_by_tokens_that_only_ask_the_model() -> None:
+    """Guess tokens for which forwards have no room gain nothing for a while, and everything when they have."""
+    jacobi = Jacobi(guess_token_ids=GUESSES, num_recycled=0)
+    drafter, row = Combined([Guesses(wrong), jacobi]), FakeRow([1, 2], 132)
+    while row.room > 100:
+        step(drafter, row, trained_with_guesses, max_draft_tokens=0)
+    assert write(drafter, row, trained_with_guesses) <= 100 / (1 + len(GUESSES)) * 1.25
+
+
 def test_combined_drafts_nothing_where_nothing_is_gained() -> None:
     drafter, row = Combined([Guesses(wrong)]), FakeRow([1, 2], 302)
     sizes = []
