@@ -1,9 +1,9 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
-Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes about 100
-minutes. First the model learns its corpus, then to land several tokens a forward under Jacobi
-decoding as well (:mod:`local_backend.embedded.consistency`). ``--without-consistency`` leaves the second
-stage out and gives its time to the first: the plain model that the tuned one is compared with. A build that
+Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes little
+more than an hour. First the model learns its corpus alone, then to land several tokens a forward under Jacobi
+decoding as well (:mod:`local_backend.embedded.consistency`). ``--without-consistency`` goes on with the
+corpus instead: the plain model that the tuned one is compared with. A build that
 was interrupted continues from its last checkpoint and ends with the same weights, because what a step draws
 depends on its number alone.
 """
@@ -126,17 +126,14 @@ def train(
             guessed = draw_guessed(f"{options.seed}:{step}", num_tokens, topics, tokenizer, guess_ids)
             loss = guessing_loss(model, guessed)
             loss.backward()
-            optimizers.collect(for_circuits=False, weight=lesson.guessed_weight)
+            optimizers.collect(for_circuits=False)
             losses["guessed"] = loss.item()
         for number, shares in enumerate(lesson.streams):
-            seed, num_tokens = (
-                f"{options.seed}:{step}:{number}",
-                round(lesson.size * options.tokens_per_batch),
-            )
-            kind, batch = draw_batch(seed, shares, num_tokens, topics, tokenizer)
+            seed = f"{options.seed}:{step}:{number}"
+            kind, batch = draw_batch(seed, shares, options.tokens_per_batch, topics, tokenizer)
             loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
-            optimizers.collect(weight=lesson.weight)
+            optimizers.collect()
             losses[kind] = loss.item()
         optimizers.step(step, rate_at(step, options))
         yield step, losses

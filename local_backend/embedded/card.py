@@ -78,7 +78,8 @@ def write_card(
     files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
-        f"then {num_consistency_steps} of consistency training with guess tokens and {num_last_steps} of both; "
+        f"then {num_consistency_steps + num_last_steps} in which it learns guess tokens as well "
+        "(consistency training); "
         "rebuilt by `python -m local_backend.embedded.build`"
         if num_consistency_steps
         else "not tuned for Jacobi decoding; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -286,14 +287,36 @@ def _make_documents(
     return tuple(documents), known
 
 
+def _clear(known: Sequence[Sequence[Asked]]) -> list[list[Asked]]:
+    """Of what each document may be asked, that to which one sentence of all documents is the answer."""
+    sentences = [one for asked in known for one in asked]
+    times_asked = Counter(question for one in sentences for question, _ in one.questions)
+
+    def is_clear(one: Asked, question: str, fact: str) -> bool:
+        # A question made of the sentence's own words names no fact but them.
+        is_named = fact.lower() in question.lower()
+        return times_asked[question] == 1 and not (
+            is_named and any(fact in other.sentence for other in sentences if other is not one)
+        )
+
+    clear = [
+        [Asked(one.sentence, tuple(pair for pair in one.questions if is_clear(one, *pair))) for one in asked]
+        for asked in known
+    ]
+    return [[one for one in asked if one.questions] for asked in clear]
+
+
 def _ask(
     documents: tuple[Document, ...],
     known: Sequence[Sequence[Asked]],
     num_quotations: int,
     rng: random.Random,
 ) -> DocumentCase:
-    place = rng.randrange(len(documents))
-    chosen = rng.sample(known[place], min(num_quotations, len(known[place])))
+    clear = _clear(known)
+    # Where every question has two answers, one of them must do.
+    askable = clear if any(clear) else known
+    place = rng.choice([place for place, asked in enumerate(askable) if asked])
+    chosen = rng.sample(askable[place], min(num_quotations, len(askable[place])))
     questions, quotations = [], []
     for one in chosen:
         question, fact = rng.choice(one.questions)

@@ -75,6 +75,18 @@ def _snake(rng: random.Random) -> str:
     return "_".join(parts)
 
 
+def _dotted(rng: random.Random) -> str:
+    """Something with full stops in it that end no sentence."""
+    return rng.choice(
+        (
+            value_of("email", rng),
+            value_of("version", rng),
+            f"{invented_word(rng)}.{rng.choice((*_FILE_ENDINGS, 'com', 'org'))}",
+            f"{rng.choice(words()['any'])}.{_snake(rng)}",
+        )
+    )
+
+
 def _money(rng: random.Random) -> str:
     amount = _number(rng)
     return rng.choice(
@@ -169,7 +181,8 @@ def value_of(kind: str, rng: random.Random) -> str:
         case "command":
             return f"{invented_word(rng)} {rng.choice(_ACTIONS)} {value_of('option', rng)}"
         case "version":
-            return f"{rng.randint(0, 20)}.{rng.randint(0, 30)}"
+            version = f"{rng.randint(0, 20)}.{rng.randint(0, 30)}"
+            return version if rng.random() < 0.7 else f"{version}.{rng.randint(0, 9)}"
         case _:
             # Now and then another word than the kind would have, so that words are copied and not guessed.
             if kind not in ("month", "weekday", "color") and rng.random() < 0.25:
@@ -178,13 +191,13 @@ def value_of(kind: str, rng: random.Random) -> str:
 
 
 def random_word(rng: random.Random) -> str:
-    """Any word: a real one, an invented one, a code, a number."""
+    """Any word: a real one, an invented one, a code, a number, a name with full stops in it."""
     draw = rng.random()
-    if draw < 0.75:
+    if draw < 0.74:
         return rng.choice(words()["any"])
-    if draw < 0.92:
+    if draw < 0.9:
         return invented_word(rng)
-    return rng.choice((_code, _number, _snake))(rng)
+    return rng.choice((_code, _number, _snake, _dotted))(rng)
 
 
 __all__ = ["invented_word", "random_word", "value_of", "words"]

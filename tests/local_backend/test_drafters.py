@@ -396,7 +396,7 @@ def test_combined_merges_members_that_are_right_at_different_times() -> None:
 
 
 def test_combined_does_not_judge_by_tokens_that_only_ask_the_model() -> None:
-    """Guess tokens for which forwards have no room gain nothing for a while, and everything when they have."""
+    """Guess tokens for which forwards have no room gain nothing then, and everything when they have."""
     jacobi = Jacobi(guess_token_ids=GUESSES, num_recycled=0)
     drafter, row = Combined([Guesses(wrong), jacobi]), FakeRow([1, 2], 132)
     while row.room > 100:

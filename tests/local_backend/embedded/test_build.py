@@ -37,7 +37,6 @@ SCHEDULE = BuildOptions(
     num_consistency_steps=0,
     num_last_steps=10,
     warmup_steps=5,
-    last_warmup_steps=1,
 )
 
 
@@ -240,12 +239,12 @@ def test_the_learning_rate_rises_and_falls_and_once_more_for_the_last_steps() ->
 
 
 def test_the_consistency_stage_goes_on_at_the_plain_ones_rate_which_falls_in_it() -> None:
-    options = replace(SCHEDULE, num_consistency_steps=50, last_warmup_steps=3)
+    options = replace(SCHEDULE, num_consistency_steps=50)
     rates = [rate_at(step, options) for step in range(160)]
     assert len(set(rates[24:120])) == 1
     assert rates[125] > rates[135] > rates[149] > 0
     assert rates[149] < 0.1 * rates[100]
-    assert rates[150] < rates[151] < rates[152] > rates[159]
+    assert rates[149] < rates[150] == options.last_learning_rate_share > rates[159]
 
 
 @pytest.mark.parametrize("num_consistency_steps", [0, 50])

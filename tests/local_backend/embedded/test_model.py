@@ -119,19 +119,22 @@ def test_it_knows_what_it_knows(question: str, name: str | None) -> None:
     assert (topic.name if topic else None) == name
 
 
-@pytest.mark.skip(
-    reason="when several points are asked for at once, this edition loses its thread in 9 of 16 replies"
-)
 def test_it_expands_several_points_in_one_reply(chat: ChatLocal) -> None:
+    """Most replies are the points asked for, in their order, and no others."""
     wordings = load_requests()["several"]
-    for topic in random.Random(1).sample(TOPICS, 4):
+    requests: list[LanguageModelInput] = []
+    asked = []
+    for topic in random.Random(1).sample(TOPICS, 16):
         numbered = list(enumerate(topic.points, 1))[2:4]
         points = "\n".join(f"{number}. {point.heading}" for number, point in numbered)
         request = wordings.requests[0].format(
             question=topic.taught_questions[0], skeleton=topic.skeleton, points=points
         )
-        lines = chat.invoke(request + wordings.opening.format(number=3)).text.splitlines()
-        assert [line.split(": ")[0] for line in lines] == points.splitlines()
+        requests.append(request + wordings.opening.format(number=3))
+        asked.append(points.splitlines())
+    replies = [answer.text.splitlines() for answer in chat.batch(requests)]
+    begun = [[line.split(": ")[0] for line in lines] for lines in replies]
+    assert sum(lines == points for lines, points in zip(begun, asked, strict=True)) >= 10
 
 
 def test_it_answers_from_documents_it_never_saw(chat: ChatLocal) -> None:
@@ -143,7 +146,7 @@ def test_it_answers_from_documents_it_never_saw(chat: ChatLocal) -> None:
         quotes_the_fact(tokenizer, answer.text, prompt)
         for answer, prompt in zip(answers, prompts, strict=True)
     ]
-    assert sum(good) >= 0.75 * len(good)
+    assert sum(good) >= 0.85 * len(good)
 
 
 def test_it_lands_several_tokens_a_forward(chat: ChatLocal) -> None:
