@@ -123,9 +123,17 @@ class Draft:
         return len(self.token_ids)
 
     @property
-    def can_be_accepted(self) -> bool:
-        """Whether a token of it is a guess at what is written next."""
-        return any(token not in self.questions for token in self.token_ids)
+    def num_guesses(self) -> int:
+        """How many of its tokens are guesses at what is written next, and not there to ask the model."""
+        return sum(token not in self.questions for token in self.token_ids)
+
+    def expected_below(self, place: int) -> float:
+        """How many more tokens are accepted if the one at ``place`` is, by the draft's own probabilities."""
+        below = {place}
+        for child in range(place + 1, len(self)):
+            if self.parents[child] in below:
+                below.add(child)
+        return sum(self.probabilities[child] for child in below) / max(self.probabilities[place], 1e-9) - 1
 
     def places_along(self, path: Iterable[int]) -> list[int]:
         """Places of the tokens of ``path``, from the root down, as far as the tree holds it."""

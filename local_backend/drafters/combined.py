@@ -24,6 +24,7 @@ _FIRST_CHANCE = _FIRST_PROMISE_TOKENS / (1 + _FIRST_PROMISE_TOKENS)  # of a toke
 # For how many forwards, and how much, a member is drafted when it has rested; how long it rests at most.
 _TRIAL_FORWARDS, _TRIAL_TOKENS = 3, 12
 _LONGEST_REST_FORWARDS = 512
+_SHARE_AT_NEXT_DEPTH = 0.85
 # A member that gains less than this is not worth being asked.
 _LEAST_WORTH_TOKENS = 0.03
 
@@ -54,7 +55,7 @@ class Combined:
     Args:
         drafters: The members, in order of preference among equals.
         max_draft_tokens: Size of the merged tree, at most.
-        token_cost: What one draft token costs, in forwards, of a member that does not say how likely its
+        token_cost: What one guessed token costs, in forwards, of a member that does not say how likely its
             tokens are; such a member is drafted where it promises more.
         first_rest: For how many forwards of a row a member rests that gains nothing, the first time.
 
@@ -66,7 +67,7 @@ class Combined:
         self,
         drafters: Sequence[Drafter],
         *,
-        max_draft_tokens: int = 32,
+        max_draft_tokens: int = 64,
         token_cost: float = 0.01,
         first_rest: int = 128,
     ) -> None:
@@ -155,7 +156,9 @@ class Combined:
         """The draft of a member that does not say how likely its tokens are, as its gains say."""
         if any(gains[number] for gains in self._history(state)):
             # As if they were certain: Jacobi's guesses are the next iterate's ground, right or wrong.
-            probabilities = [1.0] * len(draft)
+            # What asks the model is worth something only where all it hangs from is right.
+            share = _SHARE_AT_NEXT_DEPTH if draft.questions else 1.0
+            probabilities = [share**depth for depth in draft.depths()]
         else:  # a member that has not gained anything yet is tried in as wide a forward as pays
             probabilities = [_FIRST_CHANCE**depth for depth in draft.depths()]
         return replace(draft, probabilities=tuple(probabilities))
@@ -193,6 +196,9 @@ class Combined:
                 continue
             if size >= self.max_draft_tokens and len(history) < 2 * _TRIAL_FORWARDS:
                 continue  # too early to say that the others deserve all the room
+            assert member.proposal is not None
+            if member.proposal.probabilities and len(state.gains) < 2 * _TRIAL_FORWARDS:
+                continue  # nor, from other rows, that this one has nothing to gain: hindsight will tell
             member.rest_left = member.next_rest
             if size < self.max_draft_tokens:  # not for lack of room: it promises nothing
                 member.next_rest = min(2 * member.next_rest, _LONGEST_REST_FORWARDS)
@@ -207,7 +213,7 @@ class Combined:
         cost = (
             0.0
             if proposal.probabilities
-            else self.token_cost * min(len(proposal), self.max_draft_tokens - size)
+            else self.token_cost * min(proposal.num_guesses, self.max_draft_tokens - size)
         )
         return _promise([gains[number] for gains in history], best) - max(cost, _LEAST_WORTH_TOKENS)
 
@@ -219,9 +225,13 @@ class Combined:
 
 
 def _gain(member: _Member, outcome: Outcome) -> int | None:
-    if member.proposal is None or not member.proposal.can_be_accepted:
+    if member.proposal is None or not member.proposal.num_guesses:
         return None
-    gain = len(member.proposal.places_along(outcome.token_ids))
+    places = member.proposal.places_along(outcome.token_ids)
+    gain = len(places)
+    if member.proposal.probabilities and gain == len(outcome.token_ids):
+        # All that was written agrees with it, because others' drafts ended there: it would have gone on.
+        gain += round(member.proposal.expected_below(places[-1]))
     # What was not drafted may have missed for that reason.
     is_known = member.is_drafted or bool(member.proposal.probabilities)
     return gain if gain or (member.proposal and is_known) else None

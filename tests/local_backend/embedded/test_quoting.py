@@ -91,10 +91,10 @@ def test_a_word_of_the_question_finds_what_followed_it_and_others_find_nothing(
     asked = random.Random(3).sample(once[1:], 20)
     there = {words[token_id] for token_id in text}
     strange = [i for i in range(400, len(tokenizer)) if words[i] not in there]
-    row = text + [text[place] for place in asked] + strange[:20]
+    row = text + [text[place] for place in asked] + random.Random(4).sample(strange, 60)
     found = attended(model, row, 2, 0)[len(text) :].tolist()
     assert sum(place == right + 1 for place, right in zip(found, asked, strict=False)) >= 19
-    assert sum(place == 0 for place in found[20:]) >= 19
+    assert sum(place == 0 for place in found[20:]) >= 0.8 * 60  # now and then two words are alike
 
 
 def test_nothing_attends_to_nothing_wherever_it_stands(model: LlamaForCausalLM, text: list[int]) -> None:
