@@ -24,6 +24,7 @@ _FIRST_CHANCE = _FIRST_PROMISE_TOKENS / (1 + _FIRST_PROMISE_TOKENS)  # of a toke
 # For how many forwards, and how much, a member is drafted when it has rested; how long it rests at most.
 _TRIAL_FORWARDS, _TRIAL_TOKENS = 3, 12
 _LONGEST_REST_FORWARDS = 512
+# How likely a guess behind a right one is taken to be where guess tokens hang from it; found by trying.
 _SHARE_AT_NEXT_DEPTH = 0.85
 # A member that gains less than this is not worth being asked.
 _LEAST_WORTH_TOKENS = 0.03
