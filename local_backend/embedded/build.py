@@ -1,11 +1,11 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
-Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores with units for bfloat16 it takes
-an hour, without them about one and a half. First the model learns its corpus alone, then to land several
-tokens a forward under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`).
-``--without-consistency`` goes on with the corpus instead: the plain model that the tuned one is compared with.
-A build that was interrupted continues from its last checkpoint and ends with the same weights, because what a
-step draws depends on its number alone.
+Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores with units for bfloat16 it
+takes an hour, without them about one and a half. First the model learns its corpus alone, then to land
+several tokens a forward under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`).
+``--without-consistency`` goes on with the corpus instead: the plain model that the tuned one is compared
+with. A build that was interrupted continues from its last checkpoint and ends with the same weights, because
+what a step draws depends on its number alone.
 """
 
 from __future__ import annotations
