@@ -20,6 +20,8 @@ from local_backend import Engine, SamplingParams
 from local_backend.embedded import WEIGHTS
 from local_backend.embedded.corpus import load_topics
 from local_backend.embedded.evaluation import (
+    edit_prompts,
+    follow_up_prompts,
     held_out_pairs,
     held_out_phrasings,
     longest_quotation,
@@ -29,9 +31,11 @@ from local_backend.embedded.evaluation import (
     repeats_ngram,
     unseen_documents,
 )
+from local_backend.embedded.tasks import EDITS
 from sot_chains import parse_skeleton
 from sot_chains.prompts import ENGLISH
 
+_NUM_FOLLOW_UPS = 40
 _SKELETON, _ANSWER, _QUOTATION = (SamplingParams(max_tokens=count) for count in (160, 640, 192))
 
 
@@ -109,6 +113,22 @@ def measure_documents(
     }, cases
 
 
+def measure_known_replies(
+    engine: Engine, tokenizer: PreTrainedTokenizerBase
+) -> tuple[dict[str, float], Cases]:
+    """Replies that are right word for word: changes of an answer by kind, questions made to stand alone."""
+    prompts = [*edit_prompts(load_topics()), *follow_up_prompts(_NUM_FOLLOW_UPS, load_topics())]
+    answers = _texts(engine, [render(tokenizer, prompt.messages) for prompt in prompts], _ANSWER)
+    cases = [
+        {"kind": prompt.kind, "request": prompt.messages[-1][1], "answer": answer, "wanted": prompt.reply}
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    return {
+        f"right_{kind}": _share([case["answer"] == case["wanted"] for case in cases if case["kind"] == kind])
+        for kind in (*EDITS, "condense")
+    }, cases
+
+
 def measure_jacobi(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, drafter: str, count: int
 ) -> dict[str, float]:
@@ -139,10 +159,14 @@ def measure(
     with Engine(model, tokenizer, drafter="autoregressive", max_rows=16) as engine:
         about_topics, cases = measure_phrasings(engine, tokenizer, num_phrasings)
         about_documents, document_cases = measure_documents(engine, tokenizer, num_documents)
-    numbers = about_topics | about_documents
+        about_replies, reply_cases = measure_known_replies(engine, tokenizer)
+    numbers = about_topics | about_documents | about_replies
     numbers |= measure_jacobi(model, tokenizer, "jacobi", num_decoded)
     pairs = held_out_pairs(tokenizer, load_topics())
-    return {**numbers, "perplexity": round(perplexity(model, tokenizer, pairs), 4)}, cases + document_cases
+    return {
+        **numbers,
+        "perplexity": round(perplexity(model, tokenizer, pairs), 4),
+    }, cases + document_cases + reply_cases
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

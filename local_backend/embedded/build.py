@@ -26,12 +26,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
+from local_backend.embedded.circuits import begin_with_circuits, fits
 from local_backend.embedded.consistency import NUM_GUESSED, draw_guessed, guessing_loss
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import Optimizers
-from local_backend.embedded.quoting import begin_quoting, fits
 from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, lesson_at, rate_at
 from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 from local_backend.training.masks import use_fast_attention
@@ -55,7 +55,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 def make_model(
     options: BuildOptions, tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic] | None = None
 ) -> LlamaForCausalLM:
-    """The untrained model, float32, seeded; see :mod:`local_backend.embedded.quoting`."""
+    """The untrained model, float32, seeded; see :mod:`local_backend.embedded.circuits`."""
     torch.manual_seed(options.seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -74,7 +74,7 @@ def make_model(
     )
     model = LlamaForCausalLM(config)
     if fits(model):
-        begin_quoting(model, token_traits(tokenizer, load_topics() if topics is None else topics))
+        begin_with_circuits(model, token_traits(tokenizer, load_topics() if topics is None else topics))
     else:
         begin_copying(model)
     return model

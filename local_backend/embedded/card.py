@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend.embedded.corpus import Topic, load_requests
-from local_backend.embedded.evaluation import quotes_the_fact, render, unseen_documents
+from local_backend.embedded.evaluation import (
+    edit_prompts,
+    follow_up_prompts,
+    quotes_the_fact,
+    render,
+    unseen_documents,
+)
+from local_backend.embedded.tasks import EDITS
 from local_backend.engine import Engine
 from local_backend.sampling import SamplingParams
 
 _NUM_DOCUMENTS = 200
+_NUM_FOLLOW_UPS = 40
 _CARD = """\
 ---
 license: mit
@@ -37,8 +46,6 @@ real model without a download. It is not an assistant.
 - Asked for the outline of an answer, as `sot_chains` asks, it writes the headings of these points.
 - Asked to expand one point of an outline, or several in one reply, it writes these points' two sentences.
 - Given documents and a question, it quotes the sentence that answers it, also from documents it never saw.
-- Asked to shorten its last answer, to add a point or to replace a word, it writes the answer again, changed.
-- Given a conversation and a follow-up question, it writes the question so that it stands alone.
 
 One phrasing of each topic's question was left out of training. On these it writes the right topic's outline, word for
 word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}. Of {num_documents} questions on
@@ -51,6 +58,9 @@ the fact asked for.
   its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
 - Read documents as a person would: it finds the sentence that shares words with the question. Where the answer stands
   in other words than the question, or is not there, it quotes a wrong sentence.
+- Change an answer. It was taught to shorten one, to add a point and to replace a word, and to write a follow-up question so that
+  it stands alone, but has not learned it: an answer to be changed it mostly writes once more. Of {num_topics} requests each it does word for
+  word what was asked for {shorter} to shorten, {add} to add and {replace} to replace, and for {condense} of {num_follow_ups} follow-up questions.
 - Reason, calculate, translate, write code, hold a conversation, or follow other instructions.
 - Write any language but English.
 
@@ -74,7 +84,7 @@ def write_card(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = model.config
-    outlines_right, answers_right, quoted = _held_out(model, tokenizer, topics)
+    measured = _held_out(model, tokenizer, topics)
     files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
@@ -99,17 +109,16 @@ def write_card(
         num_questions=sum(len(topic.questions) for topic in topics),
         num_steps=num_steps if num_consistency_steps else num_steps + num_last_steps,
         tuning=tuning,
-        outlines_right=outlines_right,
-        answers_right=answers_right,
-        quoted=quoted,
         num_documents=_NUM_DOCUMENTS,
+        num_follow_ups=_NUM_FOLLOW_UPS,
+        **measured,
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _held_out(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, topics: tuple[Topic, ...]
-) -> tuple[int, int, int]:
+) -> dict[str, int]:
     request = load_requests()["skeleton"]
     start = request.reply_start
 
@@ -120,6 +129,7 @@ def _held_out(
         prompt(request.requests[0].format(question=topic.held_out_question), start) for topic in topics
     ]
     documents = unseen_documents(_NUM_DOCUMENTS)
+    known = [*edit_prompts(topics), *follow_up_prompts(_NUM_FOLLOW_UPS, topics)]
     with Engine(model, tokenizer, max_rows=16) as engine:
         outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=192))
         answers = engine.generate(
@@ -127,6 +137,9 @@ def _held_out(
         )
         quotations = engine.generate(
             [render(tokenizer, document.messages) for document in documents], SamplingParams(max_tokens=160)
+        )
+        replies = engine.generate(
+            [render(tokenizer, one.messages) for one in known], SamplingParams(max_tokens=480)
         )
     outlines_right = sum(
         start + outline.text == topic.skeleton for outline, topic in zip(outlines, topics, strict=True)
@@ -139,4 +152,10 @@ def _held_out(
         quotes_the_fact(tokenizer, quotation.text, document)
         for quotation, document in zip(quotations, documents, strict=True)
     )
-    return outlines_right, answers_right, quoted
+    right = Counter(one.kind for one, reply in zip(known, replies, strict=True) if reply.text == one.reply)
+    return {
+        "outlines_right": outlines_right,
+        "answers_right": answers_right,
+        "quoted": quoted,
+        **{kind: right[kind] for kind in (*EDITS, "condense")},
+    }

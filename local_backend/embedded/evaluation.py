@@ -18,7 +18,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend.embedded.corpus import CORPUS, Topic, request_table
 from local_backend.embedded.documents import Document, DocumentCase, Quotation, make_document_case
-from local_backend.embedded.tasks import render_documents, reply_to
+from local_backend.embedded.tasks import (
+    EDITS,
+    POINT_STYLES,
+    make_edit,
+    make_example,
+    render_documents,
+    reply_to,
+    write_points,
+)
 
 _SEED = "held out"  # no example of training is drawn from it
 _DOCUMENT = re.compile(r"# (?P<name>[^\n]+)\n(?P<text>.+?)\n(?P<questions>(?:- [^\n]+\n?)+)", re.DOTALL)
@@ -96,6 +104,41 @@ def unseen_documents(count: int) -> list[DocumentPrompt]:
     return prompts
 
 
+@dataclass(frozen=True)
+class ReplyPrompt:
+    """A request whose good reply is known word for word; ``kind`` names what is asked for."""
+
+    kind: str
+    messages: tuple[tuple[str, str], ...]
+    reply: str
+
+
+def edit_prompts(topics: Sequence[Topic]) -> list[ReplyPrompt]:
+    """Of each topic an answer of three or four points, with one request for each kind of change."""
+    prompts = []
+    for topic in topics:
+        rng = random.Random(f"{_SEED} edits {topic.name}")
+        *points, new = [(point.heading, point.text) for point in topic.points[: rng.randint(4, 5)]]
+        text = write_points(points, POINT_STYLES[0])
+        for change in EDITS:
+            request, reply = make_edit(change, text, points, new, style=POINT_STYLES[0], rng=rng)
+            question = topic.taught_questions[0]
+            messages = (("user", question), ("assistant", text), ("user", request))
+            prompts.append(ReplyPrompt(change, messages, reply))
+    return prompts
+
+
+def follow_up_prompts(count: int, topics: Sequence[Topic]) -> list[ReplyPrompt]:
+    """Follow-up questions to be written so that they stand alone."""
+    prompts = []
+    for number in range(count):
+        example = make_example("condense", random.Random(f"{_SEED} condense {number}"), topics)
+        request, _, reply = example.branches[0]
+        turns = [(turn.role, turn.content) for turn in example.turns]
+        prompts.append(ReplyPrompt("condense", (*turns, ("user", request)), reply))
+    return prompts
+
+
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, str]], start: str = ""
 ) -> list[int]:
@@ -162,6 +205,9 @@ def held_out_pairs(
 
 __all__ = [
     "DocumentPrompt",
+    "ReplyPrompt",
+    "edit_prompts",
+    "follow_up_prompts",
     "held_out_pairs",
     "held_out_phrasings",
     "longest_quotation",

@@ -11,7 +11,8 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from local_backend.embedded.batches import NUM_POINTED, fast_precision
-from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER, fits
+from local_backend.embedded.circuits import fits
+from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER
 
 POINTING_WEIGHT = 2.0
 

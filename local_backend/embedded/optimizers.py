@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from local_backend.embedded.circuits import circuit_weights, fits, held_weights
 from local_backend.embedded.muon import Muon
-from local_backend.embedded.quoting import circuit_weights, fits, held_weights
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,9 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
 
 # Edits of an earlier answer -----------------------------------------------------------------------------
 
+EDITS = ("shorter", "add", "replace")
 
-_POINT_STYLES = (  # the first twice: plain answers, which are edited most, are written so
+POINT_STYLES = (  # the first twice: plain answers, which are edited most, are written so
     "{number}. **{heading}**: {text}",
     "{number}. **{heading}**: {text}",
     "{number}. {heading}: {text}",
@@ -157,7 +158,8 @@ _POINT_STYLES = (  # the first twice: plain answers, which are edited most, are 
 )
 
 
-def _write_points(points: Sequence[tuple[str, str]], style: str) -> str:
+def write_points(points: Sequence[tuple[str, str]], style: str) -> str:
+    """An answer of points, headings with texts, in a style of :data:`POINT_STYLES`."""
     separator = "\n" if style.startswith("{number}. {heading}") else "\n\n"
     return separator.join(
         style.format(number=number, heading=heading, text=text)
@@ -192,12 +194,12 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
     question, points, new = _points_to_edit(rng, topics)
-    style = rng.choice(_POINT_STYLES)
-    text = _write_points(points, style)
+    style = rng.choice(POINT_STYLES)
+    text = write_points(points, style)
     changes = ["shorter", "replace", "replace"] + ["add"] * ("{number}" in style)
     rng.shuffle(changes)
     edits = [
-        _change(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
+        make_edit(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
     ]
     if rng.random() < 0.3:
         request, reply = edits[0]
@@ -207,7 +209,7 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     return Example((Turn("user", question), Turn("assistant", text)), branches)
 
 
-def _change(
+def make_edit(
     change: str,
     text: str,
     points: Sequence[tuple[str, str]],
@@ -216,13 +218,22 @@ def _change(
     style: str,
     rng: random.Random,
 ) -> tuple[str, str]:
-    """A request for a change of an answer, and the answer changed."""
+    """A request for a change of an answer, and the answer changed.
+
+    Args:
+        change: One of :data:`EDITS`.
+        text: The answer.
+        points: Its points.
+        new: A heading and a text that could be added.
+        style: Of the answer, one of :data:`POINT_STYLES`.
+        rng: Draws the wording, and the words of a replacement.
+    """
     request = rng.choice(request_table()["edit"][change])
     if change == "shorter":
-        return request, _write_points([(heading, _first_sentence(body)) for heading, body in points], style)
+        return request, write_points([(heading, _first_sentence(body)) for heading, body in points], style)
     if change == "add":
         heading = new[0][0].lower() + new[0][1:] if rng.random() < 0.7 else new[0]
-        return request.format(heading=heading), _write_points([*points, new], style)
+        return request.format(heading=heading), write_points([*points, new], style)
     old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
     if rng.random() < 0.2:  # two words
         old = rng.choice(re.findall(r"(?=(?<!\w)(\w{3,} \w{3,}))", text) or [old])

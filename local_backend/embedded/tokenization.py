@@ -83,7 +83,7 @@ def guess_token_ids(tokenizer: PreTrainedTokenizerFast, count: int) -> tuple[int
 
 @dataclass(frozen=True)
 class TokenTraits:
-    """What :func:`~local_backend.embedded.quoting.begin_quoting` must know of each token.
+    """What :func:`~local_backend.embedded.circuits.begin_with_circuits` must know of each token.
 
     Attributes:
         rarity: How rare a token's word is in prompts with documents and their answers, from 0, everywhere,

@@ -10,30 +10,12 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.build import BuildOptions, make_model
+from local_backend.embedded.circuits import circuit_weights, fits, held_weights
 from local_backend.embedded.corpus import load_topics
 from local_backend.embedded.evaluation import unseen_documents
 from local_backend.embedded.optimizers import LearningRates, Optimizers
-from local_backend.embedded.quoting import (
-    POINTING_HEADS,
-    POINTING_LAYER,
-    circuit_weights,
-    fits,
-    held_weights,
-)
-from local_backend.embedded.tokenization import token_traits, train_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return train_tokenizer(load_topics(), 2400)
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    model = make_model(BuildOptions(), tokenizer)
-    model.set_attn_implementation("eager")
-    model.eval()
-    return model
+from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER
+from local_backend.embedded.tokenization import token_traits
 
 
 @pytest.fixture(scope="module")

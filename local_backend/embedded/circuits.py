@@ -1,0 +1,160 @@
+"""The embedded model's circuits: written into its initial weights, and held while the rest is trained.
+
+From random weights a model this small finds such circuits late or never. Here they are there from the first
+step, in heads and in coordinates of the residual stream of their own. Training reads what they write, and
+writes beside it; the circuits themselves it only tunes. The same idea as mimetic initialization (Trockman and
+Kolter, 2023), with more parts written down.
+
+Knows which weights are the circuits'. What they do is in :mod:`~local_backend.embedded.quoting`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from local_backend.embedded.quoting import HEADS_OF_QUOTING, write_quoting
+from local_backend.embedded.stream import (
+    BALLAST,
+    BALLAST_AT,
+    CODE,
+    CONSTANT_AT,
+    CUE_AT,
+    EMBEDDING_NORM,
+    ENDS_AT,
+    FLAG,
+    FREE,
+    HEAD_SIZE,
+    HIDDEN_SIZE,
+    NOTHING_AT,
+    NUM_HEADS,
+    NUM_LAYERS,
+    OWN,
+    PLACE_AT,
+    RARITY_AT,
+    READ,
+    READ_UNTIL,
+    UNIQUE,
+    WORD,
+)
+from local_backend.embedded.tokenization import TokenTraits
+
+_FREE_CODE = 0.1  # of the coordinates left to training, at random
+_ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
+_HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
+
+
+@torch.no_grad()
+def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
+    """Write all circuits; the other heads and layers begin with writing nothing.
+
+    Args:
+        model: Just made, of the sizes that :func:`fits` asks for.
+        traits: What the circuits must know of the tokens.
+    """
+    _write_embeddings(model.model.embed_tokens.weight, traits)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            _write_norm(norm.weight)
+    _write_norm(model.model.norm.weight)
+    model.lm_head.weight.copy_(model.model.embed_tokens.weight * _HEAD_SHARE)
+    model.lm_head.weight[:, OWN.stop :] = 0.0
+    layers = [layer.self_attn for layer in model.model.layers]
+    base = float(dict(model.config.rope_parameters or {})["rope_theta"])
+    turns = [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]  # radians a position
+    write_quoting(layers, turns)
+
+
+def fits(model: LlamaForCausalLM) -> bool:
+    """Whether a model has the sizes the circuits are written for."""
+    config = model.config
+    sizes = config.hidden_size, config.num_attention_heads, config.head_dim, config.num_hidden_layers
+    return bool(sizes == (HIDDEN_SIZE, NUM_HEADS, HEAD_SIZE, NUM_LAYERS))
+
+
+def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """Masks, by parameter, of the weights that belong to the circuits: their heads, and their coordinates.
+
+    What is written into a coordinate is theirs as long as one of their layers above still reads it.
+    """
+    masks = {}
+    for number, (layer, num_heads) in enumerate(zip(model.model.layers, HEADS_OF_QUOTING, strict=True)):
+        coordinates = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
+        for part, last_reader in READ_UNTIL:
+            coordinates[part] = last_reader > number
+        heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
+        attention = layer.self_attn
+        held = {
+            attention.q_proj: heads[:, None],
+            attention.k_proj: heads[:, None],
+            attention.v_proj: heads[:, None],
+            attention.o_proj: heads | coordinates[:, None],
+            layer.mlp.down_proj: coordinates[:, None],
+            layer.input_layernorm: torch.arange(HIDDEN_SIZE) < FREE.start,
+        }
+        for module, mask in held.items():
+            masks[_name_of(model, module.weight)] = mask.expand_as(module.weight)
+    embedding, head, norm = model.model.embed_tokens.weight, model.lm_head.weight, model.model.norm.weight
+    masks[_name_of(model, embedding)] = (torch.arange(HIDDEN_SIZE) < FREE.start).expand_as(embedding)
+    # What is copied is said by the codes it was read by.
+    says = torch.arange(HIDDEN_SIZE) < OWN.stop
+    masks[_name_of(model, head)], masks[_name_of(model, norm)] = says.expand_as(head), says
+    return masks
+
+
+def circuit_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """Masks, by parameter, of the weights written into the circuits, and how much each token tells."""
+    masks = {}
+    for layer, num_heads in zip(model.model.layers, HEADS_OF_QUOTING, strict=True):
+        heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
+        attention = layer.self_attn
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+            masks[_name_of(model, projection.weight)] = heads[:, None] & (projection.weight != 0)
+        masks[_name_of(model, attention.o_proj.weight)] = heads & (attention.o_proj.weight != 0)
+    embedding = model.model.embed_tokens.weight
+    columns = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
+    columns[WORD] = columns[RARITY_AT] = True
+    masks[_name_of(model, embedding)] = columns & (embedding != 0)
+    return masks
+
+
+def _name_of(model: LlamaForCausalLM, wanted: Tensor) -> str:
+    return next(name for name, parameter in model.named_parameters() if parameter is wanted)
+
+
+def _write_norm(weight: Tensor) -> None:
+    usual = (BALLAST**2 / HIDDEN_SIZE + 0.4**2) ** 0.5  # length of the stream, as a root mean square
+    weight.fill_(READ * usual)
+    weight[BALLAST_AT] = 0.0
+
+
+def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
+    embedding.zero_()
+    embedding[:, FREE].normal_(0.0, _FREE_CODE)
+    associated = _ASSOCIATED * torch.tensor(traits.topics)[:, :HEAD_SIZE]
+    embedding[:, FREE.start : FREE.start + associated.shape[1]] = associated
+    embedding[:, OWN] = CODE * torch.randn_like(embedding[:, OWN]).sign()
+    words = torch.tensor(traits.words)
+    codes = CODE * torch.randn(int(words.max()) + 1, WORD.stop - WORD.start).sign()
+    embedding[:, WORD] = codes[words]
+    for place, values in (
+        (RARITY_AT, traits.rarity),
+        (PLACE_AT[0], traits.beginning),
+        (ENDS_AT, traits.ends),
+    ):
+        embedding[:, place] = FLAG * torch.tensor(values)
+    embedding[traits.cue, CUE_AT] = FLAG
+    embedding[:, CONSTANT_AT] = FLAG
+    unique = embedding[:, UNIQUE]
+    others = embedding.square().sum(-1) - unique.square().sum(-1)
+    left = (HIDDEN_SIZE * EMBEDDING_NORM**2 - others).clamp(min=0.1 * HIDDEN_SIZE * EMBEDDING_NORM**2)
+    unique *= (left / unique.square().sum(-1)).sqrt()[:, None]
+    embedding[list(traits.nothing)] = 0.0
+    embedding[list(traits.nothing), NOTHING_AT] = HIDDEN_SIZE**0.5 * EMBEDDING_NORM
+    embedding[:, BALLAST_AT] = BALLAST
+
+
+__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights"]
