@@ -25,9 +25,9 @@ from local_backend.embedded.stream import (
 NUM_FAST = 9  # rotary pairs that tell distances; those behind them compare contents at any distance
 FARTHEST = 600  # tokens over which distances are told
 HALF = HEAD_SIZE // 2
-SLOW = range(NUM_FAST, HALF)
+_SLOW = range(NUM_FAST, HALF)
 # Rows of queries and keys whose products hardly depend on the distance: both coordinates of each slow pair.
-STILL = (*SLOW, *(pair + HALF for pair in SLOW))
+STILL = (*_SLOW, *(pair + HALF for pair in _SLOW))
 
 
 class Head:
@@ -64,13 +64,13 @@ class Head:
         """Add ``gain`` to the attention of a query with a flag to nothing."""
         self.prefer(row, query, NOTHING_AT, gain / CONSTANT_READ / NOTHING_READ)
 
-    def mind_distance(self, curve: tuple[Tensor, Tensor], key: int, gain: float) -> None:
+    def mind_distance(self, waves: tuple[Tensor, Tensor], key: int, gain: float) -> None:
         """Add ``gain`` times a curve of the distance (see :func:`curve`) where the key has a flag."""
         gain = gain / CONSTANT_READ**2
         rows = self._first + torch.arange(NUM_FAST)
         self._attention.q_proj.weight[rows, CONSTANT_AT] = 1.0
-        self._attention.k_proj.weight[rows, key] = curve[0] * gain * HEAD_SIZE**0.5
-        self._attention.k_proj.weight[rows + HALF, key] = curve[1] * gain * HEAD_SIZE**0.5
+        self._attention.k_proj.weight[rows, key] = waves[0] * gain * HEAD_SIZE**0.5
+        self._attention.k_proj.weight[rows + HALF, key] = waves[1] * gain * HEAD_SIZE**0.5
 
     def carry(self, source: Sequence[int], target: Sequence[int], factor: float) -> None:
         """Add ``factor`` times coordinates of what is attended to to other coordinates."""
@@ -100,3 +100,6 @@ def falling(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
 def coordinates(part: slice, count: int | None = None, start: int = 0) -> list[int]:
     """The coordinates of a part of the stream: ``count`` of them from ``start`` on, by default all."""
     return list(range(part.start, part.stop))[start:][:count]
+
+
+__all__ = ["FARTHEST", "HALF", "NUM_FAST", "STILL", "Head", "coordinates", "curve", "falling"]

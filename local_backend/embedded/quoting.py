@@ -81,8 +81,8 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
     for number, note in enumerate(BEFORE):  # attends so many positions back
         head = Head(attention, number)
         angles = [(number + 1) * turn for turn in turns[:NUM_FAST]]
-        curve = torch.tensor(angles).cos(), torch.tensor(angles).sin()
-        head.mind_distance(curve, CONSTANT_AT, 15.0)
+        waves = torch.tensor(angles).cos(), torch.tensor(angles).sin()
+        head.mind_distance(waves, CONSTANT_AT, 15.0)
         places = coordinates(note)
         head.carry(word[: len(places)], places, NOTED)
         # Behind an end something begins, unless what stands there is layout: a bracket, a dash, a line's end.
