@@ -29,7 +29,9 @@ from rich.table import Table
 
 from benchmarks.results import save
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafters import Drafter, WritingRow, drafter_of
+from local_backend.drafters import Drafter, ReferenceCopy, WritingRow
+from local_backend.drafters.copy_tree import CopyWeights
+from local_backend.drafters.copy_weights import FITTED
 from local_backend.verification import verify
 
 # The best of a small grid that drafts about as much as the others.
@@ -217,6 +219,15 @@ class _Counts(Protocol):
     def __call__(self, case: Case) -> tuple[int, int]: ...
 
 
+def small_trees(weights: CopyWeights = FITTED) -> ReferenceCopy:
+    """The drafter of production, drafting as much as the others.
+
+    In an engine its trees are larger, and cut to what the measured cost of width allows; here is no forward
+    to measure.
+    """
+    return ReferenceCopy(mean_draft_tokens=16, max_draft_tokens=32, max_depth=32, weights=weights)
+
+
 def methods() -> dict[str, _Counts]:
     """Forwards and drafted tokens of a case by each method; every case gets a drafter of its own."""
 
@@ -226,7 +237,7 @@ def methods() -> dict[str, _Counts]:
     found: dict[str, _Counts] = {"llma": by(FirstMatch), "prompt_lookup": by(PromptLookup)}
     if find_spec("arctic_inference") is not None:
         found["suffix_decoding"] = by(SuffixDecoding)
-    found["reference_copy"] = by(lambda: drafter_of("reference_copy"))
+    found["reference_copy"] = by(small_trees)
     found["oracle"] = oracle_forwards
     return found
 

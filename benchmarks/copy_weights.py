@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, tokenizer_of
-from local_backend.drafters import ReferenceCopy
+from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, small_trees, tokenizer_of
 from local_backend.drafters.copy_sources import TRAITS, CopySources
 from local_backend.drafters.copy_tree import CopyWeights, length_class
 from local_backend.drafters.copy_weights import FITTED
@@ -90,7 +89,7 @@ def collect(cases: Sequence[Case], weights: CopyWeights) -> Votes:
     """The votes at every forward of every case."""
     votes = Votes()
     for case in track(cases, "votes", console=Console(stderr=True)):
-        _, _, proposals = run_case(ReferenceCopy(weights=weights), case)
+        _, _, proposals = run_case(small_trees(weights), case)
         sources = CopySources(TextIndex(case.documents), TextIndex([case.query]))
         row = TargetRow(list(case.query), len(case.query), case.documents)
         written = 0
@@ -167,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         weights = fit_and_decode([cases[half::2] for cases in samples.values()], options.rounds)
         for name, cases in samples.items():
             for case in cases[1 - half :: 2]:
-                forwards, drafted, _ = run_case(ReferenceCopy(weights=weights), case)
+                forwards, drafted, _ = run_case(small_trees(weights), case)
                 counts[name] = [
                     a + b for a, b in zip(counts[name], (len(case.target), forwards, drafted), strict=True)
                 ]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from local_backend.draft import Draft
@@ -17,6 +18,9 @@ from local_backend.sampling import sample
 
 if TYPE_CHECKING:
     from local_backend.sequence import Row
+
+_BLOCK_SCORES = 256
+_LEAST_SCORES_IN_BLOCKS = 30_000  # for fewer, the operations themselves take longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,35 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """The most likely token at each place, the first of several that are equally likely.
+
+    What ``argmax`` says; but on a CPU torch's own compares one by one, where it compares many at a time to
+    find out how large the largest is. So here the block that holds the largest is found first: for 64 places
+    and a vocabulary of 32,000 in bfloat16 that takes a millisecond instead of five.
+
+    Args:
+        logits: ``[..., vocabulary]``.
+
+    Returns:
+        Token ids ``[...]``.
+    """
+    if logits.device.type != "cpu" or logits.numel() < _LEAST_SCORES_IN_BLOCKS:
+        return logits.argmax(-1)
+    size = logits.shape[-1]
+    num_full = size // _BLOCK_SCORES
+    full = logits[..., : num_full * _BLOCK_SCORES].unflatten(-1, (num_full, _BLOCK_SCORES))
+    largest = full.amax(-1)  # [..., blocks]
+    if num_full * _BLOCK_SCORES < size:
+        rest = logits[..., num_full * _BLOCK_SCORES :].amax(-1, keepdim=True)
+        largest = torch.cat([largest, rest], -1)
+    first = largest.argmax(-1, keepdim=True) * _BLOCK_SCORES
+    # What the last block lacks is its last token again, which then is not the first of its likelihood.
+    place = (first + torch.arange(_BLOCK_SCORES)).clamp_(max=size - 1)
+    token_ids: Tensor = first[..., 0] + logits.gather(-1, place).argmax(-1)
+    return token_ids
 
 
 def token_logprob(logits: Tensor, token_id: int, num_top: int) -> TokenLogprob:
@@ -90,12 +123,12 @@ def chooser(
     return choose
 
 
-def _choose(row: Row, path: list[int], logits: Tensor, most_likely: int) -> int:
+def _choose(row: Row, path: list[int], logits: Tensor, likeliest: int) -> int:
     scores = logits
     if row.logits is not None:
         scores = row.logits(row.token_ids, path, logits)
-        most_likely = int(scores.argmax())
-    token = most_likely if row.params.is_greedy else sample(scores, row.params, row.generator)
+        likeliest = int(most_likely(scores))
+    token = likeliest if row.params.is_greedy else sample(scores, row.params, row.generator)
     if row.params.logprobs is not None:
         row.logprobs.append(token_logprob(logits, token, row.params.logprobs))
     return token

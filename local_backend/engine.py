@@ -22,7 +22,7 @@ from torch import Tensor
 
 from local_backend.architecture import Architecture, guess_token_ids_of
 from local_backend.calls import Calls
-from local_backend.choice import chooser, likeliest_tokens
+from local_backend.choice import chooser, likeliest_tokens, most_likely
 from local_backend.compilation import compile_blocks
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
@@ -420,12 +420,12 @@ class Engine(Calls):
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
         """Accept, per row, the longest path of its draft that the model writes itself."""
-        most_likely = logits.argmax(-1).tolist()  # [rows, 1 + longest draft]
+        likeliest = most_likely(logits).tolist()  # [rows, 1 + longest draft]
         num_candidates = max(draft.num_candidates for draft in drafts)
         candidates = likeliest_tokens(logits, num_candidates) if num_candidates else [()] * len(rows)
         outcomes = []
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            predictions = most_likely[number][: 1 + len(draft)]
+            predictions = likeliest[number][: 1 + len(draft)]
             choose = chooser(row, draft, logits, number, predictions)
             outcomes.append(verify(draft, choose, predictions, candidates[number][: 1 + len(draft)]))
         return outcomes

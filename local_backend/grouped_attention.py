@@ -2,8 +2,10 @@
 
 With a mask and more than one new token ``transformers`` first copies the keys and values of each group of
 heads, once for every head in it. Torch does not need copies: its CPU kernel reads a group's keys and values
-in place, and says the same to the bit. On CUDA a mask would send it to a slow kernel instead, so there
-nothing changes.
+in place. For the few new tokens of a draft it is faster still to take the heads of a group for further new
+tokens of one head: its keys and values are then read once for all of them, which on two cores with units for
+bfloat16 takes half the time for 4 or 8 tokens behind 1,200. On CUDA a mask would send grouped heads to a slow
+kernel instead, so there nothing changes.
 
 Knows attention functions. Does not know rows, drafts or the cache.
 """
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 NAME = "sdpa_in_place"
 """The attention implementation, as ``transformers`` is told."""
+
+_MOST_FOLDED_TOKENS = 16  # new ones; with more, a head by itself is work enough for the kernel
 
 # Arguments of the usual function that change what is computed, beside those given by position.
 _OTHER_COMPUTATION = ("softcap", "position_bias", "cache", "s_aux")
@@ -75,9 +79,21 @@ def grouped_attention(
             **others,
         )
         return usual
+    num_rows, num_heads, num_new, head_size = query.shape
+    is_folded = num_new <= _MOST_FOLDED_TOKENS and attention_mask.shape[1] == 1
+    if is_folded:
+        num_groups = key.shape[1]
+        attention_mask = attention_mask.repeat(1, 1, num_heads // num_groups, 1)
+        query = query.reshape(num_rows, num_groups, -1, head_size)
     output = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
-    )
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=not is_folded,
+    ).reshape(num_rows, num_heads, num_new, value.shape[-1])
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -75,7 +75,9 @@ class RowLogits:
         """
         input_ids = self._tensor_of(token_ids, path)
         scores = logits[None].to(device=self._device, dtype=torch.float32, copy=True)
-        return self._processors(cast("Any", input_ids), cast("Any", scores))[0]
+        for processor in self._processors:  # the list's own call looks up each one's signature every time
+            scores = processor(cast("Any", input_ids), cast("Any", scores))
+        return scores[0]
 
     def _tensor_of(self, token_ids: Sequence[int], path: Sequence[int]) -> Tensor:
         """Both as one tensor, ``[1, tokens]``."""

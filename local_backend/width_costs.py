@@ -128,6 +128,8 @@ class WidthCosts:
         best, best_rate = least, expected / seconds(least)
         for width in range(least + 1, most + 1):
             expected += gains[width - 1]
+            if width < most and padded_width(2 + width) == padded_width(1 + width):
+                continue  # the next one costs the same
             # Costs rise in steps where kernels do: a wider forward may pay where a narrower does not.
             rate = expected / seconds(width)
             if rate > best_rate:

@@ -62,9 +62,9 @@ class ReferenceCopy:
     def __init__(
         self,
         *,
-        mean_draft_tokens: float = 16,
-        max_draft_tokens: int = 32,
-        max_depth: int = 32,
+        mean_draft_tokens: float = 32,
+        max_draft_tokens: int = 63,
+        max_depth: int = 63,
         weights: CopyWeights = FITTED,
         max_indexed_tokens: int = 4_000_000,
     ) -> None:

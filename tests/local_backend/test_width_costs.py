@@ -183,10 +183,10 @@ def test_an_engine_uses_the_costs_it_is_given(
 # Attention -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_new", [1, 5])
+@pytest.mark.parametrize("num_new", [1, 5, 16, 17])
 def test_attention_in_place_says_what_attention_with_copies_says(num_new: int) -> None:
     torch.manual_seed(0)
-    query, key = torch.randn(2, 6, num_new, 8), torch.randn(2, 2, 20, 8)
+    query, key = torch.randn(2, num_new, 6, 8).transpose(1, 2), torch.randn(2, 2, 20, 8)
     value = torch.randn(2, 2, 20, 8)
     mask = torch.zeros(2, 1, num_new, 20).masked_fill(torch.rand(2, 1, num_new, 20) < 0.3, -1e9)
     module = torch.nn.Module()
