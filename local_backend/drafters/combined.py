@@ -68,7 +68,7 @@ class Combined:
         self,
         drafters: Sequence[Drafter],
         *,
-        max_draft_tokens: int = 64,
+        max_draft_tokens: int = 63,
         token_cost: float = 0.01,
         first_rest: int = 128,
     ) -> None:

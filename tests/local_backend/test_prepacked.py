@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from local_backend import Engine, SamplingParams
 from local_backend.prepacked import (
     PrepackedLinear,
+    PrepackedProduct,
     has_prepacked,
     prepack,
     prepacked_products,
@@ -23,11 +24,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _model(dtype: torch.dtype = torch.float32, vocabulary_size: int = 600) -> LlamaForCausalLM:
+def _model(
+    dtype: torch.dtype = torch.float32, vocabulary_size: int = 600, hidden_size: int = 512
+) -> LlamaForCausalLM:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=vocabulary_size,
-        hidden_size=512,
+        hidden_size=hidden_size,
         intermediate_size=520,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -44,7 +47,8 @@ def _model(dtype: torch.dtype = torch.float32, vocabulary_size: int = 600) -> Ll
 
 def _layer(dtype: torch.dtype) -> tuple[torch.nn.Linear, PrepackedLinear]:
     layer = torch.nn.Linear(640, 512).to(dtype)
-    return layer, PrepackedLinear(layer)
+    product = PrepackedProduct([layer])
+    return layer, PrepackedLinear(layer, product, 0)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 1), (2, 33), (0, 4)])
@@ -151,8 +155,41 @@ def test_a_copy_of_a_model_multiplies_with_its_own_weights() -> None:
 
 
 def test_small_layers_and_other_types_are_left_alone() -> None:
-    model = _model()
+    model = _model(vocabulary_size=1500, hidden_size=128)
     assert prepack(model)
     assert isinstance(model.lm_head.forward, PrepackedLinear)
     assert not isinstance(model.model.layers[0].self_attn.k_proj.forward, PrepackedLinear)
     assert not prepack(_model(torch.float64))
+
+
+def test_layers_that_read_the_same_inputs_are_one_product() -> None:
+    model = _model()
+    assert prepack(model)
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    products = [
+        layer.forward.product
+        for layer in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        if isinstance(layer.forward, PrepackedLinear)
+    ]
+    assert products[0] is products[1] is products[2] is not products[3]
+    assert products[0].modules == [attention.q_proj, attention.k_proj, attention.v_proj]
+    assert mlp.gate_proj.forward.product is mlp.up_proj.forward.product is not mlp.down_proj.forward.product
+    ids = torch.randint(0, 600, (2, 9))
+    want = model(input_ids=ids).logits.detach()
+    with torch.inference_mode(), prepacked_products():
+        torch.testing.assert_close(model(input_ids=ids).logits, want, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_one_product_may_be_called_with_other_inputs_and_in_any_order() -> None:
+    layers = [torch.nn.Linear(640, size) for size in (512, 96, 320)]
+    product = PrepackedProduct(layers)
+    forwards = [PrepackedLinear(layer, product, place) for place, layer in enumerate(layers)]
+    one, other = torch.randn(2, 3, 640), torch.randn(5, 640)
+    with torch.inference_mode(), prepacked_products():
+        for place, inputs in ((0, one), (1, one), (2, other), (0, other), (2, one), (2, one), (0, one)):
+            want = layers[place](inputs)
+            torch.testing.assert_close(forwards[place](inputs), want, rtol=1e-4, atol=1e-4)
+        layers[1].weight = torch.nn.Parameter(torch.randn(96, 640), requires_grad=False)
+        fresh = torch.randn(4, 640)
+        for place in (1, 0):
+            torch.testing.assert_close(forwards[place](fresh), layers[place](fresh), rtol=1e-4, atol=1e-4)
