@@ -55,6 +55,7 @@ class Calls(ABC):
 
         Raises:
             ValueError: A prompt is empty or too long, or the lists differ in length; nothing has run then.
+            TypeError: A prompt is text, or a single token.
         """
         each_params = params if isinstance(params, Sequence) else [params] * len(prompts)
         each_references = references if references is not None else [None] * len(prompts)

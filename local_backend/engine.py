@@ -184,6 +184,7 @@ class Engine(Calls):
         Raises:
             ValueError: The prompt is empty, leaves no room in the model's positions or in the memory or holds
                 ids outside its vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
+            TypeError: The prompt is text, or a single token.
         """
         return self._make_row(
             prompt, listener, params or SamplingParams(), references, num_context_tokens=num_context_tokens

@@ -59,7 +59,13 @@ class RowMaker:
 
         Raises:
             ValueError: Something is wrong with it.
+            TypeError: The prompt is text, or a single token.
         """
+        if isinstance(prompt, str | int):
+            raise TypeError(
+                f"a prompt is a sequence of token ids, got {prompt!r:.60}: give a list of prompts, each "
+                "of them encoded by the engine's tokenizer; ChatLocal takes text"
+            )
         prompt = tuple(prompt)
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")

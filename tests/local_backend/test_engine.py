@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -236,6 +237,13 @@ def test_a_bad_prompt_is_named_before_anything_runs(engine: Engine, prompt: list
         engine.generate([[5, 6], prompt])
     assert engine.num_rows == 0
     assert engine.stats.num_forwards == 0
+
+
+@pytest.mark.parametrize("prompts", ["What is bread?", ["What is bread?"], [5, 6]])
+def test_text_in_place_of_token_ids_is_named(engine: Engine, prompts: Any) -> None:
+    with pytest.raises(TypeError, match=r"sequence of token ids, got .*: give a list of prompts"):
+        engine.generate(prompts)
+    assert engine.num_rows == 0
 
 
 def test_unknown_drafters_and_uneven_lists_are_named(
