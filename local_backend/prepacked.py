@@ -146,8 +146,13 @@ class PrepackedProduct:
         return bool(self._copied)
 
     def _lays_out_anew(self) -> bool:
-        """Copy the weights, unless the model was moved or converted to where or what they cannot be."""
-        if not all(map(_can_be_laid_out, self.modules)) or len({*map(_kind_of, self.modules)}) > 1:
+        """Copy the weights, unless a layer was moved, converted or replaced so that they cannot be."""
+        modules = self.modules
+        if (
+            len(modules) < len(self._references)
+            or not all(map(_can_be_laid_out, modules))
+            or len({*map(_kind_of, modules)}) > 1
+        ):
             return False
         self.lay_out()
         return True
@@ -283,6 +288,8 @@ def _products_of(model: PreTrainedModel) -> list[PrepackedProduct]:
         and "forward" not in vars(part)  # somebody else's
         and _can_be_laid_out(part)
     ]
+    if not layers:
+        return []
     products = []
     for modules in _reading_the_same(model, layers):
         is_emulated = _is_emulated(modules[0].weight.dtype)

@@ -193,3 +193,16 @@ def test_layers_of_one_product_may_be_called_with_other_inputs_and_in_any_order(
         fresh = torch.randn(4, 640)
         for place in (1, 0):
             torch.testing.assert_close(forwards[place](fresh), layers[place](fresh), rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_that_was_replaced_leaves_the_others_right() -> None:
+    model = _model()
+    assert prepack(model)
+    attention = model.model.layers[0].self_attn
+    attention.k_proj = torch.nn.Linear(512, 256)
+    with torch.no_grad():
+        attention.v_proj.weight.mul_(2)
+    ids = torch.randint(0, 600, (2, 9))
+    want = model(input_ids=ids).logits.detach()
+    with torch.inference_mode(), prepacked_products():
+        torch.testing.assert_close(model(input_ids=ids).logits, want, rtol=1e-4, atol=1e-4)
