@@ -16,7 +16,7 @@ from local_backend import ChatLocal
 from local_backend.embedded import closest_topic, known_topics
 from sot_chains.display import compare
 
-DEFAULT_QUESTION = "What can I do about stress at work and at home?"
+DEFAULT_QUESTION = "How can I manage my money better and save more?"
 PIPED_WIDTH = 100
 
 
