@@ -49,7 +49,8 @@ class ReferenceCopy:
 
     Args:
         mean_draft_tokens: Size of the token tree on average, at most.
-        max_draft_tokens: Size of one token tree, at most.
+        max_draft_tokens: Size of one token tree, at most; 63, because with the row's last token that is the
+            widest forward whose cost is measured.
         max_depth: Tokens on one path, at most.
         weights: What the traits of a place count.
         max_indexed_tokens: References stay indexed, for rows that pass the same, while they hold no more
