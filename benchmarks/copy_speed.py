@@ -15,7 +15,8 @@ Beside them ``nothing_to_copy``: what ``combined`` costs over ``autoregressive``
 ``bfloat16``: how many answers of the embedded model change with the shape of forwards in bf16, and how close
 the two tokens were where they did.
 
-A ratio above 1 says how many times faster a drafter is. The bounds are on decoding, from the first tokens to
+A ratio above 1 says how many times faster a drafter is: the geometric mean over the answers, of each of which
+every way has its median run. The bounds are on decoding, from the first tokens to
 the last; the ``_end_to_end`` twins include the reading of the prompt.
 """
 
@@ -199,13 +200,16 @@ class Contest:
 
 
 def ratios(medians: dict[str, list[Run]], *, end_to_end: bool) -> dict[str, dict[str, float]]:
-    """How many times faster than its peers each drafter is; the median over the batches."""
+    """How many times faster than its peers each drafter is; the geometric mean over the batches.
+
+    A median of answers of two kinds would be that of the one or the other, as it happens.
+    """
 
     def over(drafter: str, peer: str) -> float:
         pairs = zip(medians[peer], medians[drafter], strict=True)
         name = "seconds_per_token_end_to_end" if end_to_end else "seconds_per_token"
         return round(
-            float(statistics.median(getattr(one, name) / getattr(other, name) for one, other in pairs)), 3
+            statistics.geometric_mean(getattr(one, name) / getattr(other, name) for one, other in pairs), 3
         )
 
     return {
