@@ -26,6 +26,7 @@ from local_backend.embedded.evaluation import (
     held_out_phrasings,
     longest_quotation,
     perplexity,
+    point_prompts,
     quotes_the_fact,
     render,
     repeats_ngram,
@@ -116,16 +117,22 @@ def measure_documents(
 def measure_known_replies(
     engine: Engine, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, float], Cases]:
-    """Replies that are right word for word: changes of an answer by kind, questions made to stand alone."""
-    prompts = [*edit_prompts(load_topics()), *follow_up_prompts(_NUM_FOLLOW_UPS, load_topics())]
-    answers = _texts(engine, [render(tokenizer, prompt.messages) for prompt in prompts], _ANSWER)
+    """Replies that are right word for word: points, changes of an answer, questions made to stand alone."""
+    topics = load_topics()
+    prompts = [
+        *point_prompts(topics),
+        *edit_prompts(topics),
+        *follow_up_prompts(_NUM_FOLLOW_UPS, topics),
+    ]
+    rendered = [render(tokenizer, prompt.messages, prompt.start) for prompt in prompts]
+    answers = [text.strip() for text in _texts(engine, rendered, _ANSWER)]
     cases = [
         {"kind": prompt.kind, "request": prompt.messages[-1][1], "answer": answer, "wanted": prompt.reply}
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     return {
         f"right_{kind}": _share([case["answer"] == case["wanted"] for case in cases if case["kind"] == kind])
-        for kind in (*EDITS, "condense")
+        for kind in ("point", *EDITS, "condense")
     }, cases
 
 

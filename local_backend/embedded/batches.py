@@ -2,7 +2,7 @@
 
 The points of one outline are trained as branches behind one shared prefix, under a mask in which a branch
 sees the prefix and itself: the same arrangement in which they are decoded. What a step draws depends on
-its number alone, so that a build that was interrupted goes on as if it had not been.
+its number and on the topics dealt so far, so that a build that was interrupted goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from local_backend.embedded.corpus import Example, Topic
+from local_backend.embedded.corpus import Example
+from local_backend.embedded.decks import Decks
 from local_backend.embedded.tasks import make_example
 from local_backend.embedded.tokenization import END, ROLES, announcement
 from local_backend.kv_cache import num_shared
@@ -174,16 +175,16 @@ def draw_batch(
     seed: str,
     shares: Mapping[str, float],
     num_tokens: int,
-    topics: Sequence[Topic],
+    decks: Decks,
     tokenizer: PreTrainedTokenizerFast,
 ) -> tuple[str, dict[str, Tensor]]:
     """Examples of one kind, drawn by ``shares``, that fill about ``num_tokens`` padded tokens.
 
     Args:
-        seed: The same seed gives the same batch, whatever was drawn before.
+        seed: The same seed and the same state of the decks give the same batch.
         shares: Kinds (see :mod:`~local_backend.embedded.tasks`) and how often each is drawn.
         num_tokens: Rows times width, at most, where more than one example fits.
-        topics: What may be asked about.
+        decks: What may be asked about. Topics that are taken are dealt by the next batch no more.
         tokenizer: Of the model.
 
     Returns:
@@ -194,10 +195,12 @@ def draw_batch(
     examples: list[EncodedExample] = []
     widest = 0
     while True:
-        example = encode_example(make_example(kind, rng, topics), tokenizer)
+        about = decks.next(kind)
+        example = encode_example(make_example(kind, rng, decks.topics, about=about), tokenizer)
         widest = max(widest, example.num_tokens)
         if examples and widest * (len(examples) + 1) > num_tokens:
             break
+        decks.take(kind)  # what did not fit comes first next time: else long topics would be taught less
         examples.append(example)
     batch = collate(examples, tokenizer.pad_token_id)
     if "quotations" in batch:

@@ -5,7 +5,7 @@ takes an hour, without them about one and a half. First the model learns its cor
 several tokens a forward under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`).
 ``--without-consistency`` goes on with the corpus instead: the plain model that the tuned one is compared
 with. A build that was interrupted continues from its last checkpoint and ends with the same weights, because
-what a step draws depends on its number alone.
+what a step draws depends on its number and on the topics dealt before, which the checkpoint counts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -29,6 +30,7 @@ from local_backend.embedded.card import write_card
 from local_backend.embedded.circuits import begin_with_circuits, fits
 from local_backend.embedded.consistency import NUM_GUESSED, draw_guessed, guessing_loss
 from local_backend.embedded.corpus import Topic, load_topics
+from local_backend.embedded.decks import Decks
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import Optimizers
@@ -103,6 +105,7 @@ def train(
         weight_decay=options.weight_decay,
         num_tuning_steps=options.num_tuning_steps,
     )
+    decks, guessed_decks = Decks(topics, f"{options.seed}"), Decks(topics, f"{options.seed}:guessed")
     first = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -113,6 +116,8 @@ def train(
             )
         model.load_state_dict(state["model"])
         optimizers.load(state["optimizers"])
+        decks.load(state["dealt"])
+        guessed_decks.load(state["dealt_guessed"])
         first = state["step"]
     guess_ids = guess_token_ids(tokenizer, NUM_GUESSED)
     use_fast_attention(model)
@@ -123,14 +128,14 @@ def train(
         lesson = lesson_at(step, options)
         if lesson.guessed_size:
             num_tokens = round(lesson.guessed_size * options.tokens_per_batch)
-            guessed = draw_guessed(f"{options.seed}:{step}", num_tokens, topics, tokenizer, guess_ids)
+            guessed = draw_guessed(f"{options.seed}:{step}", num_tokens, guessed_decks, tokenizer, guess_ids)
             loss = guessing_loss(model, guessed)
             loss.backward()
             optimizers.collect(for_circuits=False)
             losses["guessed"] = loss.item()
         for number, shares in enumerate(lesson.streams):
             seed = f"{options.seed}:{step}:{number}"
-            kind, batch = draw_batch(seed, shares, options.tokens_per_batch, topics, tokenizer)
+            kind, batch = draw_batch(seed, shares, options.tokens_per_batch, decks, tokenizer)
             loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
             optimizers.collect()
@@ -138,21 +143,21 @@ def train(
         optimizers.step(step, rate_at(step, options))
         yield step, losses
         if (step + 1) % checkpoint_every == 0 or step + 1 == last_step:
-            _write_checkpoint(checkpoint, options, model, optimizers, step + 1)
+            state = {
+                "options": asdict(options),
+                "model": model.state_dict(),
+                "optimizers": optimizers.state(),
+                "dealt": decks.state(),
+                "dealt_guessed": guessed_decks.state(),
+                "step": step + 1,
+            }
+            _write_checkpoint(checkpoint, state)
     model.eval()
     model.set_attn_implementation("sdpa")
 
 
-def _write_checkpoint(
-    path: Path, options: BuildOptions, model: LlamaForCausalLM, optimizers: Optimizers, step: int
-) -> None:
+def _write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {
-        "options": asdict(options),
-        "model": model.state_dict(),
-        "optimizers": optimizers.state(),
-        "step": step,
-    }
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
     partial.replace(path)

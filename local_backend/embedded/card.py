@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -11,6 +12,7 @@ from local_backend.embedded.corpus import Topic, load_requests
 from local_backend.embedded.evaluation import (
     edit_prompts,
     follow_up_prompts,
+    point_prompts,
     quotes_the_fact,
     render,
     unseen_documents,
@@ -48,9 +50,9 @@ real model without a download. It is not an assistant.
 - Given documents and a question, it quotes the sentence that answers it, also from documents it never saw.
 
 One phrasing of each topic's question was left out of training. On these it writes the right topic's outline, word for
-word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}. Of {num_documents} questions on
-documents it never saw, half of them written by hand, it answers {quoted} with a quotation of eight tokens or more that holds
-the fact asked for.
+word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}. Asked for
+points one by one, it writes {point} of {num_points} word for word, and of no topic fewer than {fewest_points}. Of {num_documents} questions on documents it never saw, half of them written by hand, it answers {quoted} with a quotation of eight tokens or more that holds the
+fact asked for.
 
 ## What it cannot do
 
@@ -129,7 +131,8 @@ def _held_out(
         prompt(request.requests[0].format(question=topic.held_out_question), start) for topic in topics
     ]
     documents = unseen_documents(_NUM_DOCUMENTS)
-    known = [*edit_prompts(topics), *follow_up_prompts(_NUM_FOLLOW_UPS, topics)]
+    points = point_prompts(topics)
+    known = [*points, *edit_prompts(topics), *follow_up_prompts(_NUM_FOLLOW_UPS, topics)]
     with Engine(model, tokenizer, max_rows=16) as engine:
         outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=192))
         answers = engine.generate(
@@ -139,7 +142,7 @@ def _held_out(
             [render(tokenizer, document.messages) for document in documents], SamplingParams(max_tokens=160)
         )
         replies = engine.generate(
-            [render(tokenizer, one.messages) for one in known], SamplingParams(max_tokens=480)
+            [render(tokenizer, one.messages, one.start) for one in known], SamplingParams(max_tokens=480)
         )
     outlines_right = sum(
         start + outline.text == topic.skeleton for outline, topic in zip(outlines, topics, strict=True)
@@ -152,10 +155,16 @@ def _held_out(
         quotes_the_fact(tokenizer, quotation.text, document)
         for quotation, document in zip(quotations, documents, strict=True)
     )
-    right = Counter(one.kind for one, reply in zip(known, replies, strict=True) if reply.text == one.reply)
+    is_right = [reply.text.strip() == one.reply for one, reply in zip(known, replies, strict=True)]
+    right = Counter(one.kind for one, is_it in zip(known, is_right, strict=True) if is_it)
+    num_points = [len(topic.points) for topic in topics]
+    ends = list(accumulate(num_points))
     return {
         "outlines_right": outlines_right,
         "answers_right": answers_right,
         "quoted": quoted,
-        **{kind: right[kind] for kind in (*EDITS, "condense")},
+        "fewest_points": min(
+            sum(is_right[end - count : end]) for end, count in zip(ends, num_points, strict=True)
+        ),
+        **{kind: right[kind] for kind in ("point", *EDITS, "condense")},
     }

@@ -25,7 +25,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from local_backend.embedded.batches import draw_batch, fast_precision
-from local_backend.embedded.corpus import Topic
+from local_backend.embedded.decks import Decks
 
 NUM_GUESSED = 4
 GUESSED_KINDS: Mapping[str, float] = {"plain": 0.75, "expansion": 0.12, "questions": 0.13}
@@ -104,12 +104,12 @@ def with_guesses(batch: dict[str, Tensor], guess_ids: Sequence[int]) -> GuessedB
 def draw_guessed(
     seed: str,
     num_tokens: int,
-    topics: Sequence[Topic],
+    decks: Decks,
     tokenizer: PreTrainedTokenizerFast,
     guess_ids: Sequence[int],
 ) -> GuessedBatch:
-    """Answers with guess tokens, about ``num_tokens`` padded tokens without these; the same for a seed."""
-    _, batch = draw_batch(seed, GUESSED_KINDS, num_tokens, topics, tokenizer)
+    """Answers with guess tokens, about ``num_tokens`` padded tokens without these; see :func:`draw_batch`."""
+    _, batch = draw_batch(seed, GUESSED_KINDS, num_tokens, decks, tokenizer)
     return with_guesses(batch, guess_ids)
 
 

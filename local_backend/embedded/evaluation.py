@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from local_backend.embedded.corpus import CORPUS, Topic, request_table
+from local_backend.embedded.corpus import CORPUS, Topic, load_requests, request_table
 from local_backend.embedded.documents import Document, DocumentCase, Quotation, make_document_case
 from local_backend.embedded.tasks import (
     EDITS,
@@ -106,11 +106,34 @@ def unseen_documents(count: int) -> list[DocumentPrompt]:
 
 @dataclass(frozen=True)
 class ReplyPrompt:
-    """A request whose good reply is known word for word; ``kind`` names what is asked for."""
+    """A request whose good reply is known word for word.
+
+    Attributes:
+        kind: What is asked for.
+        messages: What is sent.
+        reply: What should come back, without ``start`` and spaces around it.
+        start: What the reply is begun with.
+    """
 
     kind: str
     messages: tuple[tuple[str, str], ...]
     reply: str
+    start: str = ""
+
+
+def point_prompts(topics: Sequence[Topic]) -> list[ReplyPrompt]:
+    """Every point of every topic's outline, each asked for by itself, as ``sot_chains`` asks."""
+    wordings = load_requests()["expansion"]
+    prompts = []
+    for topic in topics:
+        for number, point in enumerate(topic.points, 1):
+            fields = {"number": number, "point": point.heading}
+            request = wordings.requests[0].format(
+                question=topic.taught_questions[0], skeleton=topic.skeleton, **fields
+            )
+            start = wordings.reply_start.format(**fields)
+            prompts.append(ReplyPrompt("point", (("user", request),), point.text, start))
+    return prompts
 
 
 def edit_prompts(topics: Sequence[Topic]) -> list[ReplyPrompt]:
@@ -212,6 +235,7 @@ __all__ = [
     "held_out_phrasings",
     "longest_quotation",
     "perplexity",
+    "point_prompts",
     "quotes_the_fact",
     "render",
     "repeats_ngram",

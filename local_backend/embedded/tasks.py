@@ -32,15 +32,30 @@ from local_backend.embedded.invented import random_word
 TOPIC_KINDS = ("plain", "beginning", "skeleton", "expansion", "several")
 
 
-def make_example(kind: str, rng: random.Random, topics: Sequence[Topic] | None = None) -> Example:
+def make_example(
+    kind: str,
+    rng: random.Random,
+    topics: Sequence[Topic] | None = None,
+    *,
+    about: Topic | None = None,
+) -> Example:
     """One example of ``kind``, one of :data:`KINDS`.
+
+    Args:
+        kind: What is asked for.
+        rng: Where every choice comes from.
+        topics: What may be asked about; all by default.
+        about: The topic of a kind among :data:`TOPIC_KINDS`; drawn unless given.
 
     Raises:
         ValueError: There is no such kind.
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-    return KINDS[kind](rng, load_topics() if topics is None else topics)
+    topics = load_topics() if topics is None else topics
+    if about is not None and kind in TOPIC_KINDS:
+        return make_topic_example(kind, about, topics, rng)
+    return KINDS[kind](rng, topics)
 
 
 def _about_a_topic(kind: str, rng: random.Random, topics: Sequence[Topic]) -> Example:

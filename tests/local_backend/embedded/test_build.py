@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from local_backend.embedded.batches import (
 from local_backend.embedded.build import main, make_model, train
 from local_backend.embedded.consistency import GuessedBatch, guessing_loss, with_guesses
 from local_backend.embedded.corpus import Example, load_topics
+from local_backend.embedded.decks import Decks
 from local_backend.embedded.losses import only_quoted, pointing_loss
 from local_backend.embedded.recipe import BuildOptions, lesson_at, rate_at
 from local_backend.embedded.tasks import KINDS, make_example
@@ -132,16 +134,52 @@ def test_a_step_draws_the_same_examples_again(tokenizer: PreTrainedTokenizerFast
     shares = dict.fromkeys(KINDS, 1.0)
     for step in range(4):
         (kind, one), (other_kind, other) = (
-            draw_batch(f"0:{step}", shares, 600, TOPICS, tokenizer) for _ in range(2)
+            draw_batch(f"0:{step}", shares, 600, Decks(TOPICS, "0"), tokenizer) for _ in range(2)
         )
         assert kind == other_kind
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_every_topic_is_taught_as_often_as_any_other(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Long ones, too, which are the first not to fit."""
+    topics = TOPICS[:5]
+    decks, num_taught = Decks(topics, "0"), Counter[str]()
+    for step in range(40):
+        state = decks.state()
+        _, batch = draw_batch(f"0:{step}", {"plain": 1.0}, 1500, decks, tokenizer)
+        assert batch["input_ids"].shape[0] == decks.state()["plain"] - state.get("plain", 0)
+        for ids in batch["input_ids"]:
+            text = tokenizer.decode(ids)
+            num_taught.update(
+                topic.name for topic in topics if topic.points[0].text in text.replace("\n", " ")
+            )
+    assert len(num_taught) == len(topics)
+    assert max(num_taught.values()) - min(num_taught.values()) <= 1
+
+
+def test_decks_go_on_from_their_state() -> None:
+    def deal(decks: Decks, count: int) -> list[str]:
+        names = []
+        for _ in range(count):
+            names.append(decks.next("plain").name)
+            decks.take("plain")
+        return names
+
+    decks, other = Decks(TOPICS, "0"), Decks(TOPICS, "0")
+    dealt = deal(decks, 70)
+    assert sorted(dealt[: len(TOPICS)]) == sorted(topic.name for topic in TOPICS)
+    assert dealt[: len(TOPICS)] != [topic.name for topic in TOPICS]
+    deal(other, 30)
+    again = Decks(TOPICS, "0")
+    again.load(other.state())
+    assert deal(again, 40) == dealt[30:]
+    assert again.next("plain") == again.next("plain")  # it stays until it is taken
+
+
 def test_a_quotation_is_found_where_it_stands(tokenizer: PreTrainedTokenizerFast) -> None:
     """The columns told are those of the sentence's tokens, in reply and document."""
     for seed in range(6):
-        _, batch = draw_batch(f"places {seed}", {"questions": 1.0}, 2000, TOPICS, tokenizer)
+        _, batch = draw_batch(f"places {seed}", {"questions": 1.0}, 2000, Decks(TOPICS, "0"), tokenizer)
         assert len(batch["quotations"]) > 3
         for row, said, taken, count in batch["quotations"].tolist():
             ids = batch["input_ids"][row]
