@@ -18,7 +18,7 @@ from torch import Tensor
 from local_backend.architecture import Architecture
 from local_backend.draft import Draft
 from local_backend.kv_cache import RowsCache
-from local_backend.prepacked import prepacked_products
+from local_backend.prepacked_product import prepacked_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
