@@ -22,8 +22,7 @@ FREE = slice(283, HIDDEN_SIZE)
 # The last layer whose circuits read a coordinate.
 READ_UNTIL = (
     (OWN, 5),
-    (slice(BEFORE[0].start, BEFORE[2].stop), 5),
-    (slice(BEFORE[3].start, BEFORE[4].stop), 1),
+    (slice(BEFORE[0].start, BEFORE[4].stop), 5),
     (slice(OF_SENTENCE.start, BALLAST_AT), 5),
     (slice(BALLAST_AT, FREE.start), NUM_LAYERS),
 )

@@ -95,6 +95,7 @@ class TokenTraits:
         words: A number for each word, alike in any case, behind a space or not.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
+        digits: Numbers of the ten digits as words.
         topics: For each token how much it speaks for each topic, from 0 to 1.
     """
 
@@ -104,6 +105,7 @@ class TokenTraits:
     words: list[int]
     nothing: tuple[int, ...]
     cue: int
+    digits: tuple[int, ...]
     topics: list[list[float]]
 
 
@@ -127,6 +129,7 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         words=words,
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
         cue=announcement(tokenizer)[-2],
+        digits=tuple(numbers[digit] for digit in "0123456789"),
         topics=_associations(tokenizer, topics, words),
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from local_backend.embedded.corpus import load_topics
-from local_backend.embedded.evaluation import edit_prompts, follow_up_prompts
+from local_backend.embedded.corpus import load_topics, request_table
+from local_backend.embedded.evaluation import edit_prompts, follow_up_prompts, point_prompts
 from local_backend.embedded.tasks import EDITS
 
 TOPICS = load_topics()[:6]
@@ -20,14 +20,16 @@ def test_every_topic_has_an_answer_to_change_in_every_way() -> None:
         assert role == "user"
         assert any(question in topic.taught_questions for topic in TOPICS)
         assert request
+        lead, changed = prompt.reply.split("\n\n", 1)
+        assert lead == request_table()["edit"]["lead"][prompt.kind]
         if prompt.kind == "shorter":
-            assert len(prompt.reply) < len(answer)
+            assert len(changed) < len(answer)
         elif prompt.kind == "add":
-            assert prompt.reply.startswith(answer)
-            assert len(prompt.reply) > len(answer)
+            assert changed.startswith(answer)
+            assert len(changed) > len(answer)
         else:
-            assert prompt.reply != answer
-            assert len(set(prompt.reply.split()) ^ set(answer.split())) < 10
+            assert changed != answer
+            assert len(set(changed.split()) ^ set(answer.split())) < 10
 
 
 def test_follow_ups_are_drawn_alike_and_end_as_questions_of_the_user() -> None:
@@ -39,3 +41,14 @@ def test_follow_ups_are_drawn_alike_and_end_as_questions_of_the_user() -> None:
         assert prompt.messages[-1][0] == "user"
         assert prompt.reply
         assert prompt.reply not in prompt.messages[-1][1]
+
+
+def test_every_point_is_asked_for_by_itself_as_skeletons_are_expanded() -> None:
+    prompts = point_prompts(TOPICS)
+    points = [(topic, point) for topic in TOPICS for point in topic.points]
+    assert len(prompts) == len(points)
+    for prompt, (topic, point) in zip(prompts, points, strict=True):
+        ((_, request),) = prompt.messages
+        assert topic.skeleton in request
+        assert point.heading in prompt.start
+        assert prompt.reply == point.text
