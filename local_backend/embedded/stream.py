@@ -19,10 +19,13 @@ PLACE_AT = (276, 277, 278)  # whether the token is the first, the second, the th
 CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a quotation comes next
 BALLAST_AT = 282
 FREE = slice(283, HIDDEN_SIZE)
+# Of each note so many coordinates are compared by the last layer; the others by layer 2 at the latest.
+COMPARED_LAST = (16, 16, 8, 7, 6)
 # The last layer whose circuits read a coordinate.
 READ_UNTIL = (
     (OWN, 5),
-    (slice(BEFORE[0].start, BEFORE[4].stop), 5),
+    *((slice(note.start, note.start + count), 5) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
+    *((slice(note.start + count, note.stop), 2) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
     (slice(OF_SENTENCE.start, BALLAST_AT), 5),
     (slice(BALLAST_AT, FREE.start), NUM_LAYERS),
 )
