@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from local_backend.embedded.corpus import Example
 from local_backend.embedded.decks import Decks
-from local_backend.embedded.tasks import make_example
+from local_backend.embedded.tasks import TOPIC_KINDS, make_example
 from local_backend.embedded.tokenization import END, ROLES, announcement
 from local_backend.kv_cache import num_shared
 from local_backend.precision import bf16_is_fast
@@ -25,7 +25,8 @@ from local_backend.precision import bf16_is_fast
 # What an answer is about is decided in its first tokens, and what a point is about in the point's; without
 # weight they drown in the rest.
 NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 10, 4.0
-# Where a copy departs from what it copies, the token there and those behind it weigh as much.
+# Where a copy departs from what stands behind the same few tokens in the prompt, or ends, what is said there
+# and shortly behind it weighs as much.
 NUM_MATCHING, NUM_DEPARTING_TOKENS = 3, 3
 PARAGRAPH = "\n\n"  # what points are apart by
 NUM_POINTED = 3  # tokens of a quotation whose place must be found; behind them it goes on by itself
@@ -39,8 +40,8 @@ class EncodedExample:
         prefix_ids: What the branches share.
         branches: The rest of each, with the first position that is learned.
         paragraphs: Where a branch begins a paragraph: its number, and the place in its learned rest.
-        departures: Where a branch copies, but not what it is copying goes on with, and where it ends: its
-            number, and the place in its learned rest.
+        departures: Where a branch that copies goes on otherwise, or may, than behind the same tokens in its
+            prompt, and where it ends: its number, and the place in its learned rest.
         quotations: Where a branch quotes: its number, the position of the reply's first quoted token, the
             position that token was taken from, both counted from the beginning of the prefix, and how many
             tokens are quoted.
@@ -213,7 +214,7 @@ def draw_batch(
         seed: The same seed and the same state of the decks give the same batch.
         shares: Kinds (see :mod:`~local_backend.embedded.tasks`) and how often each is drawn.
         num_tokens: Rows times width, at most, where more than one example fits.
-        decks: What may be asked about. Topics that are taken are dealt by the next batch no more.
+        decks: What may be asked about; the topics of this batch are taken.
         tokenizer: Of the model.
 
     Returns:
@@ -224,12 +225,13 @@ def draw_batch(
     examples: list[EncodedExample] = []
     widest = 0
     while True:
-        about = decks.next(kind)
+        about = decks.top(kind) if kind in TOPIC_KINDS else None
         example = encode_example(make_example(kind, rng, decks.topics, about=about), tokenizer)
         widest = max(widest, example.num_tokens)
         if examples and widest * (len(examples) + 1) > num_tokens:
             break
-        decks.take(kind)  # what did not fit comes first next time: else long topics would be taught less
+        if about is not None:
+            decks.take(kind)  # what did not fit comes first next time: else long topics would be taught less
         examples.append(example)
     batch = collate(examples, tokenizer.pad_token_id)
     if "quotations" in batch:

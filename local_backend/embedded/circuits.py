@@ -27,6 +27,7 @@ from local_backend.embedded.stream import (
     FREE,
     HEAD_SIZE,
     HIDDEN_SIZE,
+    MATCHED,
     NOTHING_AT,
     NUM_HEADS,
     NUM_LAYERS,
@@ -148,7 +149,7 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     words = torch.tensor(traits.words)
     codes = CODE * torch.randn(int(words.max()) + 1, WORD.stop - WORD.start).sign()
     # Points are told apart by one digit, two tokens back, of which few coordinates are compared.
-    codes[list(traits.digits), :8] = CODE * _codes_far_apart()[: len(traits.digits)]
+    codes[list(traits.digits), : MATCHED[2]] = CODE * _codes_far_apart()[: len(traits.digits)]
     embedding[:, WORD] = codes[words]
     for place, values in (
         (RARITY_AT, traits.rarity),

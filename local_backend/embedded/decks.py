@@ -25,7 +25,7 @@ class Decks:
         self._seed = seed
         self._num_dealt: dict[str, int] = {}
 
-    def next(self, kind: str) -> Topic:
+    def top(self, kind: str) -> Topic:
         """The topic that lies on top of the deck of ``kind``; it stays there until it is taken."""
         round_number, place = divmod(self._num_dealt.get(kind, 0), len(self.topics))
         order = list(range(len(self.topics)))

@@ -31,6 +31,7 @@ from local_backend.embedded.stream import (
     FOUND_AT,
     FREE,
     HEAD_SIZE,
+    MATCHED,
     NOTED,
     OF_FOUND,
     OF_SENTENCE,
@@ -43,12 +44,11 @@ from local_backend.embedded.stream import (
 # A sentence is told from others by its first token and those from the second to the fifth before it: so many
 # coordinates of each.
 _TELLING = (8, 10, 8, 8, 8)
-# What induction compares, from the present token back: by how many coordinates, and how much these count.
-# The second and the third alone are a match, so that a copy goes on behind a token that was replaced; the
-# fourth and the fifth only decide where the other three stand twice.
-_MATCHED = ((9, 3.2), (8, 2.8), (8, 3.0), (7, 1.6), (6, 1.2))
-_MATCHED_FOUND = (6, 1.2)  # of the sentence found
-_NO_MATCH = 38.0
+# How much each token counts by which a copy finds its place, from the present one back (see ``MATCHED``). Two
+# tokens are hardly a match; the fourth and the fifth only decide where the other three stand twice.
+_MATCH_GAINS = (3.4, 2.6, 2.8, 1.5, 1.2)
+_NUM_MATCHED_FOUND, _FOUND_GAIN = 6, 1.2
+_NO_MATCH = 40.0
 # Rows without the two slowest pairs, left to flags: alone in its pair, a flag is mixed with nothing.
 _STILL_BUT_TWO = tuple(row for row in STILL if row % HALF < HALF - 2)
 _FLAG_ROWS = (NUM_FAST - 1, HALF - 2, NUM_FAST - 2, HALF - 1)
@@ -173,7 +173,7 @@ def _write_induction(attention: Any) -> None:
     compared = [WORD, *BEFORE]  # each with the note of the one before it
     for number in range(2):
         head, first_row = Head(attention, POINTING_HEADS + number), 0
-        for place, (count, gain) in enumerate(_MATCHED):
+        for place, (count, gain) in enumerate(zip(MATCHED, _MATCH_GAINS, strict=True)):
             start = (place + number) % 2 * count if place < 2 else 0
             rows = STILL[first_row : first_row + count]
             query = coordinates(compared[place], count, start)
@@ -181,9 +181,9 @@ def _write_induction(attention: Any) -> None:
             head.compare(rows, query, key, (gain, gain))
             first_row += count
         # Where the same words stand twice, the sentence found is preferred.
-        count, gain = _MATCHED_FOUND
-        found, sentence = (coordinates(part, count, 8 + count * number) for part in (OF_FOUND, OF_SENTENCE))
-        head.compare(STILL[first_row : first_row + count], found, sentence, (gain, gain))
+        rows, start = STILL[first_row : first_row + _NUM_MATCHED_FOUND], 8 + _NUM_MATCHED_FOUND * number
+        found, sentence = (coordinates(part, len(rows), start) for part in (OF_FOUND, OF_SENTENCE))
+        head.compare(rows, found, sentence, (_FOUND_GAIN, _FOUND_GAIN))
         # One token alone is no match, and what a quotation begins with is no repetition.
         for silent in (CONSTANT_AT, CUED_AT[0]):
             head.prefer_nothing(HEAD_SIZE - 2, silent, _NO_MATCH)

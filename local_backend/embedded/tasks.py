@@ -27,7 +27,7 @@ from local_backend.embedded.documents import (
     make_document_cases,
     question_pair,
 )
-from local_backend.embedded.invented import random_word, words
+from local_backend.embedded.invented import random_word
 
 TOPIC_KINDS = ("plain", "beginning", "skeleton", "expansion", "several")
 
@@ -48,12 +48,14 @@ def make_example(
         about: The topic of a kind among :data:`TOPIC_KINDS`; drawn unless given.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: There is no such kind, or it is about no topic.
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
     topics = load_topics() if topics is None else topics
-    if about is not None and kind in TOPIC_KINDS:
+    if about is not None:
+        if kind not in TOPIC_KINDS:
+            raise ValueError(f"an example of kind {kind!r} is about no topic, got {about.name!r}")
         return make_topic_example(kind, about, topics, rng)
     return KINDS[kind](rng, topics)
 
@@ -158,7 +160,7 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
     sentences = free_sentences(rng.randint(1, 3), rng)[1]
     text = " ".join(sentences)
     request = rng.choice(request_table()["repeat"]["requests"]).format(text=text)
-    return Example((), ((request, "", text),))
+    return Example((), ((request, "", text),), copies=True)
 
 
 # Edits of an earlier answer -----------------------------------------------------------------------------
@@ -253,7 +255,9 @@ def make_edit(
     old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
     if rng.random() < 0.1:  # two words
         old = rng.choice(re.findall(r"(?=(?<!\w)(\w{3,} \w{3,}))", text) or [old])
-    by = rng.choice(words()["any"]) if rng.random() < 0.5 else random_word(rng)
+    by = random_word(rng)
+    while by == old:
+        by = random_word(rng)
     changed = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
     return request.format(old=old, new=by), f"{lead}\n\n{changed}"
 

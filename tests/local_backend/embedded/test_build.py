@@ -161,7 +161,7 @@ def test_decks_go_on_from_their_state() -> None:
     def deal(decks: Decks, count: int) -> list[str]:
         names = []
         for _ in range(count):
-            names.append(decks.next("plain").name)
+            names.append(decks.top("plain").name)
             decks.take("plain")
         return names
 
@@ -173,7 +173,7 @@ def test_decks_go_on_from_their_state() -> None:
     again = Decks(TOPICS, "0")
     again.load(other.state())
     assert deal(again, 40) == dealt[30:]
-    assert again.next("plain") == again.next("plain")  # it stays until it is taken
+    assert again.top("plain") == again.top("plain")  # it stays until it is taken
 
 
 def test_a_quotation_is_found_where_it_stands(tokenizer: PreTrainedTokenizerFast) -> None:

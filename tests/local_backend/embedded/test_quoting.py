@@ -131,21 +131,6 @@ def test_an_untrained_model_copies_an_answer_in_order(
 
 
 @torch.no_grad()
-def test_an_untrained_model_goes_on_behind_a_token_that_was_replaced(
-    model: LlamaForCausalLM, text: list[int]
-) -> None:
-    rng = random.Random(5)
-    places = rng.sample(range(len(text) // 4, len(text) - 8), 12)
-    others = sorted({*range(400, model.config.vocab_size)} - {*text})
-    found = 0
-    for place in places:
-        copied = [*text[place - 8 : place], rng.choice(others)]
-        row = torch.tensor([text + copied])
-        found += int(model(row).logits[0, -1].argmax()) == text[place + 1]
-    assert found >= 10
-
-
-@torch.no_grad()
 def test_without_an_announcement_nothing_is_pointed_at(model: LlamaForCausalLM, text: list[int]) -> None:
     for heads in range(POINTING_HEADS):
         assert (attended(model, text, POINTING_LAYER, heads) == 0).float().mean() > 0.95
