@@ -16,8 +16,8 @@ Beside them ``nothing_to_copy``: what ``combined`` costs over ``autoregressive``
 the two tokens were where they did.
 
 A ratio above 1 says how many times faster a drafter is: the geometric mean over the answers, of each of which
-every way has its median run. The bounds are on decoding, from the first tokens to
-the last; the ``_end_to_end`` twins include the reading of the prompt.
+every way has its median run. Timed is decoding, from the first tokens to the last; the ``_end_to_end`` twins
+include the reading of the prompt.
 """
 
 from __future__ import annotations
@@ -178,11 +178,7 @@ class Contest:
     repeats: int
 
     def hold(self, progress: Progress, label: str) -> dict[str, list[Run]]:
-        """Per way the run of each batch that took the median of its repeats.
-
-        Raises:
-            ValueError: Two ways have written different answers.
-        """
+        """Per way the run of each batch that took the median of its repeats."""
         bar = progress.add_task(label, total=len(self.ways) * len(self.batches) * self.repeats)
         medians: dict[str, list[Run]] = {name: [] for name in self.ways}
         for number, batch in enumerate(self.batches):

@@ -12,7 +12,7 @@ gate and what it lets pass) are multiplied at once: fewer, larger products.
 Only the engine's forwards use it: whoever else calls the model computes as before.
 
 Knows models, and which of their layers it pays to prepare. The products themselves are in
-:mod:`~local_backend.prepacked_product`; neither knows forwards, rows or drafts.
+:mod:`~local_backend.prepacked_product`; neither knows rows or drafts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LEAST_EMULATED_COLUMNS = 2  # for one, the usual product in bfloat16 is faster:
 
 
 def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
-    """Prepare the linear layers of a model on a CPU; for :func:`prepacked_products`.
+    """Prepare the linear layers of a model on a CPU; they are used within ``prepacked_products``.
 
     Args:
         model: In float32 or bfloat16.

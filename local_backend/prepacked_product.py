@@ -25,7 +25,7 @@ _calls = threading.local()
 
 @contextmanager
 def prepacked_products(are_prepacked: bool = True) -> Iterator[None]:
-    """Within it, on this thread, layers that :func:`prepack` has prepared use what was laid out, or not."""
+    """Within it, on this thread, layers that were prepared use what was laid out, or not."""
     before = getattr(_calls, "are_prepacked", False)
     _calls.are_prepacked = are_prepacked
     _forget_outputs()
@@ -45,7 +45,7 @@ class PrepackedProduct:
     """The weights of layers that read the same inputs, laid out as one matrix.
 
     Weights that change are laid out anew when they are next used. What torch does not count as a change,
-    because it was done to ``weight.data``, :func:`lay_out_anew` must tell.
+    because it was done to ``weight.data``, :meth:`forget` must tell.
 
     Args:
         modules: One or more, of the same type, with or without bias.

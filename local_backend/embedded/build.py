@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import ctypes
+import hashlib
 import json
 import shutil
 import sys
@@ -27,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
-from local_backend.embedded.circuits import begin_with_circuits, fits
+from local_backend.embedded.circuits import begin_with_circuits, fits, held_weights
 from local_backend.embedded.consistency import NUM_GUESSED, draw_guessed, guessing_loss
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.decks import Decks
@@ -106,12 +107,13 @@ def train(
         num_tuning_steps=options.num_tuning_steps,
     )
     decks, guessed_decks = Decks(topics, f"{options.seed}"), Decks(topics, f"{options.seed}:guessed")
+    identity = _identity(options, model, tokenizer)
     first = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
-        if state["options"] != asdict(options):
+        if state.get("identity") != identity:
             raise ValueError(
-                f"{checkpoint} is of another build, {state['options']}; asked for {asdict(options)}. "
+                f"{checkpoint} is of another build, {state.get('identity')}; asked for {identity}. "
                 "Delete it, or give another --checkpoint."
             )
         model.load_state_dict(state["model"])
@@ -144,7 +146,7 @@ def train(
         yield step, losses
         if (step + 1) % checkpoint_every == 0 or step + 1 == last_step:
             state = {
-                "options": asdict(options),
+                "identity": identity,
                 "model": model.state_dict(),
                 "optimizers": optimizers.state(),
                 "dealt": decks.state(),
@@ -154,6 +156,16 @@ def train(
             _write_checkpoint(checkpoint, state)
     model.eval()
     model.set_attn_implementation("sdpa")
+
+
+def _identity(
+    options: BuildOptions, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Any]:
+    """What tells a build from others: its options, its tokens, its lessons and what its circuits hold."""
+    held = {name: int(mask.sum()) for name, mask in held_weights(model).items()} if fits(model) else {}
+    lessons = {str(lesson_at(step, options)) for step in range(options.num_steps_in_all)}
+    known = json.dumps([tokenizer.get_vocab(), sorted(lessons), held], sort_keys=True)
+    return {"options": asdict(options), "taught": hashlib.sha256(known.encode()).hexdigest()}
 
 
 def _write_checkpoint(path: Path, state: dict[str, Any]) -> None:

@@ -50,9 +50,10 @@ real model without a download. It is not an assistant.
 - Given documents and a question, it quotes the sentence that answers it, also from documents it never saw.
 
 One phrasing of each topic's question was left out of training. On these it writes the right topic's outline, word for
-word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}. Asked for
-points one by one, it writes {point} of {num_points} word for word, and of no topic fewer than {fewest_points}. Of {num_documents} questions on documents it never saw, half of them written by hand, it answers {quoted} with a quotation of eight tokens or more that holds the
-fact asked for.
+word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}. Of {num_documents} questions on
+documents it never saw, half of them written by hand, it answers {quoted} with a quotation of eight tokens or more that holds
+the fact asked for. Asked in the words of training for points one by one, it writes {point} of {num_points} word for word, and of no
+topic fewer than {fewest_points}.
 
 ## What it cannot do
 
@@ -60,9 +61,10 @@ fact asked for.
   its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
 - Read documents as a person would: it finds the sentence that shares words with the question. Where the answer stands
   in other words than the question, or is not there, it quotes a wrong sentence.
-- Change an answer. It was taught to shorten one, to add a point and to replace a word, and to write a follow-up question so that
-  it stands alone, but has not learned it: an answer to be changed it mostly writes once more. Of {num_topics} requests each it does word for
-  word what was asked for {shorter} to shorten, {add} to add and {replace} to replace, and for {condense} of {num_follow_ups} follow-up questions.
+- Change an answer reliably. It was taught to shorten one to the first sentences of its points, to add a point and to replace a word
+  (the reply begins with "Shorter:", "Extended:" or "Changed:"), and to write a follow-up question so that it stands alone. Of {num_topics}
+  requests each it does word for word what was asked for {shorter} to shorten, {add} to add and {replace} to replace, and for {condense} of {num_follow_ups}
+  follow-up questions.
 - Reason, calculate, translate, write code, hold a conversation, or follow other instructions.
 - Write any language but English.
 
@@ -82,11 +84,11 @@ def write_card(
     num_consistency_steps: int,
     num_last_steps: int,
 ) -> None:
-    """Measure the model in ``folder`` on what was left out of training and write its card there."""
+    """Measure the model in ``folder``, mostly on what was left out of training, and write its card there."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = model.config
-    measured = _held_out(model, tokenizer, topics)
+    measured = _measured(model, tokenizer, topics)
     files = [folder / name for name in ("model.safetensors", "tokenizer.json")]
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
@@ -118,7 +120,7 @@ def write_card(
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _held_out(
+def _measured(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, topics: tuple[Topic, ...]
 ) -> dict[str, int]:
     request = load_requests()["skeleton"]

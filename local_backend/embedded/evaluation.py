@@ -1,4 +1,6 @@
-"""What the embedded model is measured on: phrasings and documents it was never trained on.
+"""What the embedded model is measured on: phrasings, documents and requests it was never trained on.
+
+Points alone are asked for in the words of training: they are to be known by heart.
 
 Knows prompts and answers as text, and how to teacher-force the model on answers it should give. Does not know
 how a skeleton is parsed.
@@ -214,7 +216,6 @@ def held_out_pairs(
     tokenizer: PreTrainedTokenizerBase,
     topics: Sequence[Topic],
     *,
-    num_topics: int = 61,
     num_documents: int = 100,
 ) -> list[tuple[list[int], str]]:
     """Prompts never trained on with the replies that would be right, for :func:`perplexity`."""
