@@ -27,7 +27,6 @@ from local_backend.embedded.stream import (
     FREE,
     HEAD_SIZE,
     HIDDEN_SIZE,
-    MATCHED,
     NOTHING_AT,
     NUM_HEADS,
     NUM_LAYERS,
@@ -126,14 +125,6 @@ def _name_of(model: LlamaForCausalLM, wanted: Tensor) -> str:
     return next(name for name, parameter in model.named_parameters() if parameter is wanted)
 
 
-def _codes_far_apart() -> Tensor:
-    """Sixteen codes of eight signs, any two of which differ in four signs or more."""
-    signs = torch.ones(1, 1)
-    for _ in range(3):  # Sylvester's construction of Hadamard matrices
-        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
-    return torch.cat([signs, -signs])
-
-
 def _write_norm(weight: Tensor) -> None:
     usual = (BALLAST**2 / HIDDEN_SIZE + 0.4**2) ** 0.5  # length of the stream, as a root mean square
     weight.fill_(READ * usual)
@@ -148,8 +139,6 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding[:, OWN] = CODE * torch.randn_like(embedding[:, OWN]).sign()
     words = torch.tensor(traits.words)
     codes = CODE * torch.randn(int(words.max()) + 1, WORD.stop - WORD.start).sign()
-    # Points are told apart by one digit, two tokens back, of which few coordinates are compared.
-    codes[list(traits.digits), : MATCHED[2]] = CODE * _codes_far_apart()[: len(traits.digits)]
     embedding[:, WORD] = codes[words]
     for place, values in (
         (RARITY_AT, traits.rarity),

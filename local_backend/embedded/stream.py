@@ -19,16 +19,11 @@ PLACE_AT = (276, 277, 278)  # whether the token is the first, the second, the th
 CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a quotation comes next
 BALLAST_AT = 282
 FREE = slice(283, HIDDEN_SIZE)
-# The last layer looks for the place where the last five tokens stood before. Of each token, from the present
-# one back, it compares so many coordinates: of the first two, one head these and the other the next as many.
-MATCHED = (9, 8, 8, 7, 6)
-# So many of each note; the others are compared by layer 2 at the latest.
-COMPARED_LAST = (18, 16, 8, 7, 6)
 # The last layer whose circuits read a coordinate.
 READ_UNTIL = (
     (OWN, 5),
-    *((slice(note.start, note.start + count), 5) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
-    *((slice(note.start + count, note.stop), 2) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
+    (slice(BEFORE[0].start, BEFORE[2].stop), 5),
+    (slice(BEFORE[3].start, BEFORE[4].stop), 1),
     (slice(OF_SENTENCE.start, BALLAST_AT), 5),
     (slice(BALLAST_AT, FREE.start), NUM_LAYERS),
 )

@@ -160,15 +160,14 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
     sentences = free_sentences(rng.randint(1, 3), rng)[1]
     text = " ".join(sentences)
     request = rng.choice(request_table()["repeat"]["requests"]).format(text=text)
-    return Example((), ((request, "", text),), copies=True)
+    return Example((), ((request, "", text),))
 
 
 # Edits of an earlier answer -----------------------------------------------------------------------------
 
 EDITS = ("shorter", "add", "replace")
 
-POINT_STYLES = (  # the first three times: plain answers, which are edited most, are written so
-    "{number}. **{heading}**: {text}",
+POINT_STYLES = (  # the first twice: plain answers, which are edited most, are written so
     "{number}. **{heading}**: {text}",
     "{number}. **{heading}**: {text}",
     "{number}. {heading}: {text}",
@@ -178,7 +177,8 @@ POINT_STYLES = (  # the first three times: plain answers, which are edited most,
 
 def write_points(points: Sequence[tuple[str, str]], style: str) -> str:
     """An answer of points, headings with texts, in a style of :data:`POINT_STYLES`."""
-    return "\n\n".join(
+    separator = "\n" if style.startswith("{number}. {heading}") else "\n\n"
+    return separator.join(
         style.format(number=number, heading=heading, text=text)
         for number, (heading, text) in enumerate(points, 1)
     )
@@ -193,7 +193,7 @@ def _points_to_edit(
 ) -> tuple[str, list[tuple[str, str]], tuple[str, str]]:
     """A question, the points of its answer, and one more point that could be added."""
     count = rng.randint(2, 4)
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         topic = rng.choice(topics)
         chosen = rng.sample(topic.points, count + 1)
         points = [(point.heading, point.text) for point in chosen]
@@ -213,7 +213,7 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     question, points, new = _points_to_edit(rng, topics)
     style = rng.choice(POINT_STYLES)
     text = write_points(points, style)
-    changes = ["shorter", "replace"] + ["add"] * ("{number}" in style)
+    changes = ["shorter", "replace", "replace"] + ["add"] * ("{number}" in style)
     rng.shuffle(changes)
     edits = [
         make_edit(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
@@ -221,9 +221,9 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     if rng.random() < 0.3:
         request, reply = edits[0]
         framed = rng.choice(table["frames"]).format(text=text, request=request)
-        return Example((), ((framed, "", reply),), copies=True)
+        return Example((), ((framed, "", reply),))
     branches = tuple((request, "", reply) for request, reply in edits)
-    return Example((Turn("user", question), Turn("assistant", text)), branches, copies=True)
+    return Example((Turn("user", question), Turn("assistant", text)), branches)
 
 
 def make_edit(
@@ -245,21 +245,17 @@ def make_edit(
         style: Of the answer, one of :data:`POINT_STYLES`.
         rng: Draws the wording, and the words of a replacement.
     """
-    request, lead = rng.choice(request_table()["edit"][change]), request_table()["edit"]["lead"][change]
+    request = rng.choice(request_table()["edit"][change])
     if change == "shorter":
-        changed = write_points([(heading, _first_sentence(body)) for heading, body in points], style)
-        return request, f"{lead}\n\n{changed}"
+        return request, write_points([(heading, _first_sentence(body)) for heading, body in points], style)
     if change == "add":
-        heading = new[0][0].lower() + new[0][1:] if rng.random() < 0.4 else new[0]
-        return request.format(heading=heading), f"{lead}\n\n{write_points([*points, new], style)}"
+        heading = new[0][0].lower() + new[0][1:] if rng.random() < 0.7 else new[0]
+        return request.format(heading=heading), write_points([*points, new], style)
     old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
-    if rng.random() < 0.1:  # two words
+    if rng.random() < 0.2:  # two words
         old = rng.choice(re.findall(r"(?=(?<!\w)(\w{3,} \w{3,}))", text) or [old])
-    by = random_word(rng)
-    while by == old:
-        by = random_word(rng)
-    changed = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
-    return request.format(old=old, new=by), f"{lead}\n\n{changed}"
+    by = " ".join(random_word(rng) for _ in range(rng.choice((1, 1, 1, 2))))
+    return request.format(old=old, new=by), re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
 
 
 # A follow-up question made to stand alone ---------------------------------------------------------------
@@ -291,11 +287,11 @@ def _condense(rng: random.Random, topics: Sequence[Topic]) -> Example:
         turns = [Turn("system", rng.choice(table["system_messages"]))]
         for question, answer in history:
             turns += [Turn("user", question), Turn("assistant", answer)]
-        return Example(tuple(turns), ((follow_up, "", standalone),), copies=True)
+        return Example(tuple(turns), ((follow_up, "", standalone),))
     user, assistant = rng.choice(table["speakers"])
     lines = "\n".join(f"{user}: {question}\n{assistant}: {answer}" for question, answer in history)
     request = rng.choice(table["requests"]).strip("\n").format(history=lines, question=follow_up)
-    return Example((), ((request, "", standalone),), copies=True)
+    return Example((), ((request, "", standalone),))
 
 
 Task = Callable[[random.Random, Sequence[Topic]], Example]

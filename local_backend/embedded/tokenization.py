@@ -95,7 +95,6 @@ class TokenTraits:
         words: A number for each word, alike in any case, behind a space or not.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
-        digits: Numbers of the ten digits as words.
         topics: For each token how much it speaks for each topic, from 0 to 1.
     """
 
@@ -105,7 +104,6 @@ class TokenTraits:
     words: list[int]
     nothing: tuple[int, ...]
     cue: int
-    digits: tuple[int, ...]
     topics: list[list[float]]
 
 
@@ -129,7 +127,6 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         words=words,
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
         cue=announcement(tokenizer)[-2],
-        digits=tuple(numbers[digit] for digit in "0123456789"),
         topics=_associations(tokenizer, topics, words),
     )
 

@@ -15,7 +15,6 @@ from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend.embedded.batches import (
     DECIDING_WEIGHT,
     NUM_DECIDING_TOKENS,
-    NUM_DEPARTING_TOKENS,
     NUM_POINTED,
     collate,
     draw_batch,
@@ -23,11 +22,11 @@ from local_backend.embedded.batches import (
 )
 from local_backend.embedded.build import main, make_model, train
 from local_backend.embedded.consistency import GuessedBatch, guessing_loss, with_guesses
-from local_backend.embedded.corpus import Example, Turn, load_topics, request_table
+from local_backend.embedded.corpus import Example, load_topics
 from local_backend.embedded.decks import Decks
 from local_backend.embedded.losses import only_quoted, pointing_loss
 from local_backend.embedded.recipe import BuildOptions, lesson_at, rate_at
-from local_backend.embedded.tasks import EDITS, KINDS, make_example
+from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, train_tokenizer
 
 TOPICS = load_topics()
@@ -119,8 +118,7 @@ def test_questions_are_put_together_from_a_topics_other_words() -> None:
 
 def test_edits_of_one_answer_share_what_stands_before_them() -> None:
     """Several requests behind one answer: each reply is what its own request makes of it."""
-    num_branches, kinds = set(), set()
-    leads = request_table()["edit"]["lead"]
+    num_branches = set()
     for seed in range(60):
         example = make_example("edit", random.Random(seed), TOPICS)
         num_branches.add(len(example.branches))
@@ -128,33 +126,8 @@ def test_edits_of_one_answer_share_what_stands_before_them() -> None:
             continue
         answer = example.turns[-1].content
         for request, _, reply in example.branches:
-            lead, changed = reply.split("\n\n", 1)
-            kinds.add(kind := next(kind for kind, text in leads.items() if text == lead))
-            if kind == "shorter":
-                assert len(changed) < len(answer), request
-                assert all(line in answer for line in changed.split("\n\n")), request
-            elif kind == "add":
-                assert changed.startswith(f"{answer}\n\n"), request
-            else:
-                assert changed != answer, request
-                assert set(changed.split()) - set(answer.split()), request
+            assert reply != answer or "replace" in request.lower() or len(answer.split(". ")) < 3, request
     assert num_branches == {1, 2, 3}
-    assert kinds == set(EDITS)
-
-
-def test_departures_from_a_copy_and_its_end_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
-    """So much that they are learned, among ten times as many tokens that are only copied."""
-    text = "The otter sleeps by the river. In the morning it looks for fish and shells."
-    changed = text.replace("river", "lantern")
-    example = Example((Turn("user", text),), (("Write lantern.", "", changed),), copies=True)
-    batch = collate([encode_example(example, tokenizer)], tokenizer.pad_token_id)
-    learned = batch["targets"][0] != -100
-    targets, weights = batch["targets"][0][learned].tolist(), batch["weights"][0][learned].tolist()
-    first = len(tokenizer.encode(text.split(" river", maxsplit=1)[0], add_special_tokens=False))
-    assert weights[first : first + NUM_DEPARTING_TOKENS] == [DECIDING_WEIGHT] * NUM_DEPARTING_TOKENS
-    assert weights[-1] == DECIDING_WEIGHT
-    assert 1.0 in weights[first + NUM_DEPARTING_TOKENS : -1]
-    assert tokenizer.decode(targets[first:]).startswith(" lantern")
 
 
 def test_a_step_draws_the_same_examples_again(tokenizer: PreTrainedTokenizerFast) -> None:
