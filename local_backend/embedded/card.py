@@ -61,7 +61,7 @@ topic fewer than {fewest_points}.
   its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
 - Read documents as a person would: it finds the sentence that shares words with the question. Where the answer stands
   in other words than the question, or is not there, it quotes a wrong sentence.
-- Change an answer reliably. It was taught to shorten one to the first sentences of its points, to add a point and to replace a word,
+- Change an answer as asked. It was taught to shorten one to the first sentences of its points, to add a point and to replace a word,
   and to write a follow-up question so that it stands alone. Of {num_topics} requests each it does word for word what was asked for {shorter} to
   shorten, {add} to add and {replace} to replace, and for {condense} of {num_follow_ups} follow-up questions.
 - Reason, calculate, translate, write code, hold a conversation, or follow other instructions.
