@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import accumulate
+from itertools import islice
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -132,8 +132,11 @@ def _measured(
         prompt(request.requests[0].format(question=topic.held_out_question), start) for topic in topics
     ]
     documents = unseen_documents(_NUM_DOCUMENTS)
-    points = point_prompts(topics)
-    known = [*points, *edit_prompts(topics), *follow_up_prompts(_NUM_FOLLOW_UPS, topics)]
+    known = [
+        *point_prompts(topics),
+        *edit_prompts(topics),
+        *follow_up_prompts(_NUM_FOLLOW_UPS, topics),
+    ]
     with Engine(model, tokenizer, max_rows=16) as engine:
         outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=192))
         answers = engine.generate(
@@ -158,14 +161,11 @@ def _measured(
     )
     is_right = [reply.text.strip() == one.reply for one, reply in zip(known, replies, strict=True)]
     right = Counter(one.kind for one, is_it in zip(known, is_right, strict=True) if is_it)
-    num_points = [len(topic.points) for topic in topics]
-    ends = list(accumulate(num_points))
+    of_points = iter(is_right)  # which come first, topic by topic
     return {
         "outlines_right": outlines_right,
         "answers_right": answers_right,
         "quoted": quoted,
-        "fewest_points": min(
-            sum(is_right[end - count : end]) for end, count in zip(ends, num_points, strict=True)
-        ),
+        "fewest_points": min(sum(islice(of_points, len(topic.points))) for topic in topics),
         **{kind: right[kind] for kind in ("point", *EDITS, "condense")},
     }
