@@ -39,7 +39,7 @@ from rich.table import Table
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from benchmarks.copy_speed import random_llama
+from benchmarks.copy_workloads import random_llama
 from benchmarks.peers import aside
 from benchmarks.results import save
 from local_backend import ChatLocal, Completion, Engine, SamplingParams

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.copy_speed import SHAPES, Contest, forced_tasks, random_llama
+from benchmarks.copy_speed import Contest
+from benchmarks.copy_workloads import SHAPES, forced_tasks, random_llama
 from benchmarks.peers import Run, Task, aside, run_engine
 from benchmarks.results import save
 from local_backend import ChatLocal, Drafter, SpanCopy

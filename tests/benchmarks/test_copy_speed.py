@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import copy_ablation, copy_speed
+from benchmarks import copy_ablation, copy_speed, copy_workloads
 from benchmarks.copy_speed import ratios
 from benchmarks.peers import Run
 
@@ -30,8 +30,8 @@ def test_forced_answers_are_the_same_by_every_way(capsys: pytest.CaptureFixture[
 
     with aside(ChatLocal.embedded) as chat:
         tokenizer = chat.engine.tokenizer
-        (task,) = copy_speed.forced_tasks(tokenizer, 1, seed=4)
-        models = [aside(lambda: copy_speed.random_llama("tiny", len(tokenizer), "cpu")) for _ in range(2)]
+        (task,) = copy_workloads.forced_tasks(tokenizer, 1, seed=4)
+        models = [aside(lambda: copy_workloads.random_llama("tiny", len(tokenizer), "cpu")) for _ in range(2)]
         for name, way in copy_speed.ways_of(models[0], models[1], tokenizer).items():
             run = way([task])
             assert run.token_ids == (task.target,), name
@@ -49,7 +49,7 @@ def test_the_benchmark_prints_every_workload_and_its_twin(capsys: pytest.Capture
             for figures in results[name].values():
                 assert figures["over_transformers_greedy"] > 0
                 assert figures["over_prompt_lookup"] > 0
-    assert set(results["embedded_unforced_by_kind"]) == set(copy_speed.QUOTING_KINDS)
+    assert set(results["embedded_unforced_by_kind"]) == set(copy_workloads.QUOTING_KINDS)
     assert results["nothing_to_copy"]["combined_over_autoregressive_seconds"] > 0
     assert results["bfloat16"]["all_near_ties"]
 

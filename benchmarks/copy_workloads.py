@@ -1,0 +1,140 @@
+"""What copying is timed on: a model of random weights, and tasks whose answers quote, or repeat nothing.
+
+Knows prompts, references and answers. Does not know who decodes them, nor clocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.copy_steps import load_cases, tokenizer_of
+from benchmarks.peers import Task
+from local_backend import ChatLocal
+from local_backend.embedded.corpus import Topic, load_topics
+from local_backend.embedded.tasks import make_example
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "100m": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    },
+    "7b": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+}
+QUOTING_KINDS = ("documents", "edit")  # what the embedded model answers by quoting
+_LEADS = ("On this the documents say:", "One of them adds:", "Then:", "It also holds that", "Besides,")
+
+
+def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausalLM:
+    """A Llama of random weights in bf16."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary_size,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **cast("Any", SHAPES[shape]),
+    )
+    with torch.device(device):
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            return cast("LlamaForCausalLM", LlamaForCausalLM(config).eval())
+        finally:
+            torch.set_default_dtype(previous)
+
+
+def quoting_answer(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[str], str]:
+    """Documents, and an answer that quotes passages of theirs with a few words of its own between."""
+    chosen = rng.sample(list(topics), 3)
+    documents = [" ".join(point.text for point in topic.points) for topic in chosen]
+    parts = []
+    for topic in chosen:
+        first = rng.randrange(len(topic.points) - 1)
+        passage = " ".join(point.text for point in topic.points[first : first + 2])
+        parts.append(f"{rng.choice(_LEADS)} {_altered(passage, rng, share=0.02)}")
+    return documents, " ".join(parts)
+
+
+def edited_answer(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[str], str]:
+    """An earlier answer, and the same with a point left out, another moved and some words changed."""
+    points = [point.text for point in rng.choice(list(topics)).points]
+    edited = list(points)
+    del edited[rng.randrange(len(edited))]
+    edited.append(edited.pop(rng.randrange(len(edited) - 1)))
+    return [" ".join(points)], _altered(" ".join(edited), rng, share=0.04)
+
+
+def _altered(text: str, rng: random.Random, share: float) -> str:
+    """``text`` with that share of its words replaced by others of its words."""
+    words = text.split(" ")
+    return " ".join(rng.choice(words) if rng.random() < share else word for word in words)
+
+
+def forced_tasks(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[Task]:
+    """Answers that quote documents and edits of earlier answers, in turns, from the project's own texts."""
+    rng, topics, tasks = random.Random(seed), load_topics(), []
+    for number in range(count):
+        texts, answer = (edited_answer if number % 2 else quoting_answer)(rng, topics)
+        request = "Now with these changes:" if number % 2 else "What do the documents say?"
+        prompt = tuple(tokenizer.encode("\n\n".join([*texts, request]), add_special_tokens=False))
+        target = tuple(tokenizer.encode(f" {answer}", add_special_tokens=False))
+        tasks.append(Task(prompt, tuple(texts), target, len(target)))
+    return tasks
+
+
+def noise_tasks(vocabulary_size: int, count: int, num_tokens: int) -> list[Task]:
+    """Answers in which nothing repeats anything."""
+    rng = random.Random(3)
+    tasks = []
+    for _ in range(count):
+        ids = [rng.randrange(8, vocabulary_size) for _ in range(256 + num_tokens)]
+        tasks.append(Task(tuple(ids[:256]), (), tuple(ids[256:]), num_tokens))
+    return tasks
+
+
+def quoting_prompts(chat: ChatLocal, count: int, num_tokens: int) -> list[Task]:
+    """Prompts of each of ``QUOTING_KINDS`` in turn."""
+    tasks = []
+    for number in range(count):
+        kind = QUOTING_KINDS[number % len(QUOTING_KINDS)]
+        example = make_example(kind, random.Random(f"copy_speed {number}"))
+        request, start, _ = example.branches[0]
+        turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
+        prompt = chat.engine.tokenizer.apply_chat_template(
+            [*turns, {"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
+        )
+        ids = tuple(chat.engine.tokenizer.encode(f"{prompt}{start}", add_special_tokens=False))
+        tasks.append(Task(ids, (), None, num_tokens))
+    return tasks
+
+
+def given_tasks(data: Path, tokenizer: Path, count: int) -> list[Task]:
+    """Cases of a file, the documents before the query.
+
+    References travel as text, which the engine's own tokenizer would cut otherwise. The documents stand in
+    the prompt anyway, so that is what is copied from.
+    """
+    tasks = []
+    for case in load_cases(data, tokenizer_of(tokenizer))[:count]:
+        prompt = (*(token for document in case.documents for token in document), *case.query)
+        tasks.append(Task(prompt, (), case.target, len(case.target)))
+    return tasks
