@@ -15,6 +15,7 @@ from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend.embedded.batches import (
     DECIDING_WEIGHT,
     NUM_DECIDING_TOKENS,
+    NUM_DEPARTING_TOKENS,
     NUM_POINTED,
     collate,
     draw_batch,
@@ -22,11 +23,11 @@ from local_backend.embedded.batches import (
 )
 from local_backend.embedded.build import main, make_model, train
 from local_backend.embedded.consistency import GuessedBatch, guessing_loss, with_guesses
-from local_backend.embedded.corpus import Example, load_topics
+from local_backend.embedded.corpus import Example, Turn, load_topics
 from local_backend.embedded.decks import Decks
 from local_backend.embedded.losses import only_quoted, pointing_loss
 from local_backend.embedded.recipe import BuildOptions, lesson_at, rate_at
-from local_backend.embedded.tasks import KINDS, make_example
+from local_backend.embedded.tasks import EDITS, KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, train_tokenizer
 
 TOPICS = load_topics()
@@ -118,7 +119,7 @@ def test_questions_are_put_together_from_a_topics_other_words() -> None:
 
 def test_edits_of_one_answer_share_what_stands_before_them() -> None:
     """Several requests behind one answer: each reply is what its own request makes of it."""
-    num_branches = set()
+    num_branches, kinds = set(), set()
     for seed in range(60):
         example = make_example("edit", random.Random(seed), TOPICS)
         num_branches.add(len(example.branches))
@@ -126,8 +127,30 @@ def test_edits_of_one_answer_share_what_stands_before_them() -> None:
             continue
         answer = example.turns[-1].content
         for request, _, reply in example.branches:
-            assert reply != answer or "replace" in request.lower() or len(answer.split(". ")) < 3, request
+            if reply.startswith(f"{answer}\n"):
+                kinds.add("add")
+            elif answer.startswith(f"{reply}\n"):
+                kinds.add("shorter")
+            else:
+                kinds.add("replace")
+                assert set(reply.split()) - set(answer.split()), request
     assert num_branches == {1, 2, 3}
+    assert kinds == set(EDITS)
+
+
+def test_departures_from_a_copy_and_its_end_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
+    """So much that they are learned, among ten times as many tokens that are only copied."""
+    text = "The otter sleeps by the river. In the morning it looks for fish and shells."
+    changed = text.replace("river", "lantern")
+    example = Example((Turn("user", text),), (("Write lantern.", "", changed),), copies=True)
+    batch = collate([encode_example(example, tokenizer)], tokenizer.pad_token_id)
+    learned = batch["targets"][0] != -100
+    targets, weights = batch["targets"][0][learned].tolist(), batch["weights"][0][learned].tolist()
+    first = len(tokenizer.encode(text.split(" river", maxsplit=1)[0], add_special_tokens=False))
+    assert weights[first : first + NUM_DEPARTING_TOKENS] == [DECIDING_WEIGHT] * NUM_DEPARTING_TOKENS
+    assert weights[-1] == DECIDING_WEIGHT
+    assert 1.0 in weights[first + NUM_DEPARTING_TOKENS : -1]
+    assert tokenizer.decode(targets[first:]).startswith(" lantern")
 
 
 def test_a_step_draws_the_same_examples_again(tokenizer: PreTrainedTokenizerFast) -> None:

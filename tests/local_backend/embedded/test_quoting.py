@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend.embedded.build import BuildOptions, make_model
 from local_backend.embedded.circuits import circuit_weights, fits, held_weights
 from local_backend.embedded.corpus import load_topics
-from local_backend.embedded.evaluation import unseen_documents
+from local_backend.embedded.evaluation import edit_prompts, render, unseen_documents
 from local_backend.embedded.optimizers import LearningRates, Optimizers
 from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER
 from local_backend.embedded.tokenization import token_traits
@@ -104,6 +104,30 @@ def test_an_untrained_model_quotes_the_sentence_asked_for(
         count += len(quotation) - 3
     assert began > 0.7 * 60  # by chance one of seven or so
     assert went_on > 0.9 * count
+
+
+@torch.no_grad()
+def test_an_untrained_model_copies_an_answer_in_order(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Wherever its last three tokens stood before, and where they stood twice, by those before them."""
+    right: dict[str, list[bool]] = {"once": [], "twice": [], "heading": []}
+    for prompt in edit_prompts(load_topics()[:14]):
+        if prompt.kind != "add":
+            continue
+        before, reply = render(tokenizer, prompt.messages), tokenizer.encode(prompt.messages[1][1])
+        row = before + reply
+        likeliest = model(torch.tensor([row])).logits[0].argmax(-1).tolist()
+        for place in range(len(before) + 3, len(row) - 1):
+            last = row[place - 2 : place + 1]
+            follow = [before[n + 3] for n in range(len(before) - 3) if before[n : n + 3] == last]
+            number = str(tokenizer.decode(last))
+            kind = "heading" if number.endswith(". **") else "once" if len(set(follow)) == 1 else "twice"
+            right[kind].append(likeliest[place] == row[place + 1])
+    share = {kind: sum(marks) / len(marks) for kind, marks in right.items()}
+    assert share["once"] > 0.99
+    assert share["twice"] > 0.85  # by three tokens alone it would be half
+    assert share["heading"] > 0.99
 
 
 @torch.no_grad()
