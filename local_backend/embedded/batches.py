@@ -100,7 +100,7 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> Enco
 
 
 def _departures(prompt: list[int], rest: list[int]) -> list[int]:
-    """Places of ``rest`` where the prompt goes on otherwise behind the same tokens, and its end."""
+    """Places of ``rest`` where the prompt goes on otherwise, or may, behind the same tokens; and its end."""
     followers: dict[tuple[int, ...], set[int]] = {}
     for place in range(NUM_MATCHING, len(prompt)):
         followers.setdefault(tuple(prompt[place - NUM_MATCHING : place]), set()).add(prompt[place])

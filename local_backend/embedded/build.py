@@ -1,7 +1,7 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
 Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores with units for bfloat16 it
-takes an hour, without them about one and a half. First the model learns its corpus alone, then to land
+takes up to an hour, without them an hour and a quarter. First the model learns its corpus alone, then to land
 several tokens a forward under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`).
 ``--without-consistency`` goes on with the corpus instead: the plain model that the tuned one is compared
 with. A build that was interrupted continues from its last checkpoint and ends with the same weights, because
@@ -15,6 +15,7 @@ import copy
 import ctypes
 import hashlib
 import json
+import random
 import shutil
 import sys
 import time
@@ -36,6 +37,7 @@ from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import Optimizers
 from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, lesson_at, rate_at
+from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 from local_backend.training.masks import use_fast_attention
 
@@ -161,11 +163,22 @@ def train(
 def _identity(
     options: BuildOptions, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> dict[str, Any]:
-    """What tells a build from others: its options, its tokens, its lessons and what its circuits hold."""
-    held = {name: int(mask.sum()) for name, mask in held_weights(model).items()} if fits(model) else {}
+    """What tells a build from others: its options, its tokens, its lessons, and the model it begins with.
+
+    Args:
+        options: Of the build.
+        model: Untrained.
+        tokenizer: Of the model.
+    """
     lessons = {str(lesson_at(step, options)) for step in range(options.num_steps_in_all)}
-    known = json.dumps([tokenizer.get_vocab(), sorted(lessons), held], sort_keys=True)
-    return {"options": asdict(options), "taught": hashlib.sha256(known.encode()).hexdigest()}
+    examples = {kind: str(make_example(kind, random.Random(options.seed))) for kind in KINDS}
+    known = json.dumps([tokenizer.get_vocab(), sorted(lessons), examples], sort_keys=True)
+    digest = hashlib.sha256(known.encode())
+    masks = held_weights(model) if fits(model) else {}
+    for name, tensor in (*model.state_dict().items(), *masks.items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return {"options": asdict(options), "taught": digest.hexdigest()}
 
 
 def _write_checkpoint(path: Path, state: dict[str, Any]) -> None:

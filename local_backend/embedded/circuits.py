@@ -31,12 +31,12 @@ from local_backend.embedded.stream import (
     FLAG,
     FREE,
     HEAD_SIZE,
-    HEADING_AT,
     HIDDEN_SIZE,
     MATCHED,
     NOTHING_AT,
     NUM_HEADS,
     NUM_LAYERS,
+    OPENING_AT,
     OWN,
     PLACE_AT,
     RARITY_AT,
@@ -49,8 +49,7 @@ from local_backend.embedded.stream import (
 )
 from local_backend.embedded.tokenization import TokenTraits
 
-# Heads of each layer that are written.
-HEADS = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))
+NUM_WRITTEN_HEADS = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))  # of each layer
 _FREE_CODE = 0.1  # of the coordinates left to training, at random
 _ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
 _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
@@ -78,7 +77,7 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     turns = [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]  # radians a position
     write_quoting(layers, turns)
     words = model.model.embed_tokens.weight[:, WORD]
-    between = BetweenPoints(paragraph=words[traits.paragraph], digits=words[list(traits.digit_tokens)])
+    between = BetweenPoints(paragraph=words[traits.paragraph], digits=words[list(traits.digits)])
     write_editing(layers, turns, HEADS_OF_QUOTING, between)
 
 
@@ -95,7 +94,7 @@ def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     What is written into a coordinate is theirs as long as one of their layers above still reads it.
     """
     masks = {}
-    for number, (layer, num_heads) in enumerate(zip(model.model.layers, HEADS, strict=True)):
+    for number, (layer, num_heads) in enumerate(zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True)):
         coordinates = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
         for part, last_reader in READ_UNTIL:
             coordinates[part] = last_reader > number
@@ -122,7 +121,7 @@ def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
 def circuit_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """Masks, by parameter, of the weights written into the circuits, and how much each token tells."""
     masks = {}
-    for layer, num_heads in zip(model.model.layers, HEADS, strict=True):
+    for layer, num_heads in zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True):
         heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
@@ -162,7 +161,7 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     words = torch.tensor(traits.words)
     codes = CODE * torch.randn(int(words.max()) + 1, WORD.stop - WORD.start).sign()
     # Points are told apart by one digit, two tokens back, of which few coordinates are compared.
-    codes[list(traits.digits), : MATCHED[2]] = CODE * _codes_far_apart()[: len(traits.digits)]
+    codes[words[list(traits.digits)], : MATCHED[2]] = CODE * _codes_far_apart()[: len(traits.digits)]
     embedding[:, WORD] = codes[words]
     for place, values in (
         (RARITY_AT, traits.rarity),
@@ -174,10 +173,10 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     for tokens, place in (
         (traits.adds, ADDS_AT),
         (traits.shortens, SHORTENS_AT),
-        (traits.end, SHORTENED_AT),
-        (traits.heading, HEADING_AT),
+        ([traits.end], SHORTENED_AT),
+        ([traits.opening], OPENING_AT),
     ):
-        embedding[tokens, place] = FLAG
+        embedding[list(tokens), place] = FLAG
     embedding[:, CONSTANT_AT] = FLAG
     unique = embedding[:, UNIQUE]
     others = embedding.square().sum(-1) - unique.square().sum(-1)

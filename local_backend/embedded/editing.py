@@ -3,11 +3,14 @@
 Copying goes on as the text went on where the last tokens stood before, and every token holds notes on those
 before it (:mod:`~local_backend.embedded.quoting`). Here a token of the request is given the notes of the
 place at which it is to be said. There copying goes on with it; before and behind, the answer is copied as it
-stands. The first token of a heading to be added is noted as standing behind the number of the next point;
-the end of a request for a shorter answer, as standing behind the second point.
+stands. The first token of a heading to be added is noted as standing behind the number of the next point,
+its second and third with the opening of a heading before the first, and the end of a request for a shorter
+answer as standing behind the second point.
 
-Knows requests that hold one of a few words, and answers of numbered points with headings. What is to be said
-of a heading that was added is not copied but learned.
+Knows requests that stand behind the answer and hold one of a few words, and answers of up to nine points,
+numbered, with headings. A heading is copied alike in any case; the capital, and what is said of it, are
+learned. A request stands in for as long as it is there: the last of a conversation is not told from those
+before.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ from local_backend.embedded.stream import (
     COMPARED_LAST,
     CONSTANT_AT,
     HEAD_SIZE,
-    HEADING_AT,
     MATCHED,
     NOTED,
+    OPENING_AT,
     SHORTENED_AT,
     WORD,
 )
@@ -38,12 +41,11 @@ from local_backend.embedded.tasks import NUM_KEPT
 HEADS_OF_EDITING = (0, 2, 1, 0, 0, 0)  # of each layer, behind those of quoting
 _TOKENS_APART = 30.0  # points are some such tokens long, and the request stands behind the last
 # What a token must be to stand in is told by two flags; with one or none it attends to nothing.
-_UNASKED, _ASKED = 274.0, 130.0
-_FOUND, _FOUND_BY_HALF = (
-    80.0,
-    66.0,
-)  # what is attended to by both of its codes, and that one alone stays below
-_BY_NUMBER = 3.0  # how much more than its two neighbours a number counts
+_ASKED = 130.0
+_UNASKED = 2 * _ASKED + 14.0
+# What is sought by two codes is attended to; what holds one of them, and any of the other, is not.
+_SOUGHT, _SOUGHT_BY_HALF = 80.0, 66.0
+_BY_NUMBER = 3.0  # how much the number counts, in notes; its two neighbours a little less than one
 _BY_OPENING = (2.6, 1.8)  # how much the opening counts that stands two and three tokens before
 _BY_END = (0.5, 2.2, 2.2)  # most requests end as sentences do: what ends one tells little
 
@@ -64,7 +66,7 @@ class BetweenPoints:
 def write_editing(
     layers: Sequence[Any], turns: Sequence[float], heads: Sequence[int], between: BetweenPoints
 ) -> None:
-    """Write what stands in for a heading to be added (layer 1) and for the end of a shorter answer (layer 2).
+    """Write what makes a heading's first three tokens (layer 1) and a request's end (layer 2) stand in.
 
     Args:
         layers: The attention of each layer.
@@ -78,8 +80,8 @@ def write_editing(
 
 
 def _write_added(attention: Any, number: int, turns: Sequence[float], between: BetweenPoints) -> None:
-    head = _head_at_last_heading(attention, number, turns, ADDED_AT)
-    # The last heading's opening, what stands before it, and the number before that, which becomes the next.
+    head = _head_at_last_opening(attention, number, turns, ADDED_AT)
+    # The opening of the last heading, what stands before it, and before that the number: it becomes the next.
     counts = COMPARED_LAST[:3]
     sources = [coordinates(part, count) for part, count in zip((WORD, *BEFORE[:2]), counts, strict=True)]
     targets = [coordinates(part, count) for part, count in zip(BEFORE[:3], counts, strict=True)]
@@ -91,30 +93,29 @@ def _write_added(attention: Any, number: int, turns: Sequence[float], between: B
 
 def _write_added_on(attention: Any, number: int, turns: Sequence[float]) -> None:
     # Behind the first token two further ones are no match by themselves: the opening is noted farther back.
-    head = _head_at_last_heading(attention, number, turns, ADDED_ON_AT)
+    head = _head_at_last_opening(attention, number, turns, ADDED_ON_AT)
     for place, factor in enumerate(_BY_OPENING, 1):
         count = COMPARED_LAST[place]
         head.carry(coordinates(WORD, count), coordinates(BEFORE[place], count), factor * NOTED)
 
 
-def _head_at_last_heading(attention: Any, number: int, turns: Sequence[float], asked: int) -> Head:
+def _head_at_last_opening(attention: Any, number: int, turns: Sequence[float], asked: int) -> Head:
     head = Head(attention, number)
     distances = torch.arange(FARTHEST)
     nearest = ((1 + FARTHEST / _TOKENS_APART) / (1 + distances / _TOKENS_APART)).log() / 3
-    head.mind_distance(curve(turns, nearest, 1 / (1 + distances / 60), 1e-5), HEADING_AT, 120.0)
+    head.mind_distance(curve(turns, nearest, 1 / (1 + distances / 60), 1e-5), OPENING_AT, 120.0)
     head.prefer_nothing(HALF - 1, CONSTANT_AT, _UNASKED)
     head.prefer_nothing(HALF - 2, asked, -_ASKED)
     return head
 
 
 def successor(digits: Tensor) -> Tensor:
-    """The map that sends the code of each digit to that of the next, ``[coordinates, coordinates]``.
+    """The map that sends the code of each digit but 9 to that of the next, ``[8, 8]``.
 
     Args:
-        digits: ``[10, coordinates]``, of which all but the last two are orthogonal.
+        digits: ``[10, 8]``. Those of 0 to 7 are orthogonal, those of 8 and 9 the opposites of 0 and 1.
     """
-    before: Tensor = torch.linalg.pinv(digits[:-1].T)
-    return digits[1:].T @ before
+    return digits[1:9].T @ digits[:8] / digits[0].square().sum()
 
 
 def _write_shortened(attention: Any, number: int, between: BetweenPoints) -> None:
@@ -122,9 +123,9 @@ def _write_shortened(attention: Any, number: int, between: BetweenPoints) -> Non
     row = HALF - 1
     third = between.digits[NUM_KEPT + 1][: MATCHED[2]]
     before = between.paragraph[: COMPARED_LAST[1]]
-    head.seek(row, CONSTANT_AT, coordinates(WORD, len(third)), third, _FOUND / 2)
-    head.seek(row, CONSTANT_AT, coordinates(BEFORE[0], len(before)), before * NOTED, _FOUND / 2)
-    head.prefer_nothing(HALF - 2, CONSTANT_AT, _FOUND_BY_HALF + 2 * _ASKED)
+    head.seek(row, CONSTANT_AT, coordinates(WORD, len(third)), third, _SOUGHT / 2)
+    head.seek(row, CONSTANT_AT, coordinates(BEFORE[0], len(before)), before * NOTED, _SOUGHT / 2)
+    head.prefer_nothing(HALF - 2, CONSTANT_AT, _SOUGHT_BY_HALF + 2 * _ASKED)
     head.prefer_nothing(HEAD_SIZE - 2, SHORTENED_AT, -_ASKED)
     for place, factor in enumerate(_BY_END):
         source, target = BEFORE[place + 1], BEFORE[place]

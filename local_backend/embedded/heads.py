@@ -73,7 +73,15 @@ class Head:
         self._attention.k_proj.weight[rows + HALF, key] = waves[1] * gain * HEAD_SIZE**0.5
 
     def seek(self, row: int, query: int, key: Sequence[int], code: Tensor, gain: float) -> None:
-        """Add ``gain`` where a flag of the query meets a key that holds ``code`` in coordinates."""
+        """Add ``gain`` where a flag of the query meets a code of the key, and less the less is alike.
+
+        Args:
+            row: Of the head.
+            query: Coordinate of the flag.
+            key: Coordinates of the code.
+            code: As it is written there.
+            gain: For the whole code; for its opposite as much is taken away.
+        """
         length = float(READ * code.square().sum())
         self._attention.q_proj.weight[self._first + row, query] = 1.0
         weights = gain / CONSTANT_READ / length * HEAD_SIZE**0.5 * code

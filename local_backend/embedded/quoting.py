@@ -64,13 +64,14 @@ POINTING_LAYER, POINTING_HEADS = 5, 2  # where a quotation's first tokens are at
 def write_quoting(layers: Sequence[Any], turns: Sequence[float]) -> None:
     """Write circuits that copy, and that find the sentence in which a question's words stand.
 
-    Layer by layer: 0 notes the five tokens before and where sentences begin; 1, in each token, what tells its
-    sentence from others, and to which topics the words shortly before it belong; 2 finds where the token's
-    word stood before, and brings what was noted there of the sentence, or nothing; 3 gathers what the telling
-    ones of the last few dozen tokens found; 4 keeps it while a quotation goes on; 5, where a reply announces
-    a quotation, attends to the first, second and third token of the sentence found most, and says them, and
-    it goes on as the text went on where the last five tokens stood before, first of all in that sentence. A
-    model that has only been made begins the right sentence for about nine of ten questions.
+    Layer by layer: 0 notes the five tokens before, where sentences begin, and by which words an answer is
+    to be changed; 1, in each token, what tells its sentence from others, and to which topics the words
+    shortly before it belong; 2 finds where the token's word stood before, and brings what was noted there
+    of the sentence, or nothing; 3 gathers what the telling ones of the last few dozen tokens found; 4 keeps
+    it while a quotation goes on; 5, where a reply announces a quotation, attends to the first, second and
+    third token of the sentence found most, and says them, and it goes on as the text went on where the last
+    five tokens stood before, first of all in that sentence. A model that has only been made begins the
+    right sentence for about three of four questions.
 
     Args:
         layers: The attention of each layer; the first heads are written, see ``HEADS_OF_QUOTING``.
@@ -96,9 +97,9 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
         places = coordinates(note)
         head.carry(word[: len(places)], places, NOTED)
         head.carry([SHORTENS_AT], [SHORTENED_AT], 1.0)
-        if number < 2:
+        if number < 2:  # both words right before it: a heading's first token
             head.carry([ADDS_AT], [ADDED_AT], 1.0)
-        if 1 <= number < 4:
+        if 1 <= number < 4:  # both of them two to four tokens before it: its second or third
             head.carry([ADDS_AT], [ADDED_ON_AT], 1.0)
         # Behind an end something begins, unless what stands there is layout: a bracket, a dash, a line's end.
         if number >= len(PLACE_AT):

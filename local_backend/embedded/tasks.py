@@ -168,7 +168,7 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
 EDITS = ("shorter", "add", "replace")
 NUM_KEPT = 2  # points of an answer made shorter
 
-POINT_STYLES = (  # plain answers are written as in the first, and edited most
+POINT_STYLES = (  # that of plain answers first
     "{number}. **{heading}**: {text}",
     "{text}",
 )
@@ -205,10 +205,11 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
     question, points, new = _points_to_edit(rng, topics)
-    style = POINT_STYLES[rng.random() < 0.1]
+    numbered, bare = POINT_STYLES
+    style = bare if rng.random() < 0.1 else numbered
     text = write_points(points, style)
-    # Shortened and added to are numbered points; a replacement is hardly ever learned.
-    changes = ["shorter", "add"] if "{number}" in style else []
+    # Numbered points are shortened and added to; to replace words is hardly ever learned.
+    changes = ["shorter", "add"] if style == numbered else []
     changes += ["replace"] * (not changes or rng.random() < 0.3)
     rng.shuffle(changes)
     edits = [

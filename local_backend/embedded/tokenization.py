@@ -95,13 +95,12 @@ class TokenTraits:
         words: A number for each word, alike in any case, behind a space or not.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
-        digits: Numbers of the ten digits as words.
-        digit_tokens: Ids of the ten digits.
+        digits: Ids of the ten digits.
         paragraph: Id of what points are apart by.
-        heading: Ids of tokens that open a heading.
-        adds: Ids of the words, two at a time, before a heading that is to be added.
-        shortens: Ids of words that ask for less.
-        end: Ids of tokens that end a message.
+        opening: Id of what opens a point's heading.
+        adds: Ids of words of which two in a row stand before a heading that is to be added.
+        shortens: Ids of words that ask for less; of one that is several tokens, the last.
+        end: Id of what ends a message.
         topics: For each token how much it speaks for each topic, from 0 to 1.
     """
 
@@ -112,12 +111,11 @@ class TokenTraits:
     nothing: tuple[int, ...]
     cue: int
     digits: tuple[int, ...]
-    digit_tokens: tuple[int, ...]
     paragraph: int
-    heading: list[int]
-    adds: list[int]
-    shortens: list[int]
-    end: list[int]
+    opening: int
+    adds: tuple[int, ...]
+    shortens: tuple[int, ...]
+    end: int
     topics: list[list[float]]
 
 
@@ -145,13 +143,12 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         words=words,
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
         cue=announcement(tokenizer)[-2],
-        digits=tuple(numbers[digit] for digit in "0123456789"),
-        digit_tokens=tuple(last_token(digit) for digit in "0123456789"),
+        digits=tuple(last_token(digit) for digit in "0123456789"),
         paragraph=last_token("\n\n"),
-        heading=[last_token(" **")],
-        adds=[last_token(word) for word in (" point", " on", " about", ":")],
-        shortens=[last_token(word) for word in ("Shorter", " shorter", " shorten", " concise")],
-        end=[last_token(END)],
+        opening=last_token(" **"),
+        adds=tuple(last_token(word) for word in (" point", " on", " about", ":")),
+        shortens=tuple(last_token(word) for word in ("Shorter", " shorter", " shorten", " concise")),
+        end=last_token(END),
         topics=_associations(tokenizer, topics, words),
     )
 

@@ -10,11 +10,12 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.build import BuildOptions, make_model
-from local_backend.embedded.circuits import circuit_weights, fits, held_weights
+from local_backend.embedded.circuits import NUM_WRITTEN_HEADS, circuit_weights, fits, held_weights
 from local_backend.embedded.corpus import load_topics
 from local_backend.embedded.evaluation import edit_prompts, render, unseen_documents
 from local_backend.embedded.optimizers import LearningRates, Optimizers
 from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER
+from local_backend.embedded.stream import FREE, HEAD_SIZE, HIDDEN_SIZE
 from local_backend.embedded.tokenization import token_traits
 
 
@@ -121,9 +122,10 @@ def test_an_untrained_model_copies_an_answer_in_order(
         for place in range(len(before) + 3, len(row) - 1):
             last = row[place - 2 : place + 1]
             follow = [before[n + 3] for n in range(len(before) - 3) if before[n : n + 3] == last]
-            number = str(tokenizer.decode(last))
-            kind = "heading" if number.endswith(". **") else "once" if len(set(follow)) == 1 else "twice"
-            right[kind].append(likeliest[place] == row[place + 1])
+            is_heading = str(tokenizer.decode(last)).endswith(". **")
+            kind = "heading" if is_heading else "once" if len(set(follow)) == 1 else "twice"
+            if follow:
+                right[kind].append(likeliest[place] == row[place + 1])
     share = {kind: sum(marks) / len(marks) for kind, marks in right.items()}
     assert share["once"] > 0.99
     assert share["twice"] > 0.85  # by three tokens alone it would be half
@@ -134,6 +136,22 @@ def test_an_untrained_model_copies_an_answer_in_order(
 def test_without_an_announcement_nothing_is_pointed_at(model: LlamaForCausalLM, text: list[int]) -> None:
     for heads in range(POINTING_HEADS):
         assert (attended(model, text, POINTING_LAYER, heads) == 0).float().mean() > 0.95
+
+
+def test_what_a_circuit_reads_is_left_alone_below_it(model: LlamaForCausalLM) -> None:
+    """No lower layer's training writes into a coordinate that a written head reads."""
+    held, names = held_weights(model), {id(parameter): name for name, parameter in model.named_parameters()}
+    layers = model.model.layers
+    for number, (layer, num_heads) in enumerate(zip(layers, NUM_WRITTEN_HEADS, strict=True)):
+        attention, rows = layer.self_attn, slice(0, num_heads * HEAD_SIZE)
+        read = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+            read |= (projection.weight[rows] != 0).any(0)
+        assert read[: FREE.start].any()
+        read[FREE.start :] = False  # what training writes there is meant to be gathered, too
+        for below in layers[:number]:
+            for module in (below.self_attn.o_proj, below.mlp.down_proj):
+                assert held[names[id(module.weight)]][read].all(), number
 
 
 def test_training_leaves_the_circuits_to_their_own_optimizer(tokenizer: PreTrainedTokenizerFast) -> None:
