@@ -160,33 +160,39 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
     sentences = free_sentences(rng.randint(1, 3), rng)[1]
     text = " ".join(sentences)
     request = rng.choice(request_table()["repeat"]["requests"]).format(text=text)
-    return Example((), ((request, "", text),), copies=True)
+    return Example((), ((request, "", text),))
 
 
 # Edits of an earlier answer -----------------------------------------------------------------------------
 
 EDITS = ("shorter", "add", "replace")
-NUM_KEPT = 2  # points of an answer made shorter
 
-POINT_STYLES = (  # that of plain answers first
+POINT_STYLES = (  # the first twice: plain answers, which are edited most, are written so
     "{number}. **{heading}**: {text}",
+    "{number}. **{heading}**: {text}",
+    "{number}. {heading}: {text}",
     "{text}",
 )
 
 
 def write_points(points: Sequence[tuple[str, str]], style: str) -> str:
     """An answer of points, headings with texts, in a style of :data:`POINT_STYLES`."""
-    return "\n\n".join(
+    separator = "\n" if style.startswith("{number}. {heading}") else "\n\n"
+    return separator.join(
         style.format(number=number, heading=heading, text=text)
         for number, (heading, text) in enumerate(points, 1)
     )
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?]) ", text, maxsplit=1)[0]
 
 
 def _points_to_edit(
     rng: random.Random, topics: Sequence[Topic]
 ) -> tuple[str, list[tuple[str, str]], tuple[str, str]]:
     """A question, the points of its answer, and one more point that could be added."""
-    count = rng.randint(3, 4)
+    count = rng.randint(2, 4)
     if rng.random() < 0.4:
         topic = rng.choice(topics)
         chosen = rng.sample(topic.points, count + 1)
@@ -205,12 +211,9 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
     question, points, new = _points_to_edit(rng, topics)
-    numbered, bare = POINT_STYLES
-    style = bare if rng.random() < 0.1 else numbered
+    style = rng.choice(POINT_STYLES)
     text = write_points(points, style)
-    # Numbered points are shortened and added to; to replace words is hardly ever learned.
-    changes = ["shorter", "add"] if style == numbered else []
-    changes += ["replace"] * (not changes or rng.random() < 0.3)
+    changes = ["shorter", "replace", "replace"] + ["add"] * ("{number}" in style)
     rng.shuffle(changes)
     edits = [
         make_edit(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
@@ -218,9 +221,9 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     if rng.random() < 0.3:
         request, reply = edits[0]
         framed = rng.choice(table["frames"]).format(text=text, request=request)
-        return Example((), ((framed, "", reply),), copies=True)
+        return Example((), ((framed, "", reply),))
     branches = tuple((request, "", reply) for request, reply in edits)
-    return Example((Turn("user", question), Turn("assistant", text)), branches, copies=True)
+    return Example((Turn("user", question), Turn("assistant", text)), branches)
 
 
 def make_edit(
@@ -244,9 +247,9 @@ def make_edit(
     """
     request = rng.choice(request_table()["edit"][change])
     if change == "shorter":
-        return request, write_points(points[:NUM_KEPT], style)
+        return request, write_points([(heading, _first_sentence(body)) for heading, body in points], style)
     if change == "add":
-        heading = new[0][0].lower() + new[0][1:] if rng.random() < 0.8 else new[0]
+        heading = new[0][0].lower() + new[0][1:] if rng.random() < 0.7 else new[0]
         return request.format(heading=heading), write_points([*points, new], style)
     old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
     if rng.random() < 0.2:  # two words
@@ -284,11 +287,11 @@ def _condense(rng: random.Random, topics: Sequence[Topic]) -> Example:
         turns = [Turn("system", rng.choice(table["system_messages"]))]
         for question, answer in history:
             turns += [Turn("user", question), Turn("assistant", answer)]
-        return Example(tuple(turns), ((follow_up, "", standalone),), copies=True)
+        return Example(tuple(turns), ((follow_up, "", standalone),))
     user, assistant = rng.choice(table["speakers"])
     lines = "\n".join(f"{user}: {question}\n{assistant}: {answer}" for question, answer in history)
     request = rng.choice(table["requests"]).strip("\n").format(history=lines, question=follow_up)
-    return Example((), ((request, "", standalone),), copies=True)
+    return Example((), ((request, "", standalone),))
 
 
 Task = Callable[[random.Random, Sequence[Topic]], Example]
