@@ -340,6 +340,10 @@ def test_an_interrupted_build_ends_with_the_same_weights(
     assert not hasattr(AutoConfig.from_pretrained(tmp_path / "three"), "guess_token_ids")
     with pytest.raises(ValueError, match="of another build"):
         main([*again, "--seed", "1"])
+    with monkeypatch.context() as changed:  # what an example teaches, with the same tokens
+        changed.setattr("local_backend.embedded.tasks.POINT_STYLES", ("{text}",))
+        with pytest.raises(ValueError, match="of another build"):
+            main(again)
     monkeypatch.setattr("local_backend.embedded.recipe._THEN", lesson_at(0, BuildOptions()))
     with pytest.raises(ValueError, match="of another build"):
         main(again)
