@@ -72,12 +72,36 @@ class Head:
         self._attention.k_proj.weight[rows, key] = waves[0] * gain * HEAD_SIZE**0.5
         self._attention.k_proj.weight[rows + HALF, key] = waves[1] * gain * HEAD_SIZE**0.5
 
-    def carry(self, source: Sequence[int], target: Sequence[int], factor: float) -> None:
-        """Add ``factor`` times coordinates of what is attended to to other coordinates."""
+    def seek(self, row: int, query: int, key: Sequence[int], code: Tensor, gain: float) -> None:
+        """Add ``gain`` where a flag of the query meets a code of the key, and less the less is alike.
+
+        Args:
+            row: Of the head.
+            query: Coordinate of the flag.
+            key: Coordinates of the code.
+            code: As it is written there.
+            gain: For the whole code; for its opposite as much is taken away.
+        """
+        length = float(READ * code.square().sum())
+        self._attention.q_proj.weight[self._first + row, query] = 1.0
+        weights = gain / CONSTANT_READ / length * HEAD_SIZE**0.5 * code
+        self._attention.k_proj.weight[self._first + row, torch.tensor(key)] = weights
+
+    def carry(self, source: Sequence[int], target: Sequence[int], factor: float | Tensor) -> None:
+        """Add coordinates of what is attended to to other coordinates.
+
+        Args:
+            source: Coordinates of what is attended to.
+            target: As many coordinates of what attends.
+            factor: By which they are multiplied, or a matrix ``[target, source]``.
+        """
         rows = self._next_value + torch.arange(len(source))
         self._next_value += len(source)
         self._attention.v_proj.weight[rows, torch.tensor(source)] = 1 / READ
-        self._attention.o_proj.weight[torch.tensor(target), rows] = factor
+        if isinstance(factor, Tensor):
+            self._attention.o_proj.weight[torch.tensor(target)[:, None], rows] = factor
+        else:
+            self._attention.o_proj.weight[torch.tensor(target), rows] = factor
 
 
 def curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -88,6 +112,13 @@ def curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float) 
     normal = weighted @ waves + ridge * weight.double().sum() * torch.eye(2 * NUM_FAST, dtype=torch.double)
     solved = torch.linalg.solve(normal, weighted @ wanted.double()).float()
     return solved[:NUM_FAST], solved[NUM_FAST:]
+
+
+def nearest(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """A curve that prefers the nearer of places some thirty tokens apart, as points are, or their words."""
+    distances = torch.arange(FARTHEST)
+    wanted = ((1 + FARTHEST / 30) / (1 + distances / 30)).log() / 3
+    return curve(turns, wanted, 1 / (1 + distances / 60), 1e-5)
 
 
 def falling(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -102,4 +133,4 @@ def coordinates(part: slice, count: int | None = None, start: int = 0) -> list[i
     return list(range(part.start, part.stop))[start:][:count]
 
 
-__all__ = ["FARTHEST", "HALF", "NUM_FAST", "STILL", "Head", "coordinates", "curve", "falling"]
+__all__ = ["FARTHEST", "HALF", "NUM_FAST", "STILL", "Head", "coordinates", "curve", "falling", "nearest"]

@@ -17,13 +17,26 @@ OF_FOUND = slice(228, 270)
 RARITY_AT, FOUND_AT, NOTHING_AT, ENDS_AT, CUE_AT, CONSTANT_AT = range(270, 276)
 PLACE_AT = (276, 277, 278)  # whether the token is the first, the second, the third of a sentence
 CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a quotation comes next
-BALLAST_AT = 282
-FREE = slice(283, HIDDEN_SIZE)
+# Of requests to change an answer: words before a heading that is to be added; whether a token is the first of
+# that heading, whether its second or third; words that ask for less; whether a token ends such a request. Of
+# answers: what opens a point's heading.
+ADDS_AT, ADDED_AT, ADDED_ON_AT, SHORTENS_AT, SHORTENED_AT, OPENING_AT = range(282, 288)
+# Of requests to replace words: the word that asks; whether a token is the first of the old words, whether it
+# parts the old from the new ones, whether it is the first, the second behind that; a full stop; the end of a
+# message; whether a token stands shortly behind such a request.
+REPLACES_AT, OLD_AT, PARTS_AT, NEW_AT, NEW_ON_AT, STOP_AT, CLOSES_AT, REPLACED_AT = range(288, 296)
+BALLAST_AT = 296
+FREE = slice(297, HIDDEN_SIZE)
+# The last layer looks for the place where the last five tokens stood before. Of each token, from the present
+# one back, it compares so many coordinates: of the first two, one head these and the other the next as many.
+MATCHED = (9, 8, 8, 7, 6)
+# So many of each note; the others are read by layer 2 at the latest.
+COMPARED_LAST = (2 * MATCHED[0], 2 * MATCHED[1], *MATCHED[2:])
 # The last layer whose circuits read a coordinate.
 READ_UNTIL = (
     (OWN, 5),
-    (slice(BEFORE[0].start, BEFORE[2].stop), 5),
-    (slice(BEFORE[3].start, BEFORE[4].stop), 1),
+    *((slice(note.start, note.start + count), 5) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
+    *((slice(note.start + count, note.stop), 2) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
     (slice(OF_SENTENCE.start, BALLAST_AT), 5),
     (slice(BALLAST_AT, FREE.start), NUM_LAYERS),
 )

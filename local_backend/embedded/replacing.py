@@ -1,0 +1,165 @@
+"""Circuits of the embedded model that replace words: the new ones stand in for the old.
+
+As in :mod:`~local_backend.embedded.editing`, tokens of a request are given the notes of the place at which
+they are to be said: the first of the new words those of the old ones' first, the second the same one token
+later; further ones follow by themselves. What ends the request stands in, too, but the other way round: its
+notes, the new words, are right, and it is to say what stands behind the old ones. So copying comes back to
+the answer.
+
+Knows requests that name the old words, of at most three tokens, before the new ones, and old words that the
+answer holds once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from local_backend.embedded.heads import HALF, STILL, Head, coordinates, falling, nearest
+from local_backend.embedded.stream import (
+    BEFORE,
+    CLOSES_AT,
+    CODE,
+    COMPARED_LAST,
+    CONSTANT_AT,
+    HEAD_SIZE,
+    NEW_AT,
+    NEW_ON_AT,
+    NOTED,
+    OF_FOUND,
+    OF_SENTENCE,
+    OLD_AT,
+    OWN,
+    PARTS_AT,
+    READ,
+    REPLACED_AT,
+    STOP_AT,
+    WORD,
+)
+
+HEADS_OF_REPLACING = (0, 1, 2, 1, 2, 0)  # of each layer, behind those of editing
+_ASKED = 200.0  # what a flag counts by which a token is asked to stand in
+# How alike two words must be to be one, of so much for the same, and how much the nearest place is preferred.
+_SAME, _ALIKE, _NEAREST = 90.0, 75.0, 30.0
+_BEHIND, _BEHIND_ALIKE = 100.0, 80.0
+# How much the three tokens before the old words count in the notes of the first new one, and of the second.
+_BY_PLACE, _BY_PLACE_ON = (1.2, 1.6, 2.0), (1.5, 1.5)
+_NUM_PLACED = sum(COMPARED_LAST[:3])  # coordinates of a place: of the three tokens before it
+_KEPT = 3.0  # how much what was replaced counts, among what else is noted of the sentence
+# Rows without those of the flags.
+_ROWS = tuple(row for row in STILL if row % HALF < HALF - 3)
+
+
+def write_replacing(layers: Sequence[Any], turns: Sequence[float], heads: Sequence[int]) -> None:
+    """Write what brings the new words to the old ones' place, and copying back behind them.
+
+    Layer by layer: 1 finds the old words' first token in the answer and keeps, where the request names it,
+    what stands before; 2 notes this on the first two new tokens; 3 brings what was replaced to what ends
+    the request; 4 finds what stands behind that in the answer, to be said from there.
+
+    Args:
+        layers: The attention of each layer.
+        turns: Radians by which each rotary pair turns in a position.
+        heads: The first head of each layer that is free.
+    """
+    _write_old(layers[1], heads[1], turns)
+    _write_new(layers[2], heads[2], turns)
+    _write_new_on(layers[2], heads[2] + 1, turns)
+    _write_ends(layers[3], heads[3], turns)
+    _write_behind(layers[4], heads[4], turns)
+    _write_second_behind(layers[4], heads[4] + 1, turns)
+
+
+def _write_old(attention: Any, number: int, turns: Sequence[float]) -> None:
+    head = Head(attention, number)
+    head.mind_distance(nearest(turns), CONSTANT_AT, _NEAREST)
+    word = coordinates(WORD)
+    gain = _gain(_SAME, len(word), 1.0)
+    head.compare(_ROWS[: len(word)], word, word, (gain, gain))
+    head.prefer_flag(HALF - 1, CONSTANT_AT, OLD_AT, -_SAME)  # not itself
+    head.prefer_nothing(HALF - 2, CONSTANT_AT, _ALIKE + _ASKED)
+    head.prefer_nothing(HEAD_SIZE - 2, OLD_AT, -_ASKED)
+    place = coordinates(OF_FOUND, _NUM_PLACED)
+    for note, count in zip(BEFORE[:3], COMPARED_LAST[:3], strict=True):
+        head.carry(coordinates(note, count), place[:count], 1.0)
+        place = place[count:]
+
+
+def _write_new(attention: Any, number: int, turns: Sequence[float]) -> None:
+    head = _head_at_old(attention, number, turns, NEW_AT)
+    first = 0
+    for note, count, factor in zip(BEFORE[:3], COMPARED_LAST[:3], _BY_PLACE, strict=True):
+        head.carry(coordinates(OF_FOUND, count, first), coordinates(note, count), factor)
+        first += count
+
+
+def _write_new_on(attention: Any, number: int, turns: Sequence[float]) -> None:
+    head = _head_at_old(attention, number, turns, NEW_ON_AT)
+    first = 0
+    for place, factor in enumerate(_BY_PLACE_ON, 1):
+        count = COMPARED_LAST[place]
+        head.carry(coordinates(OF_FOUND, count, first), coordinates(BEFORE[place], count), factor)
+        first += COMPARED_LAST[place - 1]
+
+
+def _head_at_old(attention: Any, number: int, turns: Sequence[float], asked: int) -> Head:
+    head = Head(attention, number)
+    head.mind_distance(falling(turns), OLD_AT, 120.0)
+    head.prefer_nothing(HALF - 1, CONSTANT_AT, 60.0 + 2 * _ASKED)
+    head.prefer_nothing(HALF - 2, asked, -_ASKED)
+    return head
+
+
+def _write_ends(attention: Any, number: int, turns: Sequence[float]) -> None:
+    head = Head(attention, number)
+    head.mind_distance(falling(turns), PARTS_AT, 100.0)
+    head.prefer_nothing(HALF - 1, CONSTANT_AT, 120.0 + _ASKED)
+    for ends in (STOP_AT, CLOSES_AT):
+        head.prefer_nothing(HALF - 2 if ends == STOP_AT else HEAD_SIZE - 2, ends, -_ASKED)
+    first = 0
+    for note, count in zip(BEFORE[:2], COMPARED_LAST[:2], strict=True):
+        head.carry(coordinates(note, count), coordinates(OF_SENTENCE, count, first), _KEPT)
+        first += count
+    head.carry([CONSTANT_AT], [REPLACED_AT], 1.0)
+
+
+def _write_behind(attention: Any, number: int, turns: Sequence[float]) -> None:
+    head = _head_behind_old(attention, number, turns, STOP_AT, 0)
+    said = coordinates(OWN, HEAD_SIZE, 32)
+    head.carry(said, said, 3.0)
+
+
+def _write_second_behind(attention: Any, number: int, turns: Sequence[float]) -> None:
+    head = _head_behind_old(attention, number, turns, CLOSES_AT, 1)
+    note = coordinates(BEFORE[0], COMPARED_LAST[0])
+    head.carry(note, note, 2.0)
+    said = coordinates(OWN, start=OWN.stop - HEAD_SIZE + len(note))
+    head.carry(said, said, 7.0)
+
+
+def _head_behind_old(attention: Any, number: int, turns: Sequence[float], ends: int, place: int) -> Head:
+    head = Head(attention, number)
+    head.mind_distance(nearest(turns), CONSTANT_AT, _NEAREST)
+    first_row = start = 0
+    # The last two tokens of the old words; of one alone, what stands before it tells nothing.
+    for nth, wanted in enumerate((_BEHIND, _BEHIND / 3)):
+        count = COMPARED_LAST[place + nth]
+        gain = _gain(wanted, count, NOTED * _KEPT * NOTED)
+        rows = _ROWS[first_row : first_row + count]
+        old = coordinates(OF_SENTENCE, count, start)
+        head.compare(rows, old, coordinates(BEFORE[place + nth], count), (gain, gain))
+        first_row, start = first_row + count, start + COMPARED_LAST[nth]
+    # In the request itself the old words are followed by what parts them from the new.
+    head.prefer_flag(HALF - 1, CONSTANT_AT, (PARTS_AT, NEW_AT)[place], -0.5 * _BEHIND)
+    head.prefer_nothing(HALF - 2, CONSTANT_AT, _BEHIND_ALIKE + 2 * _ASKED)
+    head.prefer_nothing(HEAD_SIZE - 2, ends, -_ASKED)
+    head.prefer_nothing(HALF - 3, REPLACED_AT, -_ASKED)
+    return head
+
+
+def _gain(wanted: float, count: int, scale: float) -> float:
+    """Of queries and keys, by which ``count`` equal coordinates add ``wanted`` to the attention."""
+    return float((wanted * HEAD_SIZE**0.5 / (count * scale * (READ * CODE) ** 2)) ** 0.5)
+
+
+__all__ = ["HEADS_OF_REPLACING", "write_replacing"]
