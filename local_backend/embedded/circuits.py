@@ -54,8 +54,8 @@ from local_backend.embedded.stream import (
 )
 from local_backend.embedded.tokenization import TokenTraits
 
-_BEFORE_REPLACING = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))
-NUM_WRITTEN_HEADS = tuple(map(add, _BEFORE_REPLACING, HEADS_OF_REPLACING))  # of each layer
+BEFORE_REPLACING = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))
+NUM_WRITTEN_HEADS = tuple(map(add, BEFORE_REPLACING, HEADS_OF_REPLACING))  # of each layer
 _FREE_CODE = 0.1  # of the coordinates left to training, at random
 _ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
 _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
@@ -85,7 +85,7 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     words = model.model.embed_tokens.weight[:, WORD]
     between = BetweenPoints(paragraph=words[traits.paragraph], digits=words[list(traits.digits)])
     write_editing(layers, turns, HEADS_OF_QUOTING, between)
-    write_replacing(layers, turns, _BEFORE_REPLACING)
+    write_replacing(layers, turns, BEFORE_REPLACING)
 
 
 def fits(model: LlamaForCausalLM) -> bool:
@@ -200,4 +200,4 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding[:, BALLAST_AT] = BALLAST
 
 
-__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights"]
+__all__ = ["BEFORE_REPLACING", "begin_with_circuits", "circuit_weights", "fits", "held_weights"]
