@@ -5,8 +5,8 @@ step, in heads and in coordinates of the residual stream of their own. Training 
 writes beside it; the circuits themselves it only tunes. The same idea as mimetic initialization (Trockman and
 Kolter, 2023), with more parts written down.
 
-Knows which weights are the circuits'. What they do is in :mod:`~local_backend.embedded.quoting`
-and :mod:`~local_backend.embedded.editing`.
+Knows which weights are the circuits'. What they do is in :mod:`~local_backend.embedded.quoting`,
+:mod:`~local_backend.embedded.editing` and :mod:`~local_backend.embedded.replacing`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from local_backend.embedded.stream import (
     ADDS_AT,
     BALLAST,
     BALLAST_AT,
-    CLOSES_AT,
+    BEHIND_AT,
+    BEHIND_ON_AT,
     CODE,
     CONSTANT_AT,
     CUE_AT,
@@ -179,17 +180,19 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     ):
         embedding[:, place] = FLAG * torch.tensor(values)
     embedding[traits.cue, CUE_AT] = FLAG
-    for tokens, place in (
-        (traits.adds, ADDS_AT),
-        (traits.shortens, SHORTENS_AT),
-        ([traits.end], SHORTENED_AT),
-        ([traits.opening], OPENING_AT),
-        (traits.replaces, REPLACES_AT),
-        (traits.parts, PARTS_AT),
-        ([traits.stop], STOP_AT),
-        ([traits.end], CLOSES_AT),
+    for tokens, place, count in (
+        (traits.adds, ADDS_AT, 1),
+        (traits.shortens, SHORTENS_AT, 1),
+        ([traits.end], SHORTENED_AT, 1),
+        ([traits.opening], OPENING_AT, 1),
+        ([traits.replaces], REPLACES_AT, 1),
+        (traits.parts, PARTS_AT, 1),
+        (traits.stops, STOP_AT, 1),
+        ((*traits.stops, traits.end), BEHIND_AT, 1),
+        ([traits.end], BEHIND_ON_AT, 1),
+        ([traits.reply], BEHIND_ON_AT, 2),
     ):
-        embedding[list(tokens), place] = FLAG
+        embedding[list(tokens), place] = FLAG * count
     embedding[:, CONSTANT_AT] = FLAG
     unique = embedding[:, UNIQUE]
     others = embedding.square().sum(-1) - unique.square().sum(-1)

@@ -25,10 +25,10 @@ from local_backend.embedded.heads import HALF, Head, coordinates, nearest
 from local_backend.embedded.stream import (
     ADDED_AT,
     ADDED_ON_AT,
+    ASKING,
     BEFORE,
     COMPARED_LAST,
     CONSTANT_AT,
-    HEAD_SIZE,
     MATCHED,
     NOTED,
     OPENING_AT,
@@ -38,11 +38,9 @@ from local_backend.embedded.stream import (
 from local_backend.embedded.tasks import NUM_KEPT
 
 HEADS_OF_EDITING = (0, 2, 1, 0, 0, 0)  # of each layer, behind those of quoting
-# What a token must be to stand in is told by two flags; with one or none it attends to nothing.
-_ASKED = 130.0
-_UNASKED = 2 * _ASKED + 14.0
-# What is sought by two codes is attended to; what holds one of them, and any of the other, is not.
-_SOUGHT, _SOUGHT_BY_HALF = 80.0, 66.0
+# What is sought by two codes is attended to; what holds one of them, and any of the other, is not. Of several
+# places the nearest is preferred: that of the last answer.
+_SOUGHT, _SOUGHT_BY_HALF, _NEAREST = 84.0, 75.0, 14.0
 _BY_NUMBER = 2.4  # how much the number counts, in notes; its two neighbours a little less than one
 _BY_OPENING = (2.6, 1.8)  # how much the opening counts that stands two and three tokens before
 _BY_END = (0.3, 2.1, 2.1)  # most requests end as sentences do: what ends one tells little
@@ -74,7 +72,7 @@ def write_editing(
     """
     _write_added(layers[1], heads[1], turns, between)
     _write_added_on(layers[1], heads[1] + 1, turns)
-    _write_shortened(layers[2], heads[2], between)
+    _write_shortened(layers[2], heads[2], turns, between)
 
 
 def _write_added(attention: Any, number: int, turns: Sequence[float], between: BetweenPoints) -> None:
@@ -100,8 +98,7 @@ def _write_added_on(attention: Any, number: int, turns: Sequence[float]) -> None
 def _head_at_last_opening(attention: Any, number: int, turns: Sequence[float], asked: int) -> Head:
     head = Head(attention, number)
     head.mind_distance(nearest(turns), OPENING_AT, 120.0)
-    head.prefer_nothing(HALF - 1, CONSTANT_AT, _UNASKED)
-    head.prefer_nothing(HALF - 2, asked, -_ASKED)
+    head.attend_if(14.0, (asked, 2))
     return head
 
 
@@ -114,15 +111,15 @@ def successor(digits: Tensor) -> Tensor:
     return digits[1:9].T @ digits[:8] / digits[0].square().sum()
 
 
-def _write_shortened(attention: Any, number: int, between: BetweenPoints) -> None:
+def _write_shortened(attention: Any, number: int, turns: Sequence[float], between: BetweenPoints) -> None:
     head = Head(attention, number)
+    head.mind_distance(nearest(turns), CONSTANT_AT, _NEAREST)
     row = HALF - 1
     third = between.digits[NUM_KEPT + 1][: MATCHED[2]]
     before = between.paragraph[: COMPARED_LAST[1]]
     head.seek(row, CONSTANT_AT, coordinates(WORD, len(third)), third, _SOUGHT / 2)
     head.seek(row, CONSTANT_AT, coordinates(BEFORE[0], len(before)), before * NOTED, _SOUGHT / 2)
-    head.prefer_nothing(HALF - 2, CONSTANT_AT, _SOUGHT_BY_HALF + 2 * _ASKED)
-    head.prefer_nothing(HEAD_SIZE - 2, SHORTENED_AT, -_ASKED)
+    head.attend_if(_SOUGHT_BY_HALF, (SHORTENED_AT, 1 + ASKING))
     for place, factor in enumerate(_BY_END):
         source, target = BEFORE[place + 1], BEFORE[place]
         count = min(source.stop - source.start, COMPARED_LAST[place])

@@ -25,6 +25,7 @@ from local_backend.embedded.stream import (
 NUM_FAST = 9  # rotary pairs that tell distances; those behind them compare contents at any distance
 FARTHEST = 600  # tokens over which distances are told
 HALF = HEAD_SIZE // 2
+ASKED = 200.0  # by how much a query that is not asked prefers nothing
 _SLOW = range(NUM_FAST, HALF)
 # Rows of queries and keys whose products hardly depend on the distance: both coordinates of each slow pair.
 STILL = (*_SLOW, *(pair + HALF for pair in _SLOW))
@@ -64,6 +65,18 @@ class Head:
         """Add ``gain`` to the attention of a query with a flag to nothing."""
         self.prefer(row, query, NOTHING_AT, gain / CONSTANT_READ / NOTHING_READ)
 
+    def attend_if(self, threshold: float, *asked: tuple[int, float]) -> None:
+        """Attend to nothing unless flags of the query reach their counts; then to what exceeds a threshold.
+
+        Args:
+            threshold: Of the attention to anything else.
+            asked: Coordinates of at most two flags, with the counts.
+        """
+        needed = sum(count for _, count in asked)
+        self.prefer_nothing(HALF - 2, CONSTANT_AT, threshold + ASKED * needed)
+        for row, (flag, _) in zip((HEAD_SIZE - 2, HALF - 3), asked, strict=False):
+            self.prefer_nothing(row, flag, -ASKED)
+
     def mind_distance(self, waves: tuple[Tensor, Tensor], key: int, gain: float) -> None:
         """Add ``gain`` times a curve of the distance (see :func:`curve`) where the key has a flag."""
         gain = gain / CONSTANT_READ**2
@@ -88,14 +101,19 @@ class Head:
         self._attention.k_proj.weight[self._first + row, torch.tensor(key)] = weights
 
     def carry(self, source: Sequence[int], target: Sequence[int], factor: float | Tensor) -> None:
-        """Add coordinates of what is attended to to other coordinates.
+        """Add coordinates of what is attended to to other coordinates; at most those of a head in all.
 
         Args:
             source: Coordinates of what is attended to.
             target: As many coordinates of what attends.
             factor: By which they are multiplied, or a matrix ``[target, source]``.
+
+        Raises:
+            ValueError: There are more than a head has.
         """
         rows = self._next_value + torch.arange(len(source))
+        if int(rows[-1]) >= self._first + HEAD_SIZE:
+            raise ValueError(f"a head carries {HEAD_SIZE} coordinates, asked for more")
         self._next_value += len(source)
         self._attention.v_proj.weight[rows, torch.tensor(source)] = 1 / READ
         if isinstance(factor, Tensor):
@@ -133,4 +151,15 @@ def coordinates(part: slice, count: int | None = None, start: int = 0) -> list[i
     return list(range(part.start, part.stop))[start:][:count]
 
 
-__all__ = ["FARTHEST", "HALF", "NUM_FAST", "STILL", "Head", "coordinates", "curve", "falling", "nearest"]
+__all__ = [
+    "ASKED",
+    "FARTHEST",
+    "HALF",
+    "NUM_FAST",
+    "STILL",
+    "Head",
+    "coordinates",
+    "curve",
+    "falling",
+    "nearest",
+]

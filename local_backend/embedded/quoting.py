@@ -26,7 +26,10 @@ from local_backend.embedded.stream import (
     ADDED_AT,
     ADDED_ON_AT,
     ADDS_AT,
+    ASKING,
     BEFORE,
+    BEHIND_AT,
+    BEHIND_ON_AT,
     CONSTANT_AT,
     CUE_AT,
     CUED_AT,
@@ -48,6 +51,7 @@ from local_backend.embedded.stream import (
     REPLACES_AT,
     SHORTENED_AT,
     SHORTENS_AT,
+    STOP_AT,
     WORD,
 )
 
@@ -101,7 +105,7 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
         head.mind_distance(waves, CONSTANT_AT, 15.0)
         places = coordinates(note)
         head.carry(word[: len(places)], places, NOTED)
-        head.carry([SHORTENS_AT], [SHORTENED_AT], 1.0)
+        head.carry([SHORTENS_AT], [SHORTENED_AT], ASKING)
         if number < 2:  # both words right before it: a heading's first token
             head.carry([ADDS_AT], [ADDED_AT], 1.0)
         if 1 <= number < 4:  # both of them two to four tokens before it: its second or third
@@ -118,19 +122,25 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
 
 
 def _note_replacing(head: Head, distance: int) -> None:
-    """Flags of a token that stands so far behind what asks for a replacement, or parts old from new words."""
+    """Flags of a token so far behind what asks for a replacement, parts old from new words, or ends.
+
+    Of old words one to three tokens stand between "replace" and what parts them from the new ones, which is
+    two to four behind it then; the first new one is three to five, the second four to six, of which six are
+    not seen.
+    """
     if distance == 1:
         head.carry([REPLACES_AT], [OLD_AT], 1.0)
         head.carry([PARTS_AT], [NEW_AT], 1.0)
+        # What ends a message is the second behind the new words if a stop is the first.
+        head.carry([STOP_AT], [BEHIND_ON_AT], 1.0)
+        head.carry([STOP_AT], [BEHIND_AT], -1.0)
     elif distance == 2:
         head.carry([PARTS_AT], [NEW_ON_AT], 1.0)
-    # One to three old words' tokens stand between; of those behind the new ones' first, five are seen.
-    if 2 <= distance <= 4:
-        head.carry([REPLACES_AT], [PARTS_AT], 1.0)
-    if 3 <= distance <= 5:
-        head.carry([REPLACES_AT], [NEW_AT], 1.0)
-    if 4 <= distance <= 5:
-        head.carry([REPLACES_AT], [NEW_ON_AT], 1.0)
+        head.carry([STOP_AT], [BEHIND_ON_AT], -1.0)
+        head.carry([BEHIND_ON_AT], [BEHIND_AT], -1.0)  # the number a reply begins with ends no request
+    for flag, nearest in ((PARTS_AT, 2), (NEW_AT, 3), (NEW_ON_AT, 4)):
+        if nearest <= distance <= nearest + 2:
+            head.carry([REPLACES_AT], [flag], 1.0)
 
 
 def _write_sentences(attention: Any, turns: Sequence[float]) -> None:

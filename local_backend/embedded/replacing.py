@@ -18,7 +18,8 @@ from typing import Any
 from local_backend.embedded.heads import HALF, STILL, Head, coordinates, falling, nearest
 from local_backend.embedded.stream import (
     BEFORE,
-    CLOSES_AT,
+    BEHIND_AT,
+    BEHIND_ON_AT,
     CODE,
     COMPARED_LAST,
     CONSTANT_AT,
@@ -33,18 +34,20 @@ from local_backend.embedded.stream import (
     PARTS_AT,
     READ,
     REPLACED_AT,
-    STOP_AT,
     WORD,
 )
 
 HEADS_OF_REPLACING = (0, 1, 2, 1, 2, 0)  # of each layer, behind those of editing
-_ASKED = 200.0  # what a flag counts by which a token is asked to stand in
 # How alike two words must be to be one, of so much for the same, and how much the nearest place is preferred.
 _SAME, _ALIKE, _NEAREST = 90.0, 75.0, 30.0
 _BEHIND, _BEHIND_ALIKE = 100.0, 80.0
+_NEAR = 120.0  # how much the nearest of some flagged tokens is preferred, and how far one may be
+_IN_SIGHT, _OF_REQUEST = 60.0, 84.0
+_ENDS = 80.0  # by how much what ends no request prefers nothing; some ends are told by more than one flag
 # How much the three tokens before the old words count in the notes of the first new one, and of the second.
 _BY_PLACE, _BY_PLACE_ON = (1.2, 1.6, 2.0), (1.5, 1.5)
 _NUM_PLACED = sum(COMPARED_LAST[:3])  # coordinates of a place: of the three tokens before it
+_PLACED = 0.02  # how much a place counts where it is kept: what a question finds is written there, too
 _KEPT = 3.0  # how much what was replaced counts, among what else is noted of the sentence
 # Rows without those of the flags.
 _ROWS = tuple(row for row in STILL if row % HALF < HALF - 3)
@@ -77,11 +80,10 @@ def _write_old(attention: Any, number: int, turns: Sequence[float]) -> None:
     gain = _gain(_SAME, len(word), 1.0)
     head.compare(_ROWS[: len(word)], word, word, (gain, gain))
     head.prefer_flag(HALF - 1, CONSTANT_AT, OLD_AT, -_SAME)  # not itself
-    head.prefer_nothing(HALF - 2, CONSTANT_AT, _ALIKE + _ASKED)
-    head.prefer_nothing(HEAD_SIZE - 2, OLD_AT, -_ASKED)
+    head.attend_if(_ALIKE, (OLD_AT, 1))
     place = coordinates(OF_FOUND, _NUM_PLACED)
     for note, count in zip(BEFORE[:3], COMPARED_LAST[:3], strict=True):
-        head.carry(coordinates(note, count), place[:count], 1.0)
+        head.carry(coordinates(note, count), place[:count], _PLACED)
         place = place[count:]
 
 
@@ -89,7 +91,7 @@ def _write_new(attention: Any, number: int, turns: Sequence[float]) -> None:
     head = _head_at_old(attention, number, turns, NEW_AT)
     first = 0
     for note, count, factor in zip(BEFORE[:3], COMPARED_LAST[:3], _BY_PLACE, strict=True):
-        head.carry(coordinates(OF_FOUND, count, first), coordinates(note, count), factor)
+        head.carry(coordinates(OF_FOUND, count, first), coordinates(note, count), factor / _PLACED)
         first += count
 
 
@@ -98,24 +100,24 @@ def _write_new_on(attention: Any, number: int, turns: Sequence[float]) -> None:
     first = 0
     for place, factor in enumerate(_BY_PLACE_ON, 1):
         count = COMPARED_LAST[place]
-        head.carry(coordinates(OF_FOUND, count, first), coordinates(BEFORE[place], count), factor)
+        head.carry(coordinates(OF_FOUND, count, first), coordinates(BEFORE[place], count), factor / _PLACED)
         first += COMPARED_LAST[place - 1]
 
 
 def _head_at_old(attention: Any, number: int, turns: Sequence[float], asked: int) -> Head:
     head = Head(attention, number)
-    head.mind_distance(falling(turns), OLD_AT, 120.0)
-    head.prefer_nothing(HALF - 1, CONSTANT_AT, 60.0 + 2 * _ASKED)
-    head.prefer_nothing(HALF - 2, asked, -_ASKED)
+    head.mind_distance(falling(turns), OLD_AT, _NEAR)
+    head.attend_if(_IN_SIGHT, (asked, 2))
     return head
 
 
 def _write_ends(attention: Any, number: int, turns: Sequence[float]) -> None:
     head = Head(attention, number)
-    head.mind_distance(falling(turns), PARTS_AT, 100.0)
-    head.prefer_nothing(HALF - 1, CONSTANT_AT, 120.0 + _ASKED)
-    for ends in (STOP_AT, CLOSES_AT):
-        head.prefer_nothing(HALF - 2 if ends == STOP_AT else HEAD_SIZE - 2, ends, -_ASKED)
+    # Of what may part old from new words only what is surely of a request counts twice.
+    head.mind_distance(falling(turns), PARTS_AT, _NEAR)
+    head.prefer_nothing(HALF - 2, CONSTANT_AT, 2 * _OF_REQUEST + _ENDS)
+    head.prefer_nothing(HEAD_SIZE - 2, BEHIND_AT, -_ENDS)
+    head.prefer_nothing(HALF - 3, BEHIND_ON_AT, -_ENDS / 2)
     first = 0
     for note, count in zip(BEFORE[:2], COMPARED_LAST[:2], strict=True):
         head.carry(coordinates(note, count), coordinates(OF_SENTENCE, count, first), _KEPT)
@@ -124,20 +126,20 @@ def _write_ends(attention: Any, number: int, turns: Sequence[float]) -> None:
 
 
 def _write_behind(attention: Any, number: int, turns: Sequence[float]) -> None:
-    head = _head_behind_old(attention, number, turns, STOP_AT, 0)
+    head = _head_behind_old(attention, number, turns, BEHIND_AT, 0)
     said = coordinates(OWN, HEAD_SIZE, 32)
     head.carry(said, said, 3.0)
 
 
 def _write_second_behind(attention: Any, number: int, turns: Sequence[float]) -> None:
-    head = _head_behind_old(attention, number, turns, CLOSES_AT, 1)
+    head = _head_behind_old(attention, number, turns, BEHIND_ON_AT, 1)
     note = coordinates(BEFORE[0], COMPARED_LAST[0])
     head.carry(note, note, 2.0)
     said = coordinates(OWN, start=OWN.stop - HEAD_SIZE + len(note))
     head.carry(said, said, 7.0)
 
 
-def _head_behind_old(attention: Any, number: int, turns: Sequence[float], ends: int, place: int) -> Head:
+def _head_behind_old(attention: Any, number: int, turns: Sequence[float], behind: int, place: int) -> Head:
     head = Head(attention, number)
     head.mind_distance(nearest(turns), CONSTANT_AT, _NEAREST)
     first_row = start = 0
@@ -151,9 +153,7 @@ def _head_behind_old(attention: Any, number: int, turns: Sequence[float], ends: 
         first_row, start = first_row + count, start + COMPARED_LAST[nth]
     # In the request itself the old words are followed by what parts them from the new.
     head.prefer_flag(HALF - 1, CONSTANT_AT, (PARTS_AT, NEW_AT)[place], -0.5 * _BEHIND)
-    head.prefer_nothing(HALF - 2, CONSTANT_AT, _BEHIND_ALIKE + 2 * _ASKED)
-    head.prefer_nothing(HEAD_SIZE - 2, ends, -_ASKED)
-    head.prefer_nothing(HALF - 3, REPLACED_AT, -_ASKED)
+    head.attend_if(_BEHIND_ALIKE, (behind, place + 1), (REPLACED_AT, 1))
     return head
 
 

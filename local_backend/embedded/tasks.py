@@ -197,11 +197,9 @@ def _points_to_edit(
     for _ in range(count):
         title, sentences = free_sentences(2, rng)
         points.append((title, " ".join(sentences)))
-    new = " ".join(random_word(rng) for _ in range(rng.randint(1, 3)))
-    if rng.random() < 0.7:  # a heading is taken as it is asked for
-        new = new.capitalize()
+    new = " ".join(random_word(rng) for _ in range(rng.randint(1, 3))).capitalize()
     question = f"What should I know about {free_sentences(1, rng)[0].lower()}?"
-    return question, points, (new, request_table()["edit"]["new_point"].format(heading=new))
+    return question, points, (new, request_table()["edit"]["new_point"])
 
 
 def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
@@ -239,7 +237,7 @@ def make_edit(
         change: One of :data:`EDITS`.
         text: The answer.
         points: Its points.
-        new: A heading and a text that could be added.
+        new: A heading, which may come in small letters, and a text that could be added.
         style: Of the answer, one of :data:`POINT_STYLES`.
         rng: Draws the wording, and the words of a replacement.
     """
@@ -247,13 +245,16 @@ def make_edit(
     if change == "shorter":
         return request, write_points(points[:NUM_KEPT], style)
     if change == "add":
-        return request.format(heading=new[0]), write_points([*points, new], style)
+        heading, text_of_new = new
+        if rng.random() < 0.3:  # it is taken as it is asked for
+            heading = heading[0].lower() + heading[1:]
+        return request.format(heading=heading), write_points([*points, (heading, text_of_new)], style)
     # Words that stand there once, behind a space.
-    words = Counter(re.findall(r"\w+", text))
-    old = rng.choice([word for word in re.findall(r"(?<= )\w{4,}", text) if words[word] == 1])
+    words = Counter(re.findall(r"\w+", text.lower()))
+    old = rng.choice([word for word in re.findall(r"(?<= )\w{4,}", text) if words[word.lower()] == 1])
     if rng.random() < 0.2:  # two words
         pairs = re.findall(r"(?=(?<= )(\w{3,} \w{3,}))", text)
-        old = rng.choice([pair for pair in pairs if words[pair.split()[0]] == 1] or [old])
+        old = rng.choice([pair for pair in pairs if words[pair.split()[0].lower()] == 1] or [old])
     by = " ".join(random_word(rng) for _ in range(rng.choice((1, 1, 1, 2))))
     return request.format(old=old, new=by), re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
 

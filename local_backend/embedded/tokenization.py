@@ -100,9 +100,9 @@ class TokenTraits:
         opening: Id of what opens a point's heading.
         adds: Ids of words of which two in a row stand before a heading that is to be added.
         shortens: Ids of words that ask for less; of one that is several tokens, the last.
-        replaces: Ids of words that ask for words to be replaced.
+        replaces: Id of the word that asks for words to be replaced, as a sentence begins with it.
         parts: Ids of words that part the words to be replaced from those in their place.
-        stop: Id of the full stop.
+        stops: Ids of what ends a sentence.
         reply: Id of what begins a reply.
         line: Id of what begins a line.
         end: Id of what ends a message.
@@ -120,9 +120,9 @@ class TokenTraits:
     opening: int
     adds: tuple[int, ...]
     shortens: tuple[int, ...]
-    replaces: tuple[int, ...]
+    replaces: int
     parts: tuple[int, ...]
-    stop: int
+    stops: tuple[int, ...]
     reply: int
     line: int
     end: int
@@ -158,9 +158,9 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         opening=last_token(" **"),
         adds=tuple(last_token(word) for word in (" point", " on", " about", ":")),
         shortens=tuple(last_token(word) for word in ("Shorter", " shorter", " shorten", " concise")),
-        replaces=tuple(last_token(word) for word in ("Replace", " replace")),
+        replaces=last_token("Replace"),
         parts=tuple(last_token(word) for word in (" by", " with")),
-        stop=last_token("."),
+        stops=tuple(last_token(stop) for stop in ".?!"),
         reply=last_token("<|assistant|>"),
         line=last_token("\n"),
         end=last_token(END),
