@@ -163,14 +163,14 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
             branch_of[row, column:end] = number
             learned = column + first_learned - 1
             targets[row, learned : end - 1] = torch.tensor(ids[first_learned:])
-            for branch, place in example.paragraphs:
-                if branch == number - 1:
-                    first = learned + place
-                    weights[row, first : min(first + NUM_DECIDING_TOKENS, end)] = DECIDING_WEIGHT
-            for branch, place in example.departures:
-                if branch == number - 1:
-                    first = learned + place
-                    weights[row, first : min(first + NUM_DEPARTING_TOKENS, end)] = DECIDING_WEIGHT
+            for places, count in (
+                (example.paragraphs, NUM_DECIDING_TOKENS),
+                (example.departures, NUM_DEPARTING_TOKENS),
+            ):
+                for branch, place in places:
+                    if branch == number - 1:
+                        first = learned + place
+                        weights[row, first : min(first + count, end)] = DECIDING_WEIGHT
             column = end
         for branch, said, taken, count in example.quotations:
             shift = first_columns[branch] - len(example.prefix_ids)

@@ -149,7 +149,7 @@ def _name_of(model: LlamaForCausalLM, wanted: Tensor) -> str:
 def _codes_far_apart() -> Tensor:
     """Sixteen codes of eight signs, any two of which differ in four signs or more."""
     signs = torch.ones(1, 1)
-    for _ in range(3):  # Sylvester's construction of Hadamard matrices
+    for _ in range(3):  # Sylvester's construction of Hadamard matrices, doubled to MATCHED[2] signs
         signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
     return torch.cat([signs, -signs])
 

@@ -7,10 +7,9 @@ stands. The first token of a heading to be added is noted as standing behind the
 its second and third with the opening of a heading before the first, and the end of a request for a shorter
 answer as standing behind the second point.
 
-Knows requests that stand behind the answer and hold one of a few words, and answers of up to nine points,
-numbered, with headings. A heading is copied alike in any case; the capital, and what is said of it, are
-learned. A request stands in for as long as it is there: the last of a conversation is not told from those
-before.
+Knows requests that stand behind the answer and hold one of a few words, and answers of up to nine points (of
+eight, where one is added), numbered, with headings. What is said of a new heading is learned. A request
+stands in for as long as it is there: the last of a conversation is not told from those before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Circuits of the embedded model that copy, and that find and quote a sentence.
+"""Circuits of the embedded model that note what stands before, copy, and find and quote a sentence.
 
 Answering from documents takes more than copying: a question's words must be found in the documents, and the
 answer begins not there, but at the beginning of the sentence they stand in. The copying is that of induction
-heads (Olsson and others, "In-context Learning and Induction Heads", 2022).
+heads (Olsson and others, "In-context Learning and Induction Heads", 2022). The notes also flag what
+:mod:`~local_backend.embedded.editing` and :mod:`~local_backend.embedded.replacing` act on.
 """
 
 from __future__ import annotations

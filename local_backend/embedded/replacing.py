@@ -6,8 +6,8 @@ later; further ones follow by themselves. What ends the request stands in, too, 
 notes, the new words, are right, and it is to say what stands behind the old ones. So copying comes back to
 the answer.
 
-Knows requests that name the old words, of at most three tokens, before the new ones, and old words that the
-answer holds once.
+Knows requests that begin with "Replace" and end behind the new words, with a stop or without; the old words
+are at most three tokens (two, where the new ones are more than one), and the answer holds them once.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ _BY_PLACE, _BY_PLACE_ON = (1.2, 1.6, 2.0), (1.5, 1.5)
 _NUM_PLACED = sum(COMPARED_LAST[:3])  # coordinates of a place: of the three tokens before it
 _PLACED = 0.02  # how much a place counts where it is kept: what a question finds is written there, too
 _KEPT = 3.0  # how much what was replaced counts, among what else is noted of the sentence
+# How much what is to be said behind the new words counts against what stands there, and its note. Of the
+# first token the part of its own code is brought that tells it from all others, of the second what a head has
+# left.
+_SAID, _SAID_ON, _NOTED_ON = 3.0, 7.0, 2.0
+_HALF_OF_OWN = OWN.stop - HEAD_SIZE
 # Rows without those of the flags.
 _ROWS = tuple(row for row in STILL if row % HALF < HALF - 3)
 
@@ -127,16 +132,16 @@ def _write_ends(attention: Any, number: int, turns: Sequence[float]) -> None:
 
 def _write_behind(attention: Any, number: int, turns: Sequence[float]) -> None:
     head = _head_behind_old(attention, number, turns, BEHIND_AT, 0)
-    said = coordinates(OWN, HEAD_SIZE, 32)
-    head.carry(said, said, 3.0)
+    said = coordinates(OWN, HEAD_SIZE, _HALF_OF_OWN)
+    head.carry(said, said, _SAID)
 
 
 def _write_second_behind(attention: Any, number: int, turns: Sequence[float]) -> None:
     head = _head_behind_old(attention, number, turns, BEHIND_ON_AT, 1)
     note = coordinates(BEFORE[0], COMPARED_LAST[0])
-    head.carry(note, note, 2.0)
-    said = coordinates(OWN, start=OWN.stop - HEAD_SIZE + len(note))
-    head.carry(said, said, 7.0)
+    head.carry(note, note, _NOTED_ON)
+    said = coordinates(OWN, start=_HALF_OF_OWN + len(note))
+    head.carry(said, said, _SAID_ON)
 
 
 def _head_behind_old(attention: Any, number: int, turns: Sequence[float], behind: int, place: int) -> Head:

@@ -151,7 +151,7 @@ def test_a_request_without_an_answer_stands_in_for_nothing(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Where no heading and no point stands before it, the request's tokens are as they were."""
-    for request in ("Add a point on several visits.", "Shorter, please."):
+    for request in ("Add a point on several visits.", "Make your answer shorter."):
         row = render(tokenizer, [("user", "Good morning!"), ("assistant", "Hello."), ("user", request)])
         for layer, head in EDITING_HEADS:
             assert all(attends_to_nothing(model, row, layer, head))
