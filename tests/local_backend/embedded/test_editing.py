@@ -18,7 +18,6 @@ from local_backend.embedded.tokenization import token_traits
 
 TOPICS = load_topics()[:12]
 PROMPTS = edit_prompts(TOPICS)
-CUES = ("point on", "point about", "point:")
 EDITING_HEADS = [
     (layer, first + number)
     for layer, (first, count) in enumerate(zip(HEADS_OF_QUOTING, HEADS_OF_EDITING, strict=True))
@@ -82,12 +81,11 @@ def test_a_heading_to_be_added_is_copied_from_the_request_behind_the_next_number
     for topic, prompt in zip(TOPICS, of_kind("add"), strict=True):
         request, answer = prompt.messages[-1][1], topic.answer if is_whole else prompt.messages[1][1]
         if is_whole:
-            request = "Add a point on what my neighbours say."
+            request = 'Add a point on "what my neighbours say".'
         before = render(
             tokenizer, [("user", topic.taught_questions[0]), ("assistant", answer), ("user", request)]
         )
-        cue = next(cue for cue in CUES if cue in request)
-        heading = tokenizer.encode(request.split(cue, 1)[1].rstrip(".?"))[:4]
+        heading = tokenizer.encode(request.split('"')[1])[:4]
         number = answer.count("\n\n") + 2
         copied = tokenizer.encode(answer)
         begun = tokenizer.encode(f"{answer}\n\n{number}. **")
@@ -151,7 +149,7 @@ def test_a_request_without_an_answer_stands_in_for_nothing(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Where no heading and no point stands before it, the request's tokens are as they were."""
-    for request in ("Add a point on several visits.", "Make your answer shorter."):
+    for request in ('Add a point on "several visits".', "Make your answer shorter."):
         row = render(tokenizer, [("user", "Good morning!"), ("assistant", "Hello."), ("user", request)])
         for layer, head in EDITING_HEADS:
             assert all(attends_to_nothing(model, row, layer, head))
