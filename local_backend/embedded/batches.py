@@ -25,6 +25,9 @@ from local_backend.precision import bf16_is_fast
 # What an answer is about is decided in its first tokens, and what a point is about in the point's; without
 # weight they drown in the rest.
 NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 10, 4.0
+# Where a copy departs from what stands behind the same few tokens in the prompt, or ends, what is said there
+# and shortly behind it weighs as much.
+NUM_MATCHING, NUM_DEPARTING_TOKENS = 3, 3
 PARAGRAPH = "\n\n"  # what points are apart by
 NUM_POINTED = 3  # tokens of a quotation whose place must be found; behind them it goes on by itself
 
@@ -37,6 +40,8 @@ class EncodedExample:
         prefix_ids: What the branches share.
         branches: The rest of each, with the first position that is learned.
         paragraphs: Where a branch begins a paragraph: its number, and the place in its learned rest.
+        departures: Where a branch that copies goes on otherwise, or may, than behind the same tokens in its
+            prompt, and where it ends: its number, and the place in its learned rest.
         quotations: Where a branch quotes: its number, the position of the reply's first quoted token, the
             position that token was taken from, both counted from the beginning of the prefix, and how many
             tokens are quoted.
@@ -45,6 +50,7 @@ class EncodedExample:
     prefix_ids: list[int]
     branches: list[tuple[list[int], int]]
     paragraphs: tuple[tuple[int, int], ...] = ()
+    departures: tuple[tuple[int, int], ...] = ()
     quotations: tuple[tuple[int, int, int, int], ...] = ()
 
     @property
@@ -84,7 +90,27 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast) -> Enco
         for place in range(len(rest))
         if not place or rest[place - 1] == apart
     )
-    return EncodedExample(prompts[0][:common], branches, paragraphs, tuple(quotations))
+    departures = [
+        (number, place)
+        for number, (prompt, rest) in enumerate(zip(prompts, rests, strict=True))
+        if example.copies
+        for place in _departures(prompt, rest)
+    ]
+    return EncodedExample(prompts[0][:common], branches, paragraphs, tuple(departures), tuple(quotations))
+
+
+def _departures(prompt: list[int], rest: list[int]) -> list[int]:
+    """Places of ``rest`` where the prompt goes on otherwise, or may, behind the same tokens; and its end."""
+    followers: dict[tuple[int, ...], set[int]] = {}
+    for place in range(NUM_MATCHING, len(prompt)):
+        followers.setdefault(tuple(prompt[place - NUM_MATCHING : place]), set()).add(prompt[place])
+    text = prompt[-NUM_MATCHING:] + rest
+    departs = [
+        place
+        for place, token in enumerate(rest)
+        if followers.get(tuple(text[place : place + NUM_MATCHING]), {token}) != {token}
+    ]
+    return sorted({*departs, len(rest) - 1})
 
 
 def _quoted_place(prompt: list[int], rest: list[int], tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
@@ -137,10 +163,14 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
             branch_of[row, column:end] = number
             learned = column + first_learned - 1
             targets[row, learned : end - 1] = torch.tensor(ids[first_learned:])
-            for branch, place in example.paragraphs:
-                if branch == number - 1:
-                    first = learned + place
-                    weights[row, first : min(first + NUM_DECIDING_TOKENS, end)] = DECIDING_WEIGHT
+            for places, count in (
+                (example.paragraphs, NUM_DECIDING_TOKENS),
+                (example.departures, NUM_DEPARTING_TOKENS),
+            ):
+                for branch, place in places:
+                    if branch == number - 1:
+                        first = learned + place
+                        weights[row, first : min(first + count, end)] = DECIDING_WEIGHT
             column = end
         for branch, said, taken, count in example.quotations:
             shift = first_columns[branch] - len(example.prefix_ids)

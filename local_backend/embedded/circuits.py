@@ -5,17 +5,22 @@ step, in heads and in coordinates of the residual stream of their own. Training 
 writes beside it; the circuits themselves it only tunes. The same idea as mimetic initialization (Trockman and
 Kolter, 2023), with more parts written down.
 
-Knows which weights are the circuits'. What they do is in :mod:`~local_backend.embedded.quoting`.
+Knows which weights are the circuits'. What they do is in :mod:`~local_backend.embedded.quoting`
+and :mod:`~local_backend.embedded.editing`.
 """
 
 from __future__ import annotations
+
+from operator import add
 
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from local_backend.embedded.editing import HEADS_OF_EDITING, BetweenPoints, write_editing
 from local_backend.embedded.quoting import HEADS_OF_QUOTING, write_quoting
 from local_backend.embedded.stream import (
+    ADDS_AT,
     BALLAST,
     BALLAST_AT,
     CODE,
@@ -27,21 +32,27 @@ from local_backend.embedded.stream import (
     FREE,
     HEAD_SIZE,
     HIDDEN_SIZE,
+    MATCHED,
     NOTHING_AT,
     NUM_HEADS,
     NUM_LAYERS,
+    OPENING_AT,
     OWN,
     PLACE_AT,
     RARITY_AT,
     READ,
     READ_UNTIL,
+    SHORTENED_AT,
+    SHORTENS_AT,
     UNIQUE,
     WORD,
 )
 from local_backend.embedded.tokenization import TokenTraits
 
+NUM_WRITTEN_HEADS = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))  # of each layer
 _FREE_CODE = 0.1  # of the coordinates left to training, at random
 _ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
+_NUM_UNLIKE = 3  # signs by which the code of a reply's beginning differs from that of a line's
 _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
 
 
@@ -66,6 +77,9 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
     turns = [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]  # radians a position
     write_quoting(layers, turns)
+    words = model.model.embed_tokens.weight[:, WORD]
+    between = BetweenPoints(paragraph=words[traits.paragraph], digits=words[list(traits.digits)])
+    write_editing(layers, turns, HEADS_OF_QUOTING, between)
 
 
 def fits(model: LlamaForCausalLM) -> bool:
@@ -81,7 +95,7 @@ def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     What is written into a coordinate is theirs as long as one of their layers above still reads it.
     """
     masks = {}
-    for number, (layer, num_heads) in enumerate(zip(model.model.layers, HEADS_OF_QUOTING, strict=True)):
+    for number, (layer, num_heads) in enumerate(zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True)):
         coordinates = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
         for part, last_reader in READ_UNTIL:
             coordinates[part] = last_reader > number
@@ -108,7 +122,7 @@ def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
 def circuit_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """Masks, by parameter, of the weights written into the circuits, and how much each token tells."""
     masks = {}
-    for layer, num_heads in zip(model.model.layers, HEADS_OF_QUOTING, strict=True):
+    for layer, num_heads in zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True):
         heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
@@ -125,6 +139,14 @@ def _name_of(model: LlamaForCausalLM, wanted: Tensor) -> str:
     return next(name for name, parameter in model.named_parameters() if parameter is wanted)
 
 
+def _codes_far_apart() -> Tensor:
+    """Sixteen codes of eight signs, any two of which differ in four signs or more."""
+    signs = torch.ones(1, 1)
+    for _ in range(3):  # Sylvester's construction of Hadamard matrices, doubled to MATCHED[2] signs
+        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    return torch.cat([signs, -signs])
+
+
 def _write_norm(weight: Tensor) -> None:
     usual = (BALLAST**2 / HIDDEN_SIZE + 0.4**2) ** 0.5  # length of the stream, as a root mean square
     weight.fill_(READ * usual)
@@ -139,6 +161,12 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding[:, OWN] = CODE * torch.randn_like(embedding[:, OWN]).sign()
     words = torch.tensor(traits.words)
     codes = CODE * torch.randn(int(words.max()) + 1, WORD.stop - WORD.start).sign()
+    # Points are told apart by one digit, two tokens back, of which few coordinates are compared.
+    codes[words[list(traits.digits)], : MATCHED[2]] = CODE * _codes_far_apart()[: len(traits.digits)]
+    # Three tokens back a reply's beginning is nearly as good as a line's: a list goes on in the reply. Were
+    # it quite as good, a list given as an example would be copied too.
+    alike = torch.tensor([-1.0] * _NUM_UNLIKE + [1.0] * (MATCHED[2] - _NUM_UNLIKE))
+    codes[words[traits.reply], : MATCHED[2]] = alike * codes[words[traits.line], : MATCHED[2]]
     embedding[:, WORD] = codes[words]
     for place, values in (
         (RARITY_AT, traits.rarity),
@@ -147,6 +175,13 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     ):
         embedding[:, place] = FLAG * torch.tensor(values)
     embedding[traits.cue, CUE_AT] = FLAG
+    for tokens, place in (
+        (traits.adds, ADDS_AT),
+        (traits.shortens, SHORTENS_AT),
+        ([traits.end], SHORTENED_AT),
+        ([traits.opening], OPENING_AT),
+    ):
+        embedding[list(tokens), place] = FLAG
     embedding[:, CONSTANT_AT] = FLAG
     unique = embedding[:, UNIQUE]
     others = embedding.square().sum(-1) - unique.square().sum(-1)

@@ -129,11 +129,13 @@ class Example:
         branches: Per continuation the last user message, the given start of the reply, and the rest of the
             reply, which alone is learned.
         ends: Whether the reply is complete.
+        copies: Whether replies are copied up to a place where they go on otherwise: that place weighs more.
     """
 
     turns: tuple[Turn, ...]
     branches: tuple[tuple[str, str, str], ...]
     ends: bool = True
+    copies: bool = False
 
 
 def parse_topic(name: str, text: str) -> Topic:

@@ -1,6 +1,7 @@
 """What the embedded model is measured on: phrasings, documents and requests it was never trained on.
 
-Points alone are asked for in the words of training: they are to be known by heart.
+Points alone are asked for in the words of training: they are to be known by heart. So are changes, of
+answers that training did not put together so.
 
 Knows prompts and answers as text, and how to teacher-force the model on answers it should give. Does not know
 how a skeleton is parsed.

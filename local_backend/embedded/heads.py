@@ -25,6 +25,7 @@ from local_backend.embedded.stream import (
 NUM_FAST = 9  # rotary pairs that tell distances; those behind them compare contents at any distance
 FARTHEST = 600  # tokens over which distances are told
 HALF = HEAD_SIZE // 2
+ASKED = 200.0  # by how much a query that is not asked prefers nothing
 _SLOW = range(NUM_FAST, HALF)
 # Rows of queries and keys whose products hardly depend on the distance: both coordinates of each slow pair.
 STILL = (*_SLOW, *(pair + HALF for pair in _SLOW))
@@ -64,6 +65,18 @@ class Head:
         """Add ``gain`` to the attention of a query with a flag to nothing."""
         self.prefer(row, query, NOTHING_AT, gain / CONSTANT_READ / NOTHING_READ)
 
+    def attend_if(self, threshold: float, *asked: tuple[int, float]) -> None:
+        """Attend to nothing unless flags of the query reach their counts; then to what exceeds a threshold.
+
+        Args:
+            threshold: Of the attention to anything else.
+            asked: Coordinates of at most two flags, with the counts.
+        """
+        needed = sum(count for _, count in asked)
+        self.prefer_nothing(HALF - 2, CONSTANT_AT, threshold + ASKED * needed)
+        for row, (flag, _) in zip((HEAD_SIZE - 2, HALF - 3), asked, strict=False):
+            self.prefer_nothing(row, flag, -ASKED)
+
     def mind_distance(self, waves: tuple[Tensor, Tensor], key: int, gain: float) -> None:
         """Add ``gain`` times a curve of the distance (see :func:`curve`) where the key has a flag."""
         gain = gain / CONSTANT_READ**2
@@ -72,12 +85,41 @@ class Head:
         self._attention.k_proj.weight[rows, key] = waves[0] * gain * HEAD_SIZE**0.5
         self._attention.k_proj.weight[rows + HALF, key] = waves[1] * gain * HEAD_SIZE**0.5
 
-    def carry(self, source: Sequence[int], target: Sequence[int], factor: float) -> None:
-        """Add ``factor`` times coordinates of what is attended to to other coordinates."""
+    def seek(self, row: int, query: int, key: Sequence[int], code: Tensor, gain: float) -> None:
+        """Add ``gain`` where a flag of the query meets a code of the key, and less the less is alike.
+
+        Args:
+            row: Of the head.
+            query: Coordinate of the flag.
+            key: Coordinates of the code.
+            code: As it is written there.
+            gain: For the whole code; for its opposite as much is taken away.
+        """
+        length = float(READ * code.square().sum())
+        self._attention.q_proj.weight[self._first + row, query] = 1.0
+        weights = gain / CONSTANT_READ / length * HEAD_SIZE**0.5 * code
+        self._attention.k_proj.weight[self._first + row, torch.tensor(key)] = weights
+
+    def carry(self, source: Sequence[int], target: Sequence[int], factor: float | Tensor) -> None:
+        """Add coordinates of what is attended to to other coordinates; at most those of a head in all.
+
+        Args:
+            source: Coordinates of what is attended to.
+            target: As many coordinates of what attends.
+            factor: By which they are multiplied, or a matrix ``[target, source]``.
+
+        Raises:
+            ValueError: There are more than a head has.
+        """
         rows = self._next_value + torch.arange(len(source))
+        if int(rows[-1]) >= self._first + HEAD_SIZE:
+            raise ValueError(f"a head carries {HEAD_SIZE} coordinates, asked for more")
         self._next_value += len(source)
         self._attention.v_proj.weight[rows, torch.tensor(source)] = 1 / READ
-        self._attention.o_proj.weight[torch.tensor(target), rows] = factor
+        if isinstance(factor, Tensor):
+            self._attention.o_proj.weight[torch.tensor(target)[:, None], rows] = factor
+        else:
+            self._attention.o_proj.weight[torch.tensor(target), rows] = factor
 
 
 def curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -88,6 +130,13 @@ def curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float) 
     normal = weighted @ waves + ridge * weight.double().sum() * torch.eye(2 * NUM_FAST, dtype=torch.double)
     solved = torch.linalg.solve(normal, weighted @ wanted.double()).float()
     return solved[:NUM_FAST], solved[NUM_FAST:]
+
+
+def nearest(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """A curve that prefers the nearer of places some thirty tokens apart, as points are, or their words."""
+    distances = torch.arange(FARTHEST)
+    wanted = ((1 + FARTHEST / 30) / (1 + distances / 30)).log() / 3
+    return curve(turns, wanted, 1 / (1 + distances / 60), 1e-5)
 
 
 def falling(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -102,4 +151,15 @@ def coordinates(part: slice, count: int | None = None, start: int = 0) -> list[i
     return list(range(part.start, part.stop))[start:][:count]
 
 
-__all__ = ["FARTHEST", "HALF", "NUM_FAST", "STILL", "Head", "coordinates", "curve", "falling"]
+__all__ = [
+    "ASKED",
+    "FARTHEST",
+    "HALF",
+    "NUM_FAST",
+    "STILL",
+    "Head",
+    "coordinates",
+    "curve",
+    "falling",
+    "nearest",
+]

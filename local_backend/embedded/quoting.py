@@ -1,8 +1,9 @@
-"""Circuits of the embedded model that copy, and that find and quote a sentence.
+"""Circuits of the embedded model that note what stands before, copy, and find and quote a sentence.
 
 Answering from documents takes more than copying: a question's words must be found in the documents, and the
 answer begins not there, but at the beginning of the sentence they stand in. The copying is that of induction
-heads (Olsson and others, "In-context Learning and Induction Heads", 2022).
+heads (Olsson and others, "In-context Learning and Induction Heads", 2022). The notes also flag what
+:mod:`~local_backend.embedded.editing` acts on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from local_backend.embedded.heads import (
     falling,
 )
 from local_backend.embedded.stream import (
+    ADDED_AT,
+    ADDED_ON_AT,
+    ADDS_AT,
+    ASKING,
     BEFORE,
     CONSTANT_AT,
     CUE_AT,
@@ -31,36 +36,44 @@ from local_backend.embedded.stream import (
     FOUND_AT,
     FREE,
     HEAD_SIZE,
+    MATCHED,
     NOTED,
     OF_FOUND,
     OF_SENTENCE,
     OWN,
     PLACE_AT,
     RARITY_AT,
+    SHORTENED_AT,
+    SHORTENS_AT,
     WORD,
 )
 
 # A sentence is told from others by its first token and those from the second to the fifth before it: so many
 # coordinates of each.
 _TELLING = (8, 10, 8, 8, 8)
-_MATCH_GAINS = (3.3, 2.4, 2.0)
+# How much each token counts by which a copy finds its place, from the present one back (see ``MATCHED``). Two
+# tokens are hardly a match; the fourth and the fifth only decide where the other three stand twice.
+_MATCH_GAINS = (3.4, 2.6, 2.8, 1.5, 1.2)
+_NUM_MATCHED_FOUND, _FOUND_GAIN = 6, 1.2
+_NO_MATCH = 31.0
 # Rows without the two slowest pairs, left to flags: alone in its pair, a flag is mixed with nothing.
 _STILL_BUT_TWO = tuple(row for row in STILL if row % HALF < HALF - 2)
 _FLAG_ROWS = (NUM_FAST - 1, HALF - 2, NUM_FAST - 2, HALF - 1)
-HEADS_OF_QUOTING = (5, 2, 1, 1, 1, 4)  # of each layer
+HEADS_OF_QUOTING = (5, 2, 1, 1, 1, 4)  # of each layer, the first ones
 POINTING_LAYER, POINTING_HEADS = 5, 2  # where a quotation's first tokens are attended to
 
 
 def write_quoting(layers: Sequence[Any], turns: Sequence[float]) -> None:
     """Write circuits that copy, and that find the sentence in which a question's words stand.
 
-    Layer by layer: 0 notes the five tokens before and where sentences begin; 1, in each token, what tells its
-    sentence from others, and to which topics the words shortly before it belong; 2 finds where the token's
-    word stood before, and brings what was noted there of the sentence, or nothing; 3 gathers what the telling
-    ones of the last few dozen tokens found; 4 keeps it while a quotation goes on; 5, where a reply announces
-    a quotation, attends to the first, second and third token of the sentence found most, and says them, and
-    it goes on as the text went on where the last three tokens stood before, first of all in that sentence. A
-    model that has only been made begins the right sentence for about nine of ten questions.
+    Layer by layer: 0 notes the five tokens before, where sentences begin, and by which words an answer is
+    to be changed; 1, in each token, what tells its sentence from others, and to which topics the words
+    shortly before it belong; 2 finds where the token's word stood before, and brings what was noted there
+    of the sentence, or nothing; 3 gathers what the telling ones of the last few dozen tokens found; 4 keeps
+    it while a quotation goes on; 5, where a reply announces a quotation, attends to the first, second and
+    third token of the sentence found most, and says them, and it goes on as the text went on where the last
+    five tokens stood before, first of all in that sentence. A model that has only been made begins the
+    right sentence for about three of four questions.
 
     Args:
         layers: The attention of each layer; the first heads are written, see ``HEADS_OF_QUOTING``.
@@ -85,6 +98,11 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
         head.mind_distance(waves, CONSTANT_AT, 15.0)
         places = coordinates(note)
         head.carry(word[: len(places)], places, NOTED)
+        head.carry([SHORTENS_AT], [SHORTENED_AT], ASKING)
+        if number < 2:  # both words right before it: a heading's first token
+            head.carry([ADDS_AT], [ADDED_AT], 1.0)
+        if 1 <= number < 4:  # both of them two to four tokens before it: its second or third
+            head.carry([ADDS_AT], [ADDED_ON_AT], 1.0)
         # Behind an end something begins, unless what stands there is layout: a bracket, a dash, a line's end.
         if number >= len(PLACE_AT):
             continue
@@ -165,23 +183,23 @@ def _write_quotation(attention: Any) -> None:
 
 
 def _write_induction(attention: Any) -> None:
-    block = 10
-    compared = [WORD, *BEFORE[:3]]  # each with the note of the one before it
+    compared = [WORD, *BEFORE]  # each with the note of the one before it
     for number in range(2):
-        head = Head(attention, POINTING_HEADS + number)
-        for place, gain in enumerate(_MATCH_GAINS):
-            start = (place + number) % 2 * block if place < 2 else 0
-            rows = STILL[place * block : (place + 1) * block]
-            query = coordinates(compared[place], block, start)
-            key = coordinates(compared[place + 1], block, start)
-            head.compare(rows[: len(key)], query[: len(key)], key, (gain, gain))
+        head, first_row = Head(attention, POINTING_HEADS + number), 0
+        for place, (count, gain) in enumerate(zip(MATCHED, _MATCH_GAINS, strict=True)):
+            start = (place + number) % 2 * count if place < 2 else 0
+            rows = STILL[first_row : first_row + count]
+            query = coordinates(compared[place], count, start)
+            key = coordinates(compared[place + 1], count, start)
+            head.compare(rows, query, key, (gain, gain))
+            first_row += count
         # Where the same words stand twice, the sentence found is preferred.
-        rows = STILL[len(_MATCH_GAINS) * block :][:14]
-        found, sentence = (coordinates(part, 14, 8 + 14 * number) for part in (OF_FOUND, OF_SENTENCE))
-        head.compare(rows, found, sentence, (1.7, 1.7))
+        rows, start = STILL[first_row : first_row + _NUM_MATCHED_FOUND], 8 + _NUM_MATCHED_FOUND * number
+        found, sentence = (coordinates(part, len(rows), start) for part in (OF_FOUND, OF_SENTENCE))
+        head.compare(rows, found, sentence, (_FOUND_GAIN, _FOUND_GAIN))
         # One token alone is no match, and what a quotation begins with is no repetition.
         for silent in (CONSTANT_AT, CUED_AT[0]):
-            head.prefer_nothing(HEAD_SIZE - 2, silent, 34.0)
+            head.prefer_nothing(HEAD_SIZE - 2, silent, _NO_MATCH)
         half_of_own = coordinates(OWN, HEAD_SIZE, 32 * number)
         head.carry(half_of_own, half_of_own, 5.0)
 

@@ -17,19 +17,29 @@ OF_FOUND = slice(228, 270)
 RARITY_AT, FOUND_AT, NOTHING_AT, ENDS_AT, CUE_AT, CONSTANT_AT = range(270, 276)
 PLACE_AT = (276, 277, 278)  # whether the token is the first, the second, the third of a sentence
 CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a quotation comes next
-BALLAST_AT = 282
-FREE = slice(283, HIDDEN_SIZE)
+# Of requests to change an answer; where it takes two notes to be sure, a flag counts them. Words before a
+# heading that is to be added; whether a token is the first of that heading, whether its second or third;
+# words that ask for less; whether a token ends such a request. Of answers: what opens a point's heading.
+ADDS_AT, ADDED_AT, ADDED_ON_AT, SHORTENS_AT, SHORTENED_AT, OPENING_AT = range(282, 288)
+BALLAST_AT = 288
+FREE = slice(289, HIDDEN_SIZE)
+# The last layer looks for the place where the last five tokens stood before. Of each token, from the present
+# one back, it compares so many coordinates: of the first two, one head these and the other the next as many.
+MATCHED = (9, 8, 8, 7, 6)
+# So many of each note; the others are read by layer 2 at the latest.
+COMPARED_LAST = (2 * MATCHED[0], 2 * MATCHED[1], *MATCHED[2:])
 # The last layer whose circuits read a coordinate.
 READ_UNTIL = (
     (OWN, 5),
-    (slice(BEFORE[0].start, BEFORE[2].stop), 5),
-    (slice(BEFORE[3].start, BEFORE[4].stop), 1),
+    *((slice(note.start, note.start + count), 5) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
+    *((slice(note.start + count, note.stop), 2) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
     (slice(OF_SENTENCE.start, BALLAST_AT), 5),
     (slice(BALLAST_AT, FREE.start), NUM_LAYERS),
 )
 
 CODE = 0.37  # of every coordinate of a token's own code, with a random sign
 FLAG = 1.2
+ASKING = 0.4  # of the flag, that of a word that asks for less: of two or three such words none is an end
 EMBEDDING_NORM = 0.27  # root mean square of an embedding without its ballast
 # A coordinate of its own makes all tokens nearly equally long in every layer, whatever training writes beside
 # the circuits: the norms then divide by a constant, and what was written is read at the scale it was meant.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -160,39 +161,33 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
     sentences = free_sentences(rng.randint(1, 3), rng)[1]
     text = " ".join(sentences)
     request = rng.choice(request_table()["repeat"]["requests"]).format(text=text)
-    return Example((), ((request, "", text),))
+    return Example((), ((request, "", text),), copies=True)
 
 
 # Edits of an earlier answer -----------------------------------------------------------------------------
 
 EDITS = ("shorter", "add", "replace")
+NUM_KEPT = 2  # points of an answer made shorter
 
-POINT_STYLES = (  # the first twice: plain answers, which are edited most, are written so
+POINT_STYLES = (  # that of plain answers first
     "{number}. **{heading}**: {text}",
-    "{number}. **{heading}**: {text}",
-    "{number}. {heading}: {text}",
     "{text}",
 )
 
 
 def write_points(points: Sequence[tuple[str, str]], style: str) -> str:
     """An answer of points, headings with texts, in a style of :data:`POINT_STYLES`."""
-    separator = "\n" if style.startswith("{number}. {heading}") else "\n\n"
-    return separator.join(
+    return "\n\n".join(
         style.format(number=number, heading=heading, text=text)
         for number, (heading, text) in enumerate(points, 1)
     )
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.!?]) ", text, maxsplit=1)[0]
 
 
 def _points_to_edit(
     rng: random.Random, topics: Sequence[Topic]
 ) -> tuple[str, list[tuple[str, str]], tuple[str, str]]:
     """A question, the points of its answer, and one more point that could be added."""
-    count = rng.randint(2, 4)
+    count = rng.randint(3, 4)
     if rng.random() < 0.4:
         topic = rng.choice(topics)
         chosen = rng.sample(topic.points, count + 1)
@@ -204,16 +199,19 @@ def _points_to_edit(
         points.append((title, " ".join(sentences)))
     new = " ".join(random_word(rng) for _ in range(rng.randint(1, 3))).capitalize()
     question = f"What should I know about {free_sentences(1, rng)[0].lower()}?"
-    return question, points, (new, request_table()["edit"]["new_point"].format(heading=new))
+    return question, points, (new, request_table()["edit"]["new_point"])
 
 
 def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
     question, points, new = _points_to_edit(rng, topics)
-    style = rng.choice(POINT_STYLES)
+    numbered, bare = POINT_STYLES
+    style = bare if rng.random() < 0.1 else numbered
     text = write_points(points, style)
-    changes = ["shorter", "replace", "replace"] + ["add"] * ("{number}" in style)
+    # Numbered points are shortened and added to; to replace words is hardly ever learned.
+    changes = ["shorter", "add"] if style == numbered else []
+    changes += ["replace"] * (not changes or rng.random() < 0.3)
     rng.shuffle(changes)
     edits = [
         make_edit(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
@@ -221,9 +219,9 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     if rng.random() < 0.3:
         request, reply = edits[0]
         framed = rng.choice(table["frames"]).format(text=text, request=request)
-        return Example((), ((framed, "", reply),))
+        return Example((), ((framed, "", reply),), copies=True)
     branches = tuple((request, "", reply) for request, reply in edits)
-    return Example((Turn("user", question), Turn("assistant", text)), branches)
+    return Example((Turn("user", question), Turn("assistant", text)), branches, copies=True)
 
 
 def make_edit(
@@ -241,19 +239,24 @@ def make_edit(
         change: One of :data:`EDITS`.
         text: The answer.
         points: Its points.
-        new: A heading and a text that could be added.
+        new: A heading, which may come in small letters, and a text that could be added.
         style: Of the answer, one of :data:`POINT_STYLES`.
         rng: Draws the wording, and the words of a replacement.
     """
     request = rng.choice(request_table()["edit"][change])
     if change == "shorter":
-        return request, write_points([(heading, _first_sentence(body)) for heading, body in points], style)
+        return request, write_points(points[:NUM_KEPT], style)
     if change == "add":
-        heading = new[0][0].lower() + new[0][1:] if rng.random() < 0.7 else new[0]
-        return request.format(heading=heading), write_points([*points, new], style)
-    old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 3])
+        heading, text_of_new = new
+        if rng.random() < 0.3:  # it is taken as it is asked for
+            heading = heading[0].lower() + heading[1:]
+        return request.format(heading=heading), write_points([*points, (heading, text_of_new)], style)
+    # Words that stand there once, behind a space.
+    words = Counter(re.findall(r"\w+", text.lower()))
+    old = rng.choice([word for word in re.findall(r"(?<= )\w{4,}", text) if words[word.lower()] == 1])
     if rng.random() < 0.2:  # two words
-        old = rng.choice(re.findall(r"(?=(?<!\w)(\w{3,} \w{3,}))", text) or [old])
+        pairs = re.findall(r"(?=(?<= )(\w{3,} \w{3,}))", text)
+        old = rng.choice([pair for pair in pairs if words[pair.split()[0].lower()] == 1] or [old])
     by = " ".join(random_word(rng) for _ in range(rng.choice((1, 1, 1, 2))))
     return request.format(old=old, new=by), re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: by, text)
 
@@ -287,11 +290,11 @@ def _condense(rng: random.Random, topics: Sequence[Topic]) -> Example:
         turns = [Turn("system", rng.choice(table["system_messages"]))]
         for question, answer in history:
             turns += [Turn("user", question), Turn("assistant", answer)]
-        return Example(tuple(turns), ((follow_up, "", standalone),))
+        return Example(tuple(turns), ((follow_up, "", standalone),), copies=True)
     user, assistant = rng.choice(table["speakers"])
     lines = "\n".join(f"{user}: {question}\n{assistant}: {answer}" for question, answer in history)
     request = rng.choice(table["requests"]).strip("\n").format(history=lines, question=follow_up)
-    return Example((), ((request, "", standalone),))
+    return Example((), ((request, "", standalone),), copies=True)
 
 
 Task = Callable[[random.Random, Sequence[Topic]], Example]

@@ -95,6 +95,15 @@ class TokenTraits:
         words: A number for each word, alike in any case, behind a space or not.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
+        digits: Ids of the ten digits.
+        paragraph: Id of what points are apart by.
+        opening: Id of what opens a point's heading.
+        adds: Ids of words, and of the quotation mark, of which two in a row stand before a heading that is to
+            be added.
+        shortens: Ids of words that ask for less; of one that is several tokens, the last.
+        reply: Id of what begins a reply.
+        line: Id of what begins a line.
+        end: Id of what ends a message.
         topics: For each token how much it speaks for each topic, from 0 to 1.
     """
 
@@ -104,12 +113,24 @@ class TokenTraits:
     words: list[int]
     nothing: tuple[int, ...]
     cue: int
+    digits: tuple[int, ...]
+    paragraph: int
+    opening: int
+    adds: tuple[int, ...]
+    shortens: tuple[int, ...]
+    reply: int
+    line: int
+    end: int
     topics: list[list[float]]
 
 
 def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) -> TokenTraits:
     """The traits of every token of a tokenizer that :func:`train_tokenizer` made for ``topics``."""
     special = set(tokenizer.all_special_ids)
+
+    def last_token(text: str) -> int:
+        return int(tokenizer.encode(text, add_special_tokens=False)[-1])
+
     texts = ["" if token in special else str(tokenizer.decode([token])) for token in range(len(tokenizer))]
     bare = [text.strip(" ") for text in texts]
     layout = [float("\n" in text or text in _LAYOUT) for text in bare]
@@ -127,6 +148,14 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         words=words,
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
         cue=announcement(tokenizer)[-2],
+        digits=tuple(last_token(digit) for digit in "0123456789"),
+        paragraph=last_token("\n\n"),
+        opening=last_token(" **"),
+        adds=tuple(last_token(word) for word in (" on", " about", ":", ' "')),
+        shortens=tuple(last_token(word) for word in ("Shorter", " shorter", " shorten", " concise")),
+        reply=last_token("<|assistant|>"),
+        line=last_token("\n"),
+        end=last_token(END),
         topics=_associations(tokenizer, topics, words),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,6 +16,7 @@ from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend.embedded.batches import (
     DECIDING_WEIGHT,
     NUM_DECIDING_TOKENS,
+    NUM_DEPARTING_TOKENS,
     NUM_POINTED,
     collate,
     draw_batch,
@@ -22,12 +24,12 @@ from local_backend.embedded.batches import (
 )
 from local_backend.embedded.build import main, make_model, train
 from local_backend.embedded.consistency import GuessedBatch, guessing_loss, with_guesses
-from local_backend.embedded.corpus import Example, load_topics
+from local_backend.embedded.corpus import Example, Turn, load_topics, request_table
 from local_backend.embedded.decks import Decks
 from local_backend.embedded.losses import only_quoted, pointing_loss
 from local_backend.embedded.recipe import BuildOptions, lesson_at, rate_at
-from local_backend.embedded.tasks import KINDS, make_example
-from local_backend.embedded.tokenization import guess_token_ids, train_tokenizer
+from local_backend.embedded.tasks import EDITS, KINDS, make_example
+from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 
 TOPICS = load_topics()
 TINY = BuildOptions(
@@ -118,7 +120,12 @@ def test_questions_are_put_together_from_a_topics_other_words() -> None:
 
 def test_edits_of_one_answer_share_what_stands_before_them() -> None:
     """Several requests behind one answer: each reply is what its own request makes of it."""
-    num_branches = set()
+    num_branches, kinds = set(), set()
+    asked = {
+        kind: re.compile("|".join(re.sub(r"\\\{\w+\\\}", ".+", re.escape(request)) for request in requests))
+        for kind, requests in request_table()["edit"].items()
+        if kind in EDITS
+    }
     for seed in range(60):
         example = make_example("edit", random.Random(seed), TOPICS)
         num_branches.add(len(example.branches))
@@ -126,8 +133,46 @@ def test_edits_of_one_answer_share_what_stands_before_them() -> None:
             continue
         answer = example.turns[-1].content
         for request, _, reply in example.branches:
-            assert reply != answer or "replace" in request.lower() or len(answer.split(". ")) < 3, request
+            kind = next(kind for kind, pattern in asked.items() if pattern.fullmatch(request))
+            kinds.add(kind)
+            if kind == "add":
+                assert reply.startswith(f"{answer}\n\n"), request
+            elif kind == "shorter":
+                assert answer.startswith(f"{reply}\n\n"), request
+            else:
+                assert set(reply.split()) - set(answer.split()), request
     assert num_branches == {1, 2, 3}
+    assert kinds == set(EDITS)
+
+
+def test_departures_from_a_copy_and_its_end_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
+    """So much that they are learned, among ten times as many tokens that are only copied."""
+    text = (
+        "When the long winter is over and the ice has gone the otter sleeps by the river. "
+        "In the morning it looks for fish and shells."
+    )
+    changed = text.replace("river", "lantern")
+    branches = (("Write it again.", "", text), ("Write lantern.", "", changed))
+    first = len(tokenizer.encode(text.split(" river", maxsplit=1)[0], add_special_tokens=False))
+    assert first > NUM_DECIDING_TOKENS  # which weigh more anyway
+    num_copied = len(tokenizer.encode(text, add_special_tokens=False))
+
+    def learned_of(copies: bool) -> tuple[list[int], list[float]]:
+        example = Example((Turn("user", text),), branches, copies=copies)
+        batch = collate([encode_example(example, tokenizer)], tokenizer.pad_token_id)
+        learned = batch["targets"][0] != -100
+        return batch["targets"][0][learned].tolist(), batch["weights"][0][learned].tolist()
+
+    targets, weights = learned_of(copies=True)
+    _, alike = learned_of(copies=False)
+    assert set(alike[NUM_DECIDING_TOKENS:num_copied]) == {1.0}
+    whole, weights, targets = weights[: num_copied + 1], weights[num_copied + 1 :], targets[num_copied + 1 :]
+    assert set(whole[NUM_DECIDING_TOKENS:-1]) == {1.0}  # it does not depart
+    assert whole[-1] == DECIDING_WEIGHT
+    assert weights[first : first + NUM_DEPARTING_TOKENS] == [DECIDING_WEIGHT] * NUM_DEPARTING_TOKENS
+    assert weights[-1] == DECIDING_WEIGHT
+    assert 1.0 in weights[first + NUM_DEPARTING_TOKENS : -1]
+    assert tokenizer.decode(targets[first:]).startswith(" lantern")
 
 
 def test_a_step_draws_the_same_examples_again(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -216,8 +261,9 @@ def test_the_untrained_model_finds_what_followed_before() -> None:
     tokenizer = train_tokenizer(TOPICS, 2000)
     model = make_model(BuildOptions(vocabulary_size=2000), tokenizer).eval()
     once = torch.randint(300, 1900, (4, 48), generator=torch.Generator().manual_seed(0))
+    nothing = torch.full((4, 1), token_traits(tokenizer, TOPICS).nothing[0])  # begins every prompt
     with torch.no_grad():
-        logits = model(torch.cat([once, once], dim=1)).logits[:, 48:-1]  # [rows, 47, vocabulary]
+        logits = model(torch.cat([nothing, once, once], dim=1)).logits[:, 49:-1]  # [rows, 47, vocabulary]
     ranks = (logits > logits.gather(-1, once[:, 1:, None])).sum(-1)
     assert (ranks < 5).float().mean() > 0.5  # by chance 5 of 2000
 
@@ -341,7 +387,7 @@ def test_an_interrupted_build_ends_with_the_same_weights(
     with pytest.raises(ValueError, match="of another build"):
         main([*again, "--seed", "1"])
     with monkeypatch.context() as changed:  # what an example teaches, with the same tokens
-        changed.setattr("local_backend.embedded.tasks.POINT_STYLES", ("{text}",))
+        changed.setattr("local_backend.embedded.tasks.POINT_STYLES", ("{heading}: {text}", "{text}"))
         with pytest.raises(ValueError, match="of another build"):
             main(again)
     monkeypatch.setattr("local_backend.embedded.recipe._THEN", lesson_at(0, BuildOptions()))

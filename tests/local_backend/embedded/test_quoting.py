@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.build import BuildOptions, make_model
-from local_backend.embedded.circuits import circuit_weights, fits, held_weights
+from local_backend.embedded.circuits import NUM_WRITTEN_HEADS, circuit_weights, fits, held_weights
 from local_backend.embedded.corpus import load_topics
-from local_backend.embedded.evaluation import unseen_documents
+from local_backend.embedded.evaluation import edit_prompts, render, unseen_documents
 from local_backend.embedded.optimizers import LearningRates, Optimizers
-from local_backend.embedded.quoting import HEADS_OF_QUOTING, POINTING_HEADS, POINTING_LAYER
+from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER
 from local_backend.embedded.stream import FREE, HEAD_SIZE, HIDDEN_SIZE
 from local_backend.embedded.tokenization import token_traits
 
@@ -108,6 +108,31 @@ def test_an_untrained_model_quotes_the_sentence_asked_for(
 
 
 @torch.no_grad()
+def test_an_untrained_model_copies_an_answer_in_order(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Wherever its last three tokens stood before, and where they stood twice, by those before them."""
+    right: dict[str, list[bool]] = {"once": [], "twice": [], "heading": []}
+    for prompt in edit_prompts(load_topics()[:14]):
+        if prompt.kind != "add":
+            continue
+        before, reply = render(tokenizer, prompt.messages), tokenizer.encode(prompt.messages[1][1])
+        row = before + reply
+        likeliest = model(torch.tensor([row])).logits[0].argmax(-1).tolist()
+        for place in range(len(before) + 3, len(row) - 1):
+            last = row[place - 2 : place + 1]
+            follow = [before[n + 3] for n in range(len(before) - 3) if before[n : n + 3] == last]
+            is_heading = str(tokenizer.decode(last)).endswith(". **")
+            kind = "heading" if is_heading else "once" if len(set(follow)) == 1 else "twice"
+            if follow:
+                right[kind].append(likeliest[place] == row[place + 1])
+    share = {kind: sum(marks) / len(marks) for kind, marks in right.items()}
+    assert share["once"] > 0.99
+    assert share["twice"] > 0.85  # by three tokens alone it would be half
+    assert share["heading"] > 0.99
+
+
+@torch.no_grad()
 def test_without_an_announcement_nothing_is_pointed_at(model: LlamaForCausalLM, text: list[int]) -> None:
     for heads in range(POINTING_HEADS):
         assert (attended(model, text, POINTING_LAYER, heads) == 0).float().mean() > 0.95
@@ -117,7 +142,7 @@ def test_what_a_circuit_reads_is_left_alone_below_it(model: LlamaForCausalLM) ->
     """No lower layer's training writes into a coordinate that a written head reads."""
     held, names = held_weights(model), {id(parameter): name for name, parameter in model.named_parameters()}
     layers = model.model.layers
-    for number, (layer, num_heads) in enumerate(zip(layers, HEADS_OF_QUOTING, strict=True)):
+    for number, (layer, num_heads) in enumerate(zip(layers, NUM_WRITTEN_HEADS, strict=True)):
         attention, rows = layer.self_attn, slice(0, num_heads * HEAD_SIZE)
         read = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
