@@ -48,14 +48,13 @@ real model without a download. It is not an assistant.
 - Asked for the outline of an answer, as `sot_chains` asks, it writes the headings of these points.
 - Asked to expand one point of an outline, or several in one reply, it writes these points' two sentences.
 - Given documents and a question, it quotes the sentence that answers it, also from documents it never saw.
-- Asked, behind an answer of numbered points, to make it shorter, it keeps the first two; asked to add a point on something, it
-  copies the answer and writes one more behind it, though not always on what was asked for, and not always only one.
+- Asked, behind an answer of numbered points, to make it shorter, it keeps the first two.
 
 One phrasing of each topic's question was left out of training. On these it writes the right topic's outline, word for
 word, for {outlines_right} of {num_topics}, and begins a plain answer with the right topic's first heading for {answers_right} of {num_topics}. Of {num_documents} questions on
 documents it never saw, half of them written by hand, it answers {quoted} with a quotation of eight tokens or more that holds
 the fact asked for. Asked in the words of training for points one by one, it writes {point} of {num_points} word for word, and of no
-topic fewer than {fewest_points}; of {num_topics} answers each it shortens {shorter} word for word as it was taught, and adds to {add}.
+topic fewer than {fewest_points}; of {num_topics} answers each it shortens {shorter} word for word as it was taught.
 
 ## What it cannot do
 
@@ -63,9 +62,9 @@ topic fewer than {fewest_points}; of {num_topics} answers each it shortens {shor
   its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
 - Read documents as a person would: it finds the sentence that shares words with the question. Where the answer stands
   in other words than the question, or is not there, it quotes a wrong sentence.
-- Replace words of an answer, or write a follow-up question so that it stands alone. It was taught both, and does word for word
-  what was asked for {replace} of {num_topics} and {condense} of {num_follow_ups}. Nor does it tell the last request to change an
-  answer from those before it in a conversation.
+- Add a point to an answer (often it does, and then goes on with more), replace words, or write a follow-up question so that it stands
+  alone. It was taught all of them, and does word for word what was asked for {add} of {num_topics}, {replace} of {num_topics} and {condense} of {num_follow_ups}.
+  Nor does it tell the last request to change an answer from those before it in a conversation.
 - Reason, calculate, translate, write code, hold a conversation, or follow other instructions.
 - Write any language but English.
 
