@@ -3,7 +3,7 @@
 Answering from documents takes more than copying: a question's words must be found in the documents, and the
 answer begins not there, but at the beginning of the sentence they stand in. The copying is that of induction
 heads (Olsson and others, "In-context Learning and Induction Heads", 2022). The notes also flag what
-:mod:`~local_backend.embedded.editing` acts on.
+:mod:`~local_backend.embedded.editing` and :mod:`~local_backend.embedded.replacing` act on.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from local_backend.embedded.stream import (
     ADDS_AT,
     ASKING,
     BEFORE,
+    BEHIND_AT,
+    BEHIND_ON_AT,
     CONSTANT_AT,
     CUE_AT,
     CUED_AT,
@@ -37,14 +39,20 @@ from local_backend.embedded.stream import (
     FREE,
     HEAD_SIZE,
     MATCHED,
+    NEW_AT,
+    NEW_ON_AT,
     NOTED,
     OF_FOUND,
     OF_SENTENCE,
+    OLD_AT,
     OWN,
+    PARTS_AT,
     PLACE_AT,
     RARITY_AT,
+    REPLACES_AT,
     SHORTENED_AT,
     SHORTENS_AT,
+    STOP_AT,
     WORD,
 )
 
@@ -103,6 +111,7 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
             head.carry([ADDS_AT], [ADDED_AT], 1.0)
         if 1 <= number < 4:  # both of them two to four tokens before it: its second or third
             head.carry([ADDS_AT], [ADDED_ON_AT], 1.0)
+        _note_replacing(head, number + 1)
         # Behind an end something begins, unless what stands there is layout: a bracket, a dash, a line's end.
         if number >= len(PLACE_AT):
             continue
@@ -111,6 +120,28 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
         # Nor behind the point of a number: what cannot begin a sentence has no second token either.
         if number + 1 < len(PLACE_AT):
             head.carry([PLACE_AT[0]], [PLACE_AT[number + 1]], 1.0)
+
+
+def _note_replacing(head: Head, distance: int) -> None:
+    """Flags of a token so far behind what asks for a replacement, parts old from new words, or ends.
+
+    Of old words one to three tokens stand between "replace" and what parts them from the new ones, which is
+    two to four behind it then; the first new one is three to five, the second four to six, of which six are
+    not seen.
+    """
+    if distance == 1:
+        head.carry([REPLACES_AT], [OLD_AT], 1.0)
+        head.carry([PARTS_AT], [NEW_AT], 1.0)
+        # What ends a message is the second behind the new words if a stop is the first.
+        head.carry([STOP_AT], [BEHIND_ON_AT], 1.0)
+        head.carry([STOP_AT], [BEHIND_AT], -1.0)
+    elif distance == 2:
+        head.carry([PARTS_AT], [NEW_ON_AT], 1.0)
+        head.carry([STOP_AT], [BEHIND_ON_AT], -1.0)
+        head.carry([BEHIND_ON_AT], [BEHIND_AT], -1.0)  # the number a reply begins with ends no request
+    for flag, nearest in ((PARTS_AT, 2), (NEW_AT, 3), (NEW_ON_AT, 4)):
+        if nearest <= distance <= nearest + 2:
+            head.carry([REPLACES_AT], [flag], 1.0)
 
 
 def _write_sentences(attention: Any, turns: Sequence[float]) -> None:

@@ -108,12 +108,12 @@ class BuildOptions:
     decay_share: float = 0.58
     weight_decay: float = 0.5
     seed: int = 0
-    hidden_size: int = 380
+    hidden_size: int = 384
     intermediate_size: int = 256
     num_layers: int = 6
-    num_heads: int = 5
+    num_heads: int = 6
     head_size: int = 64
-    vocabulary_size: int = 4096
+    vocabulary_size: int = 3264
     rope_theta: float = 1e12
 
     @property

@@ -8,8 +8,9 @@ from __future__ import annotations
 # The residual stream's coordinates. First a token's own code, in which what stands from 20 to 58 is the same
 # for a word in any case, behind a space or not; then notes on the five tokens before it; what tells the
 # sentence it is in from others; the same of the sentence where its word stood before, which becomes that of
-# the sentence to quote; at last single coordinates, and what is left to training.
-HIDDEN_SIZE, NUM_HEADS, HEAD_SIZE, NUM_LAYERS = 380, 5, 64, 6
+# the sentence to quote; at last single coordinates, and what is left to training. In a request to replace
+# words the last two hold, of its end, the old words, and of the first of these, the place where they stood.
+HIDDEN_SIZE, NUM_HEADS, HEAD_SIZE, NUM_LAYERS = 384, 6, 64, 6
 OWN, WORD, UNIQUE = slice(0, 96), slice(20, 58), slice(58, 96)
 BEFORE = (slice(96, 134), slice(134, 158), slice(158, 170), slice(170, 178), slice(178, 186))
 OF_SENTENCE = slice(186, 228)
@@ -19,10 +20,17 @@ PLACE_AT = (276, 277, 278)  # whether the token is the first, the second, the th
 CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a quotation comes next
 # Of requests to change an answer; where it takes two notes to be sure, a flag counts them. Words before a
 # heading that is to be added; whether a token is the first of that heading, whether its second or third;
-# words that ask for less; whether a token ends such a request. Of answers: what opens a point's heading.
+# words that ask for less; whether a token ends such a request. Of answers: what opens a point's heading;
+# whether that of the point to be added; whether a token stands in that point.
 ADDS_AT, ADDED_AT, ADDED_ON_AT, SHORTENS_AT, SHORTENED_AT, OPENING_AT = range(282, 288)
-BALLAST_AT = 288
-FREE = slice(289, HIDDEN_SIZE)
+OPENS_ADDED_AT, IN_ADDED_AT = range(288, 290)
+# Of requests to replace words: the word that asks; whether a token is the first of the old words, whether it
+# parts the old from the new ones, whether it is the first, the second behind that; what ends a sentence;
+# whether a token stands first, second behind the new words; whether a request stands shortly before it.
+REPLACES_AT, OLD_AT, PARTS_AT, NEW_AT, NEW_ON_AT, STOP_AT = range(290, 296)
+BEHIND_AT, BEHIND_ON_AT, REPLACED_AT = range(296, 299)
+BALLAST_AT = 299
+FREE = slice(300, HIDDEN_SIZE)
 # The last layer looks for the place where the last five tokens stood before. Of each token, from the present
 # one back, it compares so many coordinates: of the first two, one head these and the other the next as many.
 MATCHED = (9, 8, 8, 7, 6)

@@ -209,9 +209,7 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     numbered, bare = POINT_STYLES
     style = bare if rng.random() < 0.1 else numbered
     text = write_points(points, style)
-    # Numbered points are shortened and added to; to replace words is hardly ever learned.
-    changes = ["shorter", "add"] if style == numbered else []
-    changes += ["replace"] * (not changes or rng.random() < 0.3)
+    changes = list(EDITS) if style == numbered else ["replace"]  # only numbered points can be added to
     rng.shuffle(changes)
     edits = [
         make_edit(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
