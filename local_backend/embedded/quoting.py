@@ -184,7 +184,7 @@ def _write_votes(attention: Any, turns: Sequence[float]) -> None:
     row = HALF - 1
     head.prefer_nothing(row, CONSTANT_AT, 29.0)
     head.prefer_flag(row, CONSTANT_AT, FOUND_AT, 18.0)
-    head.prefer_flag(row, CONSTANT_AT, RARITY_AT, 6.5)
+    head.prefer_flag(row, CONSTANT_AT, RARITY_AT, 5.5)
     for cued in CUED_AT[1:]:  # the question votes, not the answer
         head.prefer_flag(row, CONSTANT_AT, cued, -20.0)
     places = coordinates(OF_FOUND)
@@ -210,7 +210,7 @@ def _write_quotation(attention: Any) -> None:
             head.prefer_flag(row, cued, place, 65.0)
         head.prefer_nothing(_FLAG_ROWS[-1], CONSTANT_AT, 80.0)
         half_of_own = coordinates(OWN, HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, 6.0)
+        head.carry(half_of_own, half_of_own, 8.0)
 
 
 def _write_induction(attention: Any) -> None:

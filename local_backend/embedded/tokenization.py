@@ -25,6 +25,7 @@ CHAT_TEMPLATE = (
 )
 _NUM_SAMPLES = 400
 _ENDS = {".", "!", "?", ":", "]", "-"}
+_STOPS, _CLOSING = (".", "!", "?"), "\"'`)"  # a token that holds a stop and what closes is an end, too
 _LAYOUT = {"[", "-", "#", "<"}
 
 
@@ -146,7 +147,7 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
     ]
     return TokenTraits(
         rarity=_rarity(tokenizer, words),
-        ends=[float("\n" in text or text in _ENDS) for text in bare],
+        ends=[float("\n" in text or text in _ENDS or text.strip(_CLOSING)[-1:] in _STOPS) for text in bare],
         beginning=[
             -1.0 if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
             for text, is_layout in zip(texts, layout, strict=True)
