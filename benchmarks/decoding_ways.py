@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from local_backend.training.trajectories import Recorder, decode_recorded
 
 WAYS = ("jacobi_plain", "jacobi_tuned", "lookahead_tuned", "combined_tuned")
 BASELINE = "autoregressive"
-PLAIN_TEXT = "autoregressive_plain"  # what the plain model says, for its quality
 
 
 @dataclass(frozen=True)
@@ -36,61 +35,92 @@ class Prompt:
     references: list[str] | None = None
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """What came of one prompt, and what it took.
+
+    Attributes:
+        token_ids: Of the answer.
+        text: The answer.
+        num_forwards: Decode forwards.
+        seconds: The prompt's reading included.
+        decode_seconds: Behind the answer's first forward, so without reading the prompt.
+        num_decoded: Tokens in that time.
+    """
+
+    token_ids: list[int]
+    text: str
+    num_forwards: int
+    seconds: float = 0.0
+    decode_seconds: float = 0.0
+    num_decoded: int = 0
+
+
 @dataclass
 class Way:
-    """A way of decoding and what it took."""
+    """A way of decoding, and what came of each prompt."""
 
-    decode: Callable[[Prompt], tuple[list[int], str, int]]  # token ids, text, forwards
-    seconds: float = 0.0
-    num_tokens: int = 0
-    num_forwards: int = 0
-    decode_seconds: float = 0.0  # behind each answer's first forward, so without reading the prompt
-    num_decoded: int = 0  # tokens in that time
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[list[int]] = field(default_factory=list)
+    decode: Callable[[Prompt], Decoded]
+    decoded: list[Decoded] = field(default_factory=list)
 
     def run(self, prompt: Prompt) -> None:
         """Decode one prompt and note what it took."""
         started = time.perf_counter()
-        token_ids, text, num_forwards = self.decode(prompt)
-        self.seconds += time.perf_counter() - started
-        self.num_tokens += len(token_ids)
-        self.num_forwards += num_forwards
-        self.texts.append(text)
-        self.token_ids.append(token_ids)
+        one = self.decode(prompt)
+        self.decoded.append(replace(one, seconds=time.perf_counter() - started))
+
+    def last(self, count: int) -> Way:
+        """The same of the last ``count`` prompts alone."""
+        return Way(self.decode, self.decoded[len(self.decoded) - count :])
+
+    @property
+    def texts(self) -> list[str]:
+        """The answers."""
+        return [one.text for one in self.decoded]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all answers."""
+        return sum(len(one.token_ids) for one in self.decoded)
 
     @property
     def tokens_per_forward(self) -> float:
         """Emitted tokens over decode forwards."""
-        return self.num_tokens / max(1, self.num_forwards)
+        return self.num_tokens / max(1, sum(one.num_forwards for one in self.decoded))
 
     @property
     def tokens_per_second(self) -> float:
         """Emitted tokens over seconds, the prompt's reading included."""
-        return self.num_tokens / self.seconds
+        return self.num_tokens / sum(one.seconds for one in self.decoded)
 
     @property
     def decode_rate(self) -> float:
         """Tokens over seconds behind each answer's first forward; 0 where nothing was left by then."""
-        return self.num_decoded / self.decode_seconds if self.decode_seconds else 0.0
+        seconds = sum(one.decode_seconds for one in self.decoded)
+        return sum(one.num_decoded for one in self.decoded) / seconds if seconds else 0.0
 
 
-def engine_way(model: Any, tokenizer: Any, drafter: str | Drafter, max_tokens: int) -> tuple[Way, Engine]:
+def engine_way(
+    model: Any, tokenizer: Any, drafter: str | Drafter, max_tokens: int, *, with_references: bool = False
+) -> tuple[Way, Engine]:
     """A way through an engine of its own, one prompt at a time; what prompts begin with alike is kept."""
     engine = Engine(model, tokenizer, drafter, max_rows=1)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
-    def decode(prompt: Prompt) -> tuple[list[int], str, int]:
-        references = [prompt.references] if prompt.references else None
+    def decode(prompt: Prompt) -> Decoded:
+        references = [prompt.references] if with_references and prompt.references else None
         (completion,) = engine.generate([prompt.token_ids], params, references=references)
         stats = completion.stats
-        if stats.first_token_seconds is not None and stats.finished_seconds is not None:
-            way.decode_seconds += stats.finished_seconds - stats.first_token_seconds
-            way.num_decoded += stats.num_tokens - stats.tokens_by_forward[0]
-        return completion.token_ids, completion.text, completion.stats.num_forwards
+        decoded = Decoded(completion.token_ids, completion.text, stats.num_forwards)
+        if stats.first_token_seconds is None or stats.finished_seconds is None:
+            return decoded
+        return replace(
+            decoded,
+            decode_seconds=stats.finished_seconds - stats.first_token_seconds,
+            num_decoded=stats.num_tokens - stats.tokens_by_forward[0],
+        )
 
-    way = Way(decode)
-    return way, engine
+    return Way(decode), engine
 
 
 def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way:
@@ -103,7 +133,7 @@ def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way
 
     model.register_forward_hook(count)
 
-    def decode(prompt: Prompt) -> tuple[list[int], str, int]:
+    def decode(prompt: Prompt) -> Decoded:
         nonlocal forwards
         forwards = 0
         input_ids = torch.tensor([prompt.token_ids])
@@ -116,7 +146,7 @@ def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way
         )
         token_ids = output[0, len(prompt.token_ids) :].tolist()
         # The first forward reads the prompt and verifies the first draft, which here is a decode forward.
-        return token_ids, tokenizer.decode(token_ids, skip_special_tokens=True), forwards
+        return Decoded(token_ids, tokenizer.decode(token_ids, skip_special_tokens=True), forwards)
 
     return Way(decode)
 
@@ -142,7 +172,6 @@ def tuned_and_plain_ways(
             tuned,
             Combined([ReferenceCopy(), jacobi_of(tuned, block_size, num_recycled), Lookahead()]),
         ),
-        PLAIN_TEXT: (plain, "autoregressive"),
     }
     ways: dict[str, Way] = {}
     engines: list[Engine] = []
@@ -156,7 +185,6 @@ def run_alternating(name: str, ways: Mapping[str, Way], prompts: Sequence[Prompt
     """Every way on each prompt in turn, so that what else the machine does hits all of them."""
     for way in ways.values():
         way.decode(prompts[0])  # warm-up
-        way.decode_seconds, way.num_decoded = 0.0, 0
     for prompt in track(prompts, name, console=Console(stderr=True)):
         for way in ways.values():
             way.run(prompt)
@@ -167,9 +195,9 @@ def figures_of(ways: Mapping[str, Way]) -> dict[str, Any]:
     baseline = ways[BASELINE]
     drafted = ("jacobi_tuned", "lookahead_tuned", "combined_tuned")
     same = [
-        one == other
+        one.token_ids == other.token_ids
         for kind in drafted
-        for one, other in zip(ways[kind].token_ids, baseline.token_ids, strict=True)
+        for one, other in zip(ways[kind].decoded, baseline.decoded, strict=True)
     ]
     return {
         "tokens_per_forward": {kind: round(ways[kind].tokens_per_forward, 3) for kind in WAYS},
@@ -179,8 +207,8 @@ def figures_of(ways: Mapping[str, Way]) -> dict[str, Any]:
         "decode_speedup": {
             kind: round(ways[kind].decode_rate / (baseline.decode_rate or 1.0), 3) for kind in WAYS
         },
-        "num_cases": len(baseline.texts),
-        "tokens_per_answer": round(baseline.num_tokens / len(baseline.texts), 1),
+        "num_cases": len(baseline.decoded),
+        "tokens_per_answer": round(baseline.num_tokens / len(baseline.decoded), 1),
         "same_as_autoregressive": round(sum(same) / len(same), 4),
     }
 

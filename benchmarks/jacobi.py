@@ -3,11 +3,12 @@
 For each prompt in turn each way decodes it alone (batch 1): the tuned model autoregressively, which is the
 baseline, then by Jacobi, lookahead and combined drafts, the plain model by Jacobi, and ``transformers``' own
 assisted decoding with a smaller draft model. Quality is scored as the task scores: SQL and Python by running
-them. Where texts differ between models, speed is compared as tokens a second, the prompt's reading included;
-``decode_speedup`` leaves out the prompt and each answer's first forward, which weigh little in long answers.
-Every engine is as it is by default: it keeps what prompts begin with, so that a schema is read once. All of
-it runs on one thread: for models so small a second one brings little, and the helpers of so many engines in
-one process, more than there are cores, would slow down all of them.
+them. What the plain model says is what its Jacobi drafts bring, which change nothing. Where texts differ
+between models, speed is compared as tokens a second, the prompt's reading included; ``decode_speedup`` leaves
+out the prompt and each answer's first forward, which weigh little in long answers. Every engine is as it is
+by default: it keeps what prompts begin with, so that a schema is read once. All of it runs on one thread: for
+models so small a second one brings little, and the helpers of so many engines in one process, more than there
+are cores, would slow down all of them.
 
 The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model without
 its consistency stage, by ``python -m local_backend.embedded.build --without-consistency --output
@@ -31,9 +32,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.decoding_ways import (
     BASELINE,
-    PLAIN_TEXT,
     WAYS,
     Prompt,
+    Way,
     assisted_way,
     engine_way,
     figures_of,
@@ -59,6 +60,7 @@ from local_backend.training.tasks import TASKS, draw_cases
 _MODELS = Path("build/tasks")
 _EMBEDDED_PLAIN = Path("build/embedded/plain")
 _MAX_TOKENS = 160
+_PLAIN = "jacobi_plain"  # the one way of the plain model
 _BLOCK_SIZE = 23
 _NUM_ASSISTED = 100  # cases; each takes it longer than all other ways together
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # a task's entry of the summary; its cases
@@ -84,7 +86,7 @@ def measure_task(name: str, folder: Path, num_cases: int, block_size: int) -> Me
         for engine in engines:
             engine.close()
     right = {
-        "plain": task.score(cases, ways[PLAIN_TEXT].texts),
+        "plain": task.score(cases, ways[_PLAIN].texts),
         "tuned": task.score(cases, ways[BASELINE].texts),
     }
     entry = {
@@ -146,27 +148,24 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
         Prompt(render(tokenizer, one.messages), [document.text for document in one.case.documents])
         for one in documents
     ]
-    everything = [*prompts, *(Prompt(prompt.token_ids) for prompt in cited)]
     num_recycled = 2  # half of the answers quote
     ways, engines = tuned_and_plain_ways(
         plain, tuned, tokenizer, block_size, _MAX_TOKENS, num_recycled=num_recycled
     )
-    copying, more_engines = {}, []
-    drafters: dict[str, str | Drafter] = {
-        BASELINE: "autoregressive",
-        "jacobi": jacobi_of(tuned, block_size, num_recycled),
-        "reference_copy": "reference_copy",
-        "combined": Combined([ReferenceCopy(), jacobi_of(tuned, block_size, num_recycled), Lookahead()]),
-    }
+    copying: dict[str, Way] = {}
+    combined = Combined([ReferenceCopy(), jacobi_of(tuned, block_size, num_recycled), Lookahead()])
+    drafters: dict[str, str | Drafter] = {"reference_copy": "reference_copy", "combined": combined}
     for kind, drafter in drafters.items():
-        copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS)
-        more_engines.append(engine)
+        copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS, with_references=True)
+        engines.append(engine)
     try:
-        run_alternating("embedded", ways, everything)
-        run_alternating("cited answers", copying, cited)
+        run_alternating("phrasings", ways, prompts)
+        run_alternating("documents", {**ways, **copying}, cited)
     finally:
-        for engine in (*engines, *more_engines):
+        for engine in engines:
             engine.close()
+    copying["jacobi"] = ways["jacobi_tuned"].last(len(cited))
+    cited_baseline = ways[BASELINE].last(len(cited))
 
     def judged(texts: Sequence[str]) -> list[bool]:
         headings = [topic.points[0].heading for topic, _ in phrasings]
@@ -176,7 +175,7 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
             *(quotes_the_fact(tokenizer, text, one) for text, one in zip(quotations, documents, strict=True)),
         ]
 
-    right = {"plain": judged(ways[PLAIN_TEXT].texts), "tuned": judged(ways[BASELINE].texts)}
+    right = {"plain": judged(ways[_PLAIN].texts), "tuned": judged(ways[BASELINE].texts)}
     pairs = held_out_pairs(tokenizer, topics)
     entry = {
         **figures_of(ways),
@@ -189,7 +188,7 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
         "cited": {
             "tokens_per_forward": {kind: round(way.tokens_per_forward, 3) for kind, way in copying.items()},
             "speedup": {
-                kind: round(way.tokens_per_second / copying[BASELINE].tokens_per_second, 3)
+                kind: round(way.tokens_per_second / cited_baseline.tokens_per_second, 3)
                 for kind, way in copying.items()
             },
         },

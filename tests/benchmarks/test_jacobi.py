@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import jacobi
-from benchmarks.decoding_ways import BASELINE, WAYS, Way, figures_of
+from benchmarks.decoding_ways import BASELINE, WAYS, Decoded, Way, figures_of
 from local_backend.training.tasks import TASKS, draw_cases
 from local_backend.training.tasks.plain import PlainOptions, make_model, train_tokenizer
 
@@ -57,16 +57,8 @@ def test_with_nothing_to_measure_it_says_why(tmp_path: Path, capsys: pytest.Capt
 
 def test_speed_is_told_in_tokens_a_second() -> None:
     def way(seconds: float, token_ids: list[int], num_forwards: int) -> Way:
-        return Way(
-            lambda _: ([], "", 0),
-            seconds=seconds,
-            num_tokens=len(token_ids),
-            num_forwards=num_forwards,
-            decode_seconds=seconds / 2,
-            num_decoded=len(token_ids),
-            texts=[""],
-            token_ids=[token_ids],
-        )
+        one = Decoded(token_ids, "", num_forwards, seconds, seconds / 2, len(token_ids))
+        return Way(lambda _: one, [one])
 
     ways = {BASELINE: way(2.0, [1] * 10, 10), **{kind: way(0.5, [1] * 10, 4) for kind in WAYS}}
     ways["jacobi_plain"] = way(1.0, [2] * 20, 20)
@@ -75,3 +67,12 @@ def test_speed_is_told_in_tokens_a_second() -> None:
     assert figures["tokens_per_forward"]["jacobi_tuned"] == 2.5
     assert figures["tokens_per_forward"]["jacobi_plain"] == 1.0
     assert figures["same_as_autoregressive"] == 1
+
+
+def test_the_last_prompts_are_told_alone() -> None:
+    way = Way(lambda _: Decoded([], "", 0), [Decoded([1] * n, f"{n}", 2, 0.5) for n in (8, 4, 6)])
+    last = way.last(2)
+    assert last.texts == ["4", "6"]
+    assert last.tokens_per_forward == 2.5
+    assert last.tokens_per_second == 10.0
+    assert way.last(0).texts == []
