@@ -164,8 +164,8 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
     finally:
         for engine in engines:
             engine.close()
-    copying["jacobi"] = ways["jacobi_tuned"].last(len(cited))
-    cited_baseline = ways[BASELINE].last(len(cited))
+    for kind, name in ((BASELINE, BASELINE), ("jacobi", "jacobi_tuned")):
+        copying[kind] = ways[name].last(len(cited))  # which copy nothing from references
 
     def judged(texts: Sequence[str]) -> list[bool]:
         headings = [topic.points[0].heading for topic, _ in phrasings]
@@ -188,7 +188,7 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
         "cited": {
             "tokens_per_forward": {kind: round(way.tokens_per_forward, 3) for kind, way in copying.items()},
             "speedup": {
-                kind: round(way.tokens_per_second / cited_baseline.tokens_per_second, 3)
+                kind: round(way.tokens_per_second / copying[BASELINE].tokens_per_second, 3)
                 for kind, way in copying.items()
             },
         },
