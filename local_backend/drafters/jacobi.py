@@ -58,7 +58,7 @@ class Jacobi:
         *,
         guess_token_ids: Sequence[int] = (),
         tree_size: int = 8,
-        least_probability: float = 0.05,
+        least_probability: float = 0.04,
     ) -> None:
         for name, value, least in (
             ("block_size", block_size, 1),

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from local_backend.embedded.attention import PARTWISE
 from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
 from local_backend.embedded.circuits import begin_with_circuits, fits, held_weights
@@ -39,7 +40,6 @@ from local_backend.embedded.optimizers import Optimizers
 from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, lesson_at, rate_at
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
-from local_backend.training.masks import use_fast_attention
 
 # What the command line can ask for.
 _ASKED = (
@@ -124,7 +124,7 @@ def train(
         guessed_decks.load(state["dealt_guessed"])
         first = state["step"]
     guess_ids = guess_token_ids(tokenizer, NUM_GUESSED)
-    use_fast_attention(model)
+    model.set_attn_implementation(PARTWISE)
     model.train()
     last_step = options.num_steps_in_all
     for step in range(first, last_step):

@@ -26,6 +26,7 @@ from local_backend.embedded.stream import (
     CODE,
     CONSTANT_AT,
     CUE_AT,
+    CUED_AT,
     EMBEDDING_NORM,
     ENDS_AT,
     FLAG,
@@ -52,6 +53,7 @@ from local_backend.embedded.tokenization import TokenTraits
 NUM_WRITTEN_HEADS = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))  # of each layer
 _FREE_CODE = 0.1  # of the coordinates left to training, at random
 _ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
+_SAID_FIRST = 1.0  # what the output head adds to tokens a quotation can begin with
 _NUM_UNLIKE = 3  # signs by which the code of a reply's beginning differs from that of a line's
 _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
 
@@ -73,6 +75,7 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     _write_norm(model.model.norm.weight)
     model.lm_head.weight.copy_(model.model.embed_tokens.weight * _HEAD_SHARE)
     model.lm_head.weight[:, OWN.stop :] = 0.0
+    model.lm_head.weight[:, CUED_AT[0]] = _SAID_FIRST * torch.tensor(traits.said_first)
     layers = [layer.self_attn for layer in model.model.layers]
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
     turns = [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]  # radians a position
@@ -115,6 +118,7 @@ def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     masks[_name_of(model, embedding)] = (torch.arange(HIDDEN_SIZE) < FREE.start).expand_as(embedding)
     # What is copied is said by the codes it was read by.
     says = torch.arange(HIDDEN_SIZE) < OWN.stop
+    says[CUED_AT[0]] = True
     masks[_name_of(model, head)], masks[_name_of(model, norm)] = says.expand_as(head), says
     return masks
 

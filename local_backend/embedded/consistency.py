@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from local_backend.embedded.batches import draw_batch, fast_precision
 from local_backend.embedded.decks import Decks
@@ -32,7 +29,6 @@ GUESSED_KINDS: Mapping[str, float] = {"plain": 0.75, "expansion": 0.12, "questio
 # A place further on is only worth something where those before it are right.
 _PLACE_WEIGHT = 0.9
 _AUTOREGRESSIVE_WEIGHT = 1.0
-_ATTENTION = "local_backend_guesses"
 
 
 @dataclass(frozen=True)
@@ -117,9 +113,11 @@ def guessing_loss(model: LlamaForCausalLM, batch: GuessedBatch) -> Tensor:
     """Cross-entropy of what is said on guess tokens, and with less weight that of the text itself.
 
     The output head is not learned by it: what it says a token by is the same at every place.
+
+    Args:
+        model: With the attention of :mod:`~local_backend.embedded.attention`.
+        batch: See :func:`with_guesses`.
     """
-    before = model.config._attn_implementation
-    model.set_attn_implementation(_ATTENTION)
     with fast_precision():
         hidden = model.model(
             input_ids=batch.input_ids,
@@ -129,7 +127,6 @@ def guessing_loss(model: LlamaForCausalLM, batch: GuessedBatch) -> Tensor:
         ).last_hidden_state
         learned = batch.targets != -100
         logits = linear(hidden[learned], model.lm_head.weight.detach())  # [learned columns, vocabulary]
-    model.set_attn_implementation(before)
     losses = cross_entropy(logits.float(), batch.targets[learned], reduction="none")
     weights, is_guess = batch.weights[learned], batch.places[learned] > 0
 
@@ -138,34 +135,6 @@ def guessing_loss(model: LlamaForCausalLM, batch: GuessedBatch) -> Tensor:
 
     return mean_over(is_guess) + _AUTOREGRESSIVE_WEIGHT * mean_over(~is_guess)
 
-
-def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float, **_: Any
-) -> tuple[Tensor, None]:
-    """Attention in which what stands behind the columns of ``mask`` is seen by itself alone.
-
-    A mask over all columns would be several times as wide, and nothing in most of it.
-    """
-    width = mask.shape[-1]
-    query = query * scaling
-    text_key, text_value = key[:, :, :width], value[:, :, :width]
-    of_text = torch.softmax(query[:, :, :width] @ text_key.transpose(2, 3) + mask[:, :, :width], -1)
-    guess = query[:, :, width:]
-    own = (guess * key[:, :, width:]).sum(-1, keepdim=True)
-    scores = torch.cat([guess @ text_key.transpose(2, 3) + mask[:, :, width:], own], -1)
-    of_guesses = torch.softmax(scores, -1)
-    output = torch.cat(
-        [
-            of_text @ text_value,
-            of_guesses[..., :width] @ text_value + of_guesses[..., width:] * value[:, :, width:],
-        ],
-        2,
-    )
-    return output.transpose(1, 2).contiguous(), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
-ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, lambda *_, **given: given.get("attention_mask"))
 
 __all__ = [
     "GUESSED_KINDS",

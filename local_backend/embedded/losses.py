@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from local_backend.embedded.batches import NUM_POINTED, fast_precision
 from local_backend.embedded.circuits import fits
-from local_backend.embedded.quoting import POINTING_HEADS, POINTING_LAYER
+from local_backend.embedded.quoting import FIRST_POINTED, POINTING_HEADS, POINTING_LAYER
 
 POINTING_WEIGHT = 2.0
 
@@ -62,6 +62,8 @@ def pointing_loss(attended: Tensor, batch: dict[str, Tensor]) -> Tensor:
     row, said, taken, _ = batch["quotations"].T
     steps = torch.arange(NUM_POINTED)
     found = heads[row[:, None], :, said[:, None] + steps, taken[:, None] + steps]  # [count, pointed, heads]
+    is_pointed = steps[:, None] >= torch.tensor(FIRST_POINTED)
+    found = found[:, is_pointed]
     is_silent = batch["targets"] != -100
     is_silent[row[:, None], said[:, None] + steps] = False
     nothing = (heads * batch["is_nothing"][:, None, None]).sum(-1)  # [rows, heads, width]

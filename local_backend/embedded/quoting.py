@@ -54,13 +54,17 @@ _TELLING = (8, 10, 8, 8, 8)
 # How much each token counts by which a copy finds its place, from the present one back (see ``MATCHED``). Two
 # tokens are hardly a match; the fourth and the fifth only decide where the other three stand twice.
 _MATCH_GAINS = (3.4, 2.6, 2.8, 1.5, 1.2)
-_NUM_MATCHED_FOUND, _FOUND_GAIN = 6, 1.2
+# Of what tells sentences apart so many coordinates each, by which a copy prefers the sentence found.
+_FOUND_BY = ((0, 1, 2, 8, 9, 18, 26, 27, 34, 35), (3, 4, 5, 10, 11, 19, 20, 28, 29, 36))
+_FOUND_GAIN = 1.8
 _NO_MATCH = 31.0
+_SAID = (10.0, 6.0)  # how loudly the two heads say what they point at
 # Rows without the two slowest pairs, left to flags: alone in its pair, a flag is mixed with nothing.
 _STILL_BUT_TWO = tuple(row for row in STILL if row % HALF < HALF - 2)
 _FLAG_ROWS = (NUM_FAST - 1, HALF - 2, NUM_FAST - 2, HALF - 1)
 HEADS_OF_QUOTING = (5, 2, 1, 1, 1, 4)  # of each layer, the first ones
 POINTING_LAYER, POINTING_HEADS = 5, 2  # where a quotation's first tokens are attended to
+FIRST_POINTED = (0, 1)  # by each of these heads, the first of those tokens
 
 
 def write_quoting(layers: Sequence[Any], turns: Sequence[float]) -> None:
@@ -171,15 +175,17 @@ def _write_kept(attention: Any, turns: Sequence[float]) -> None:
 
 def _write_quotation(attention: Any) -> None:
     found, sentence = coordinates(OF_FOUND), coordinates(OF_SENTENCE)
-    for number in range(POINTING_HEADS):
+    for number, first in enumerate(FIRST_POINTED):
         head = Head(attention, number)
         gain = 22.0**0.5 / 3
         head.compare(_STILL_BUT_TWO[: len(found)], found, sentence, (gain, gain))
-        for row, cued, place in zip(_FLAG_ROWS, CUED_AT, PLACE_AT, strict=False):
+        # What a word is says the first head, how it is written the second, but of the first token: at the
+        # beginning of a line it is written otherwise than behind an announcement (see ``said_first``).
+        for row, cued, place in zip(_FLAG_ROWS, CUED_AT[first:], PLACE_AT[first:], strict=False):
             head.prefer_flag(row, cued, place, 65.0)
         head.prefer_nothing(_FLAG_ROWS[-1], CONSTANT_AT, 80.0)
-        half_of_own = coordinates(OWN, HEAD_SIZE, 32 * number)
-        head.carry(half_of_own, half_of_own, 6.0)
+        said = [*range(OWN.start, WORD.start), *range(WORD.stop, OWN.stop)] if number else coordinates(WORD)
+        head.carry(said, said, _SAID[number])
 
 
 def _write_induction(attention: Any) -> None:
@@ -194,9 +200,8 @@ def _write_induction(attention: Any) -> None:
             head.compare(rows, query, key, (gain, gain))
             first_row += count
         # Where the same words stand twice, the sentence found is preferred.
-        rows, start = STILL[first_row : first_row + _NUM_MATCHED_FOUND], 8 + _NUM_MATCHED_FOUND * number
-        found, sentence = (coordinates(part, len(rows), start) for part in (OF_FOUND, OF_SENTENCE))
-        head.compare(rows, found, sentence, (_FOUND_GAIN, _FOUND_GAIN))
+        found, sentence = ([part.start + at for at in _FOUND_BY[number]] for part in (OF_FOUND, OF_SENTENCE))
+        head.compare(STILL[first_row:][: len(found)], found, sentence, (_FOUND_GAIN, _FOUND_GAIN))
         # One token alone is no match, and what a quotation begins with is no repetition.
         for silent in (CONSTANT_AT, CUED_AT[0]):
             head.prefer_nothing(HEAD_SIZE - 2, silent, _NO_MATCH)
@@ -204,4 +209,4 @@ def _write_induction(attention: Any) -> None:
         head.carry(half_of_own, half_of_own, 5.0)
 
 
-__all__ = ["HEADS_OF_QUOTING", "POINTING_HEADS", "POINTING_LAYER", "write_quoting"]
+__all__ = ["FIRST_POINTED", "HEADS_OF_QUOTING", "POINTING_HEADS", "POINTING_LAYER", "write_quoting"]

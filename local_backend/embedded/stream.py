@@ -25,7 +25,7 @@ BALLAST_AT = 288
 FREE = slice(289, HIDDEN_SIZE)
 # The last layer looks for the place where the last five tokens stood before. Of each token, from the present
 # one back, it compares so many coordinates: of the first two, one head these and the other the next as many.
-MATCHED = (9, 8, 8, 7, 6)
+MATCHED = (9, 8, 8, 5, 4)
 # So many of each note; the others are read by layer 2 at the latest.
 COMPARED_LAST = (2 * MATCHED[0], 2 * MATCHED[1], *MATCHED[2:])
 # The last layer whose circuits read a coordinate.
@@ -33,7 +33,9 @@ READ_UNTIL = (
     (OWN, 5),
     *((slice(note.start, note.start + count), 5) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
     *((slice(note.start + count, note.stop), 2) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
-    (slice(OF_SENTENCE.start, BALLAST_AT), 5),
+    (slice(OF_SENTENCE.start, CUED_AT[0]), 5),
+    (slice(CUED_AT[0], CUED_AT[1]), NUM_LAYERS),  # by the output head
+    (slice(CUED_AT[1], BALLAST_AT), 5),
     (slice(BALLAST_AT, FREE.start), NUM_LAYERS),
 )
 

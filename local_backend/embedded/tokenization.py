@@ -25,6 +25,7 @@ CHAT_TEMPLATE = (
 )
 _NUM_SAMPLES = 400
 _ENDS = {".", "!", "?", ":", "]", "-"}
+_STOPS, _CLOSING = (".", "!", "?"), "\"'`)"  # a token that holds a stop and what closes is an end, too
 _LAYOUT = {"[", "-", "#", "<"}
 
 
@@ -93,6 +94,7 @@ class TokenTraits:
             digit without a space, as behind the point of a number; all of what an end says for layout, which
             begins a line but no sentence: brackets, dashes, further line ends.
         words: A number for each word, alike in any case, behind a space or not.
+        said_first: 1 for tokens a quotation can begin with, behind its announcement, -1 for others.
         nothing: Ids of the tokens that begin every prompt.
         cue: The token before the one behind which a quotation begins.
         digits: Ids of the ten digits.
@@ -110,6 +112,7 @@ class TokenTraits:
     rarity: list[float]
     ends: list[float]
     beginning: list[float]
+    said_first: list[float]
     words: list[int]
     nothing: tuple[int, ...]
     cue: int
@@ -140,11 +143,12 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
     ]
     return TokenTraits(
         rarity=_rarity(tokenizer, words),
-        ends=[float("\n" in text or text in _ENDS) for text in bare],
+        ends=[float("\n" in text or text in _ENDS or text.strip(_CLOSING)[-1:] in _STOPS) for text in bare],
         beginning=[
             -1.0 if is_layout else -0.7 if text.strip(" ")[:1].islower() or text[:1].isdigit() else 0.0
             for text, is_layout in zip(texts, layout, strict=True)
         ],
+        said_first=[1.0 if text[:1] == " " and not text[1:2].islower() else -1.0 for text in texts],
         words=words,
         nothing=tuple(tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]),
         cue=announcement(tokenizer)[-2],

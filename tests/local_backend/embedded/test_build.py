@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from local_backend.embedded.attention import PARTWISE
 from local_backend.embedded.batches import (
     DECIDING_WEIGHT,
     NUM_DECIDING_TOKENS,
@@ -250,6 +251,8 @@ def test_pointing_costs_nothing_where_it_points_rightly() -> None:
     for step in range(NUM_POINTED):
         attended[0, :, 6 + step] = torch.eye(12)[2 + step]
     assert abs(float(pointing_loss(attended, batch))) < 1e-2
+    attended[0, 1, 6] = torch.eye(12)[5]  # the second head says nothing of the first token
+    assert abs(float(pointing_loss(attended, batch))) < 1e-2
     attended[0, 1, 7] = torch.eye(12)[5]
     one = float(pointing_loss(attended, batch))
     attended[0, 0, 10] = torch.eye(12)[4]
@@ -302,7 +305,9 @@ def test_a_guess_token_learns_what_stands_further_on(
 def _hidden_of_guesses(model: LlamaForCausalLM, batch: GuessedBatch) -> torch.Tensor:
     hidden: list[torch.Tensor] = []
     hook = model.model.register_forward_hook(lambda *call: hidden.append(call[-1].last_hidden_state))
+    model.set_attn_implementation(PARTWISE)
     loss = guessing_loss(model, batch)
+    model.set_attn_implementation("sdpa")
     hook.remove()
     assert loss.isfinite()
     return hidden[0]
