@@ -12,7 +12,8 @@ are cores, would slow down all of them.
 
 The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model without
 its consistency stage, by ``python -m local_backend.embedded.build --without-consistency --output
-build/embedded/plain``. A task whose models are not there is left out, and the summary says so.
+build/embedded/plain``. A task whose models are not there is left out, and the summary says so; with
+``--without-plain`` the embedded model is measured by itself, without the hour its plain twin takes.
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ def _assisted(folder: Path, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[s
     }
 
 
-def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, block_size: int) -> Measured:
+def measure_embedded(
+    tuned_folder: Path, plain_folder: Path | None, num_cases: int, block_size: int
+) -> Measured:
     """The embedded model on held-out phrasings and on documents it never saw, half of each.
 
     Quality is the share of answers that begin with their topic's first heading or quote the fact asked for.
@@ -133,13 +136,15 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
     Raises:
         FileNotFoundError: The plain model was not kept.
     """
-    if not (plain_folder / "config.json").exists():
+    if plain_folder is not None and not (plain_folder / "config.json").exists():
         raise FileNotFoundError(
             f"{plain_folder} holds no plain model: python -m local_backend.embedded.build "
-            f"--without-consistency --output {plain_folder}"
+            f"--without-consistency --output {plain_folder}, or measure --without-plain"
         )
     tokenizer: Any = AutoTokenizer.from_pretrained(tuned_folder)
-    plain, tuned = _load(plain_folder), _load(tuned_folder)
+    tuned = _load(tuned_folder)
+    plain = None if plain_folder is None else _load(plain_folder)
+    models = {"tuned": tuned} if plain is None else {"plain": plain, "tuned": tuned}
     topics = load_topics()
     phrasings = held_out_phrasings(topics, min(num_cases // 2, 4 * len(topics)))
     documents = unseen_documents(num_cases - len(phrasings))
@@ -175,15 +180,13 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
             *(quotes_the_fact(tokenizer, text, one) for text, one in zip(quotations, documents, strict=True)),
         ]
 
-    right = {"plain": judged(ways[_PLAIN].texts), "tuned": judged(ways[BASELINE].texts)}
+    said_by = {"plain": _PLAIN, "tuned": BASELINE}
+    right = {kind: judged(ways[said_by[kind]].texts) for kind in models}
     pairs = held_out_pairs(tokenizer, topics)
     entry = {
         **figures_of(ways),
         "quality": {kind: round(statistics.mean(marks), 4) for kind, marks in right.items()},
-        "perplexity": {
-            kind: round(perplexity(model, tokenizer, pairs), 4)
-            for kind, model in (("plain", plain), ("tuned", tuned))
-        },
+        "perplexity": {kind: round(perplexity(model, tokenizer, pairs), 4) for kind, model in models.items()},
         "block_size": block_size,
         "cited": {
             "tokens_per_forward": {kind: round(way.tokens_per_forward, 3) for kind, way in copying.items()},
@@ -193,8 +196,10 @@ def measure_embedded(tuned_folder: Path, plain_folder: Path, num_cases: int, blo
             },
         },
     }
-    texts = zip(ways[BASELINE].texts, right["plain"], right["tuned"], strict=True)
-    return entry, [{"answer": text, "right": {"plain": one, "tuned": other}} for text, one, other in texts]
+    return entry, [
+        {"answer": text, "right": {kind: marks[number] for kind, marks in right.items()}}
+        for number, text in enumerate(ways[BASELINE].texts)
+    ]
 
 
 def _load(folder: Path) -> Any:
@@ -215,6 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--embedded-plain", type=Path, default=_EMBEDDED_PLAIN, help="of the same before it was tuned"
     )
+    parser.add_argument(
+        "--without-plain", action="store_true", help="measure the embedded model without its plain twin"
+    )
     parser.add_argument("--cases", type=int, default=500, help="held-out cases of a task (%(default)s)")
     parser.add_argument(
         "--block-size",
@@ -232,8 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.tasks or (*TASKS, "embedded"):
         try:
             if name == "embedded":
+                plain = None if options.without_plain else options.embedded_plain
                 results[name], cases = measure_embedded(
-                    options.embedded, options.embedded_plain, options.cases, options.block_size
+                    options.embedded, plain, options.cases, options.block_size
                 )
             else:
                 results[name], cases = measure_task(
@@ -256,8 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _print_table(results: dict[str, Any]) -> None:
     table = Table("task", *(f"{way}\ntokens/forward, speed-up" for way in WAYS), "quality\nplain, tuned")
     for name, entry in results.items():
-        figures = (f"{entry['tokens_per_forward'][way]:.2f}  {entry['speedup'][way]:.2f}x" for way in WAYS)
-        table.add_row(name, *figures, f"{entry['quality']['plain']:.3f}  {entry['quality']['tuned']:.3f}")
+        per_forward, speedup = entry["tokens_per_forward"], entry["speedup"]
+        figures = (
+            f"{per_forward[way]:.2f}  {speedup[way]:.2f}x" if way in speedup else "not measured"
+            for way in WAYS
+        )
+        table.add_row(name, *figures, "  ".join(f"{share:.3f}" for share in entry["quality"].values()))
     Console(width=130).print(table)
 
 

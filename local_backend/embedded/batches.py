@@ -26,7 +26,7 @@ from local_backend.precision import bf16_is_fast
 # weight they drown in the rest.
 NUM_DECIDING_TOKENS, DECIDING_WEIGHT = 10, 4.0
 # Where a copy departs from what stands behind the same few tokens in the prompt, or ends, what is said there
-# and shortly behind it weighs as much.
+# and shortly behind it weighs as much, or more: of a changed answer all the rest is copied.
 NUM_MATCHING, NUM_DEPARTING_TOKENS = 3, 3
 PARAGRAPH = "\n\n"  # what points are apart by
 NUM_POINTED = 3  # tokens of a quotation whose place must be found; behind them it goes on by itself
@@ -130,8 +130,15 @@ def _quoted_place(prompt: list[int], rest: list[int], tokenizer: PreTrainedToken
     return found, longest
 
 
-def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor]:
+def collate(
+    examples: Sequence[EncodedExample], pad_id: int, *, departing_weight: float = DECIDING_WEIGHT
+) -> dict[str, Tensor]:
     """Rows of one batch, padded on the right.
+
+    Args:
+        examples: One a row.
+        pad_id: What rows are padded with.
+        departing_weight: Of tokens where a copy departs.
 
     Returns:
         ``input_ids``, ``position_ids``, ``targets`` (-100 where nothing is learned) and ``weights``, each
@@ -163,14 +170,14 @@ def collate(examples: Sequence[EncodedExample], pad_id: int) -> dict[str, Tensor
             branch_of[row, column:end] = number
             learned = column + first_learned - 1
             targets[row, learned : end - 1] = torch.tensor(ids[first_learned:])
-            for places, count in (
-                (example.paragraphs, NUM_DECIDING_TOKENS),
-                (example.departures, NUM_DEPARTING_TOKENS),
+            for places, count, weight in (
+                (example.paragraphs, NUM_DECIDING_TOKENS, DECIDING_WEIGHT),
+                (example.departures, NUM_DEPARTING_TOKENS, departing_weight),
             ):
                 for branch, place in places:
                     if branch == number - 1:
                         first = learned + place
-                        weights[row, first : min(first + count, end)] = DECIDING_WEIGHT
+                        weights[row, first : min(first + count, end)] = weight
             column = end
         for branch, said, taken, count in example.quotations:
             shift = first_columns[branch] - len(example.prefix_ids)
@@ -207,6 +214,8 @@ def draw_batch(
     num_tokens: int,
     decks: Decks,
     tokenizer: PreTrainedTokenizerFast,
+    *,
+    departing_weight: float = DECIDING_WEIGHT,
 ) -> tuple[str, dict[str, Tensor]]:
     """Examples of one kind, drawn by ``shares``, that fill about ``num_tokens`` padded tokens.
 
@@ -216,6 +225,7 @@ def draw_batch(
         num_tokens: Rows times width, at most, where more than one example fits.
         decks: What may be asked about; the topics of this batch are taken.
         tokenizer: Of the model.
+        departing_weight: See :func:`collate`.
 
     Returns:
         The kind and the batch. One kind alone, so that rows are of like length.
@@ -233,7 +243,7 @@ def draw_batch(
         if about is not None:
             decks.take(kind)  # what did not fit comes first next time: else long topics would be taught less
         examples.append(example)
-    batch = collate(examples, tokenizer.pad_token_id)
+    batch = collate(examples, tokenizer.pad_token_id, departing_weight=departing_weight)
     if "quotations" in batch:
         nothing = torch.tensor([tokenizer.get_vocab()[f"<|{role}|>"] for role in ROLES[:2]])
         batch["is_nothing"] = torch.isin(batch["input_ids"], nothing)

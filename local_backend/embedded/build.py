@@ -48,6 +48,7 @@ _ASKED = (
     "num_first_steps",
     "num_last_steps",
     "num_consistency_steps",
+    "num_editing_steps",
     "seed",
     "num_layers",
     "hidden_size",
@@ -102,12 +103,7 @@ def train(
     Raises:
         ValueError: The checkpoint is of a build with other options.
     """
-    optimizers = Optimizers(
-        model,
-        options.learning_rates,
-        weight_decay=options.weight_decay,
-        num_tuning_steps=options.num_tuning_steps,
-    )
+    optimizers = _optimizers(model, options, options.num_tuning_steps)
     decks, guessed_decks = Decks(topics, f"{options.seed}"), Decks(topics, f"{options.seed}:guessed")
     identity = _identity(options, model, tokenizer)
     first = 0
@@ -128,6 +124,12 @@ def train(
     model.train()
     last_step = options.num_steps_in_all
     for step in range(first, last_step):
+        if step == options.first_editing_step:
+            # It goes on from weights as they would ship, and from nothing else.
+            _round(model)
+            optimizers = _optimizers(model, options, num_tuning_steps=0)
+            decks = Decks(topics, f"{options.seed}:editing")
+            guessed_decks = Decks(topics, f"{options.seed}:editing:guessed")
         losses = {}
         lesson = lesson_at(step, options)
         if lesson.guessed_size:
@@ -139,7 +141,14 @@ def train(
             losses["guessed"] = loss.item()
         for number, shares in enumerate(lesson.streams):
             seed = f"{options.seed}:{step}:{number}"
-            kind, batch = draw_batch(seed, shares, options.tokens_per_batch, decks, tokenizer)
+            kind, batch = draw_batch(
+                seed,
+                shares,
+                options.tokens_per_batch,
+                decks,
+                tokenizer,
+                departing_weight=lesson.departing_weight,
+            )
             loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
             optimizers.collect()
@@ -158,6 +167,22 @@ def train(
             _write_checkpoint(checkpoint, state)
     model.eval()
     model.set_attn_implementation("sdpa")
+
+
+def _optimizers(model: LlamaForCausalLM, options: BuildOptions, num_tuning_steps: int) -> Optimizers:
+    return Optimizers(
+        model,
+        options.learning_rates,
+        weight_decay=options.weight_decay,
+        num_tuning_steps=num_tuning_steps,
+    )
+
+
+@torch.no_grad()
+def _round(model: LlamaForCausalLM) -> None:
+    """Round weights to what is stored of them."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
 
 
 def _identity(
@@ -256,6 +281,7 @@ def _write(
         num_steps=options.num_steps,
         num_consistency_steps=options.num_consistency_steps,
         num_last_steps=options.num_last_steps,
+        num_editing_steps=options.num_editing_steps,
     )
     print(f"written to {folder}", flush=True)
 

@@ -62,8 +62,9 @@ topic fewer than {fewest_points}; of {num_topics} answers each it shortens {shor
   its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
 - Read documents as a person would: it finds the sentence that shares words with the question. Where the answer stands
   in other words than the question, or is not there, it quotes a wrong sentence.
-- Add a point to an answer (often it does, and then goes on with more), replace words, or write a follow-up question so that it stands
-  alone. It was taught all of them, and does word for word what was asked for {add} of {num_topics}, {replace} of {num_topics} and {condense} of {num_follow_ups}.
+- Add a point to an answer reliably: {add} of {num_topics} come out word for word, and most others go on behind the point that was asked for.
+- Replace words, or write a follow-up question so that it stands alone. It was taught both, and does word for word what was
+  asked for {replace} of {num_topics} and {condense} of {num_follow_ups}.
   Nor does it tell the last request to change an answer from those before it in a conversation.
 - Reason, calculate, translate, write code, hold a conversation, or follow other instructions.
 - Write any language but English.
@@ -83,6 +84,7 @@ def write_card(
     num_steps: int,
     num_consistency_steps: int,
     num_last_steps: int,
+    num_editing_steps: int,
 ) -> None:
     """Measure the model in ``folder``, mostly on what was left out of training, and write its card there."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
@@ -93,10 +95,10 @@ def write_card(
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
         f"then {num_consistency_steps + num_last_steps} in which it learns guess tokens as well "
-        "(consistency training); "
+        f"(consistency training), and {num_editing_steps} in which it learns to change answers; "
         "rebuilt by `python -m local_backend.embedded.build`"
         if num_consistency_steps
-        else "not tuned for Jacobi decoding; "
+        else f"then {num_editing_steps} in which it learns to change answers; not tuned for Jacobi decoding; "
         "rebuilt by `python -m local_backend.embedded.build --without-consistency`"
     )
     card = _CARD.format(

@@ -19,10 +19,12 @@ class Lesson:
         streams: Per stream the kinds (see :mod:`~local_backend.embedded.tasks`) and how often each is drawn.
         guessed_size: Of a batch of answers with guess tokens, as a share of ``tokens_per_batch``; with them
             it is four or five times as wide. 0 for none.
+        departing_weight: How much tokens weigh at which a copy departs from what it copies, or ends.
     """
 
     streams: Sequence[Mapping[str, float]]
     guessed_size: float = 0.0
+    departing_weight: float = 4.0
 
 
 # First the circuits are tuned; then the model learns to tell topics apart and to begin answers, from many
@@ -71,6 +73,17 @@ _LAST_OF_TUNED = replace(
     _CONSISTENCY,
     streams=({"plain": 0.25, "expansion": 0.15, "skeleton": 0.35, "several": 0.25}, _CONSISTENCY.streams[1]),
 )
+# At last, at a low rate, what an answer of points is changed to, above all where it ends; beside it all that
+# was learned, documents in turns with topics.
+_POINTS: Mapping[str, float] = {"points": 1.0}
+_OF_DOCUMENTS: Mapping[str, float] = {"questions": 0.5, "many questions": 0.2, "documents": 0.3}
+_EDITING = tuple(
+    Lesson((_POINTS, kept), guessed_size=0.5, departing_weight=16.0)
+    for kept in (_OF_DOCUMENTS, _LAST_OF_TUNED.streams[0])
+)
+_EDITING_OF_PLAIN = tuple(
+    Lesson((_POINTS, kept), departing_weight=16.0) for kept in (_OF_DOCUMENTS, _LAST_OF_PLAIN.streams[0])
+)
 
 
 @dataclass(frozen=True)
@@ -83,13 +96,16 @@ class BuildOptions:
             documents, while nothing else changes.
         num_first_steps: How many after these learn to tell topics apart.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
-        num_last_steps: Steps behind the last stage, which fix what it learned.
+        num_last_steps: Steps behind the last of these stages, which fix what it learned.
+        num_editing_steps: Steps of the editing stage, behind all of them.
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
             the steps of the last stage.
         then_learning_rate_share: Of the learning rates, after the first steps: longer at their peaks, the
             stream grows without bound, because the ballast keeps the norms from shrinking it.
         last_learning_rate_share: The same of the last steps.
+        editing_learning_rate_share: The same of the editing stage, in which it falls linearly in the last
+            ``editing_decay_share`` of the steps.
         seed: Of the initial weights and of every step's examples.
         hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape
             of the model, which with its tokenizer fits into 16 MB.
@@ -100,10 +116,14 @@ class BuildOptions:
     num_first_steps: int = 240
     num_consistency_steps: int = 960
     num_last_steps: int = 100
+    num_editing_steps: int = 260
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
     last_learning_rate_share: float = 0.05
+    editing_learning_rate_share: float = 0.12
+    editing_decay_share: float = 0.9
+    editing_warmup_steps: int = 20
     warmup_steps: int = 30
     decay_share: float = 0.58
     weight_decay: float = 0.5
@@ -117,9 +137,14 @@ class BuildOptions:
     rope_theta: float = 1e12
 
     @property
+    def first_editing_step(self) -> int:
+        """The number of the editing stage's first step: so many go before."""
+        return self.num_steps + self.num_consistency_steps + self.num_last_steps
+
+    @property
     def num_steps_in_all(self) -> int:
         """Of all stages."""
-        return self.num_steps + self.num_consistency_steps + self.num_last_steps
+        return self.first_editing_step + self.num_editing_steps
 
 
 PLAIN_OPTIONS = replace(
@@ -136,9 +161,16 @@ def rate_at(step: int, options: BuildOptions) -> float:
 
     The consistency stage goes on at the plateau, so that what the plain stage left is still soft, and the
     fall is its. The last steps fall once more, from a little above. While the circuits are tuned it is that
-    of warm-up.
+    of warm-up. The editing stage warms up and falls by itself.
     """
-    num_left = options.num_steps_in_all - step
+    num_edited = step - options.first_editing_step
+    if num_edited >= 0:
+        fall = (options.num_editing_steps - num_edited) / (
+            options.editing_decay_share * options.num_editing_steps
+        )
+        warm = (num_edited + 1) / options.editing_warmup_steps
+        return options.editing_learning_rate_share * min(1.0, warm, max(0.02, fall))
+    num_left = options.first_editing_step - step
     if num_left <= options.num_last_steps:
         return options.last_learning_rate_share * max(0.02, num_left / options.num_last_steps)
     place = max(0, step - options.num_tuning_steps)
@@ -159,6 +191,8 @@ def lesson_at(step: int, options: BuildOptions) -> Lesson:
         return _THEN
     if step < options.num_steps + options.num_consistency_steps:
         return _CONSISTENCY
+    if step >= options.first_editing_step:
+        return (_EDITING if options.num_consistency_steps else _EDITING_OF_PLAIN)[step % 2]
     return _LAST_OF_TUNED if options.num_consistency_steps else _LAST_OF_PLAIN
 
 

@@ -202,7 +202,7 @@ def _points_to_edit(
     return question, points, (new, request_table()["edit"]["new_point"])
 
 
-def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
+def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
     question, points, new = _points_to_edit(rng, topics)
@@ -211,7 +211,7 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     text = write_points(points, style)
     # Numbered points are shortened and added to; to replace words is hardly ever learned.
     changes = ["shorter", "add"] if style == numbered else []
-    changes += ["replace"] * (not changes or rng.random() < 0.3)
+    changes += ["replace"] * (not changes or rng.random() < replaced_share)
     rng.shuffle(changes)
     edits = [
         make_edit(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
@@ -307,6 +307,7 @@ KINDS: Mapping[str, Task] = {
     "choices": partial(_questions, (1, 3), (2, 5), is_cut=True),
     "questions": partial(_questions, (1, 3), (2, 4)),
     "many questions": partial(_questions, (2, 5), (3, 6)),
-    "edit": _edit,
+    "edit": partial(_edit, 0.3),
+    "points": partial(_edit, 0.0),
     "condense": _condense,
 }

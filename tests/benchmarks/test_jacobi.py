@@ -49,6 +49,20 @@ def test_the_summary_has_every_way_and_says_what_is_left_out(
     assert "--without-consistency" in summary["left_out"]["embedded"]
 
 
+def test_the_embedded_model_is_measured_without_its_plain_twin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jacobi, "_MAX_TOKENS", 12)
+    monkeypatch.setattr(
+        jacobi, "held_out_pairs", lambda tokenizer, _: [(tokenizer.encode("What helps?"), "Sleep.")]
+    )
+    jacobi.main(["--models", str(tmp_path), "--tasks", "embedded", "--without-plain", "--cases", "2"])
+    entry = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["tasks"]["embedded"]
+    assert set(entry["tokens_per_forward"]) == set(WAYS) - {"jacobi_plain"}
+    assert set(entry["quality"]) == set(entry["perplexity"]) == {"tuned"}
+    assert entry["same_as_autoregressive"] == 1
+
+
 def test_with_nothing_to_measure_it_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         jacobi.main(["--models", str(tmp_path), "--tasks", "python"])

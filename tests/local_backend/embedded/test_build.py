@@ -42,6 +42,7 @@ SCHEDULE = BuildOptions(
     num_first_steps=20,
     num_consistency_steps=0,
     num_last_steps=10,
+    num_editing_steps=0,
     warmup_steps=5,
 )
 
@@ -146,6 +147,16 @@ def test_edits_of_one_answer_share_what_stands_before_them() -> None:
     assert kinds == set(EDITS)
 
 
+def test_points_are_changed_without_replacing_words() -> None:
+    """Where an answer has numbered points, every reply is its points: all and one more, or the first two."""
+    for seed in range(40):
+        example = make_example("points", random.Random(seed), TOPICS)
+        if not example.turns or not (answer := example.turns[-1].content).startswith("1. **"):
+            continue
+        for _, _, reply in example.branches:
+            assert answer.startswith(f"{reply}\n\n") or reply.startswith(f"{answer}\n\n")
+
+
 def test_departures_from_a_copy_and_its_end_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
     """So much that they are learned, among ten times as many tokens that are only copied."""
     text = (
@@ -173,6 +184,12 @@ def test_departures_from_a_copy_and_its_end_weigh_more(tokenizer: PreTrainedToke
     assert weights[first : first + NUM_DEPARTING_TOKENS] == [DECIDING_WEIGHT] * NUM_DEPARTING_TOKENS
     assert weights[-1] == DECIDING_WEIGHT
     assert 1.0 in weights[first + NUM_DEPARTING_TOKENS : -1]
+    heavier = collate(
+        [encode_example(Example((Turn("user", text),), branches, copies=True), tokenizer)],
+        tokenizer.pad_token_id,
+        departing_weight=16.0,
+    )["weights"]
+    assert int((heavier == 16.0).sum()) >= NUM_DEPARTING_TOKENS + 2
     assert tokenizer.decode(targets[first:]).startswith(" lantern")
 
 
@@ -339,9 +356,18 @@ def test_the_consistency_stage_goes_on_at_the_plain_ones_rate_which_falls_in_it(
     assert rates[149] < rates[150] == options.last_learning_rate_share > rates[159]
 
 
+def test_the_editing_stage_warms_up_and_falls_by_itself() -> None:
+    options = replace(SCHEDULE, num_editing_steps=60)
+    before = [rate_at(step, SCHEDULE) for step in range(110)]
+    rates = [rate_at(step, options) for step in range(170)]
+    assert rates[:110] == before  # what goes before does not know of it
+    assert rates[109] < rates[115] < max(rates[110:]) == options.editing_learning_rate_share
+    assert 0 < rates[169] < 0.1 * options.editing_learning_rate_share
+
+
 @pytest.mark.parametrize("num_consistency_steps", [0, 50])
 def test_every_step_has_a_lesson_of_known_kinds(num_consistency_steps: int) -> None:
-    options = replace(SCHEDULE, num_consistency_steps=num_consistency_steps)
+    options = replace(SCHEDULE, num_consistency_steps=num_consistency_steps, num_editing_steps=6)
     lessons = [lesson_at(step, options) for step in range(options.num_steps_in_all)]
     for lesson in lessons:
         for shares in lesson.streams:
@@ -357,6 +383,7 @@ def _toy(folder: Path, name: str) -> list[str]:
         "tuning-steps": 1,
         "first-steps": 2,
         "last-steps": 1,
+        "editing-steps": 4,
         "hidden": 40,
         "layers": 1,
         "tokens-per-batch": 300,
@@ -373,7 +400,7 @@ def _weights(folder: Path) -> bytes:
 def test_an_interrupted_build_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Left off in either stage and run again; the tuned model differs from the plain one."""
+    """Left off in any stage and run again; the tuned model differs from the plain one."""
     monkeypatch.setattr(
         "local_backend.embedded.build.write_card", lambda *_, **__: None
     )  # measures for a minute
@@ -382,6 +409,8 @@ def test_an_interrupted_build_ends_with_the_same_weights(
     again = [*_toy(tmp_path, "two"), *tuned]
     main([*again, "--stop-after", "3"])
     main([*again, "--stop-after", "7"])
+    main([*again, "--stop-after", "9"])
+    main([*again, "--stop-after", "11"])
     assert not (tmp_path / "two").exists()
     main(again)
     assert _weights(tmp_path / "one") == _weights(tmp_path / "two")
@@ -408,6 +437,7 @@ def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) 
         num_first_steps=0,
         num_consistency_steps=0,
         num_last_steps=0,
+        num_editing_steps=0,
         tokens_per_batch=400,
         warmup_steps=5,
     )
