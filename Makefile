@@ -71,7 +71,7 @@ bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/r
 	$(BIN)/python -m benchmarks.load --save
 	$(BIN)/python -m benchmarks.retrieval --save
 
-embedded: .venv/dev ## Train the embedded model anew from its corpus (an hour on 2 cores with bfloat16 units, else about one and a half)
+embedded: .venv/dev ## Train the embedded model anew from its corpus (little more than an hour on 2 cores with bfloat16 units, else an hour and a half)
 	$(BIN)/python -m local_backend.embedded.build
 
 clean: ## Remove the environment and caches

@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ratio = results["shipped"]["perplexity"] / results["plain"]["perplexity"]
         summary["perplexity_ratio"] = round(ratio, 4)
     if given.save:
-        save("embedded_quality", summary, cases)
+        save("embedded_quality" if given.plain else "embedded_quality_without_plain", summary, cases)
     print(json.dumps(summary))
 
 

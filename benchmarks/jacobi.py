@@ -258,7 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if left_out:
         summary["left_out"] = left_out
     if options.save:
-        save("_".join(("jacobi", *(options.tasks or ()))), summary, records)
+        parts = ["jacobi", *(options.tasks or ()), *(["without_plain"] if options.without_plain else [])]
+        save("_".join(parts), summary, records)
     print(json.dumps(summary))
 
 

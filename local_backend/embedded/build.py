@@ -1,8 +1,9 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
 Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores with units for bfloat16 it
-takes up to an hour, without them an hour and a quarter. First the model learns its corpus alone, then to land
-several tokens a forward under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`).
+takes little more than an hour, without them an hour and a half. First the model learns its corpus alone, then
+to land several tokens a forward under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`), at
+last, at a low rate, to change its answers, and everything else once more.
 ``--without-consistency`` goes on with the corpus instead: the plain model that the tuned one is compared
 with. A build that was interrupted continues from its last checkpoint and ends with the same weights, because
 what a step draws depends on its number and on the topics dealt before, which the checkpoint counts.
@@ -19,12 +20,13 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.attention import PARTWISE
@@ -103,10 +105,8 @@ def train(
     Raises:
         ValueError: The checkpoint is of a build with other options.
     """
-    optimizers = _optimizers(model, options, options.num_tuning_steps)
-    decks, guessed_decks = Decks(topics, f"{options.seed}"), Decks(topics, f"{options.seed}:guessed")
     identity = _identity(options, model, tokenizer)
-    first = 0
+    state: dict[str, Any] = {"step": 0}
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         if state.get("identity") != identity:
@@ -115,10 +115,15 @@ def train(
                 "Delete it, or give another --checkpoint."
             )
         model.load_state_dict(state["model"])
+    first: int = state["step"]
+    optimizers, decks, guessed_decks = _begin(
+        model, topics, options, is_editing=first > options.first_editing_step
+    )
+    began_with: dict[str, Tensor] = state.get("began_with", {})
+    if first:
         optimizers.load(state["optimizers"])
         decks.load(state["dealt"])
         guessed_decks.load(state["dealt_guessed"])
-        first = state["step"]
     guess_ids = guess_token_ids(tokenizer, NUM_GUESSED)
     model.set_attn_implementation(PARTWISE)
     model.train()
@@ -127,9 +132,8 @@ def train(
         if step == options.first_editing_step:
             # It goes on from weights as they would ship, and from nothing else.
             _round(model)
-            optimizers = _optimizers(model, options, num_tuning_steps=0)
-            decks = Decks(topics, f"{options.seed}:editing")
-            guessed_decks = Decks(topics, f"{options.seed}:editing:guessed")
+            began_with = {name: weight.clone() for name, weight in model.state_dict().items()}
+            optimizers, decks, guessed_decks = _begin(model, topics, options, is_editing=True)
         losses = {}
         lesson = lesson_at(step, options)
         if lesson.guessed_size:
@@ -162,20 +166,27 @@ def train(
                 "optimizers": optimizers.state(),
                 "dealt": decks.state(),
                 "dealt_guessed": guessed_decks.state(),
+                "began_with": began_with,
                 "step": step + 1,
             }
             _write_checkpoint(checkpoint, state)
+    _mix(model, began_with, options.editing_kept_share)
     model.eval()
     model.set_attn_implementation("sdpa")
 
 
-def _optimizers(model: LlamaForCausalLM, options: BuildOptions, num_tuning_steps: int) -> Optimizers:
-    return Optimizers(
+def _begin(
+    model: LlamaForCausalLM, topics: Sequence[Topic], options: BuildOptions, *, is_editing: bool
+) -> tuple[Optimizers, Decks, Decks]:
+    """What learning goes on from beside the weights: optimizers, and decks, those of guessed answers last."""
+    optimizers = Optimizers(
         model,
         options.learning_rates,
         weight_decay=options.weight_decay,
-        num_tuning_steps=num_tuning_steps,
+        num_tuning_steps=0 if is_editing else options.num_tuning_steps,
     )
+    seed = f"{options.seed}:editing" if is_editing else f"{options.seed}"
+    return optimizers, Decks(topics, seed), Decks(topics, f"{seed}:guessed")
 
 
 @torch.no_grad()
@@ -183,6 +194,14 @@ def _round(model: LlamaForCausalLM) -> None:
     """Round weights to what is stored of them."""
     for parameter in model.parameters():
         parameter.copy_(parameter.bfloat16())
+
+
+@torch.no_grad()
+def _mix(model: LlamaForCausalLM, others: Mapping[str, Tensor], share: float) -> None:
+    """Take so much of other weights, and of the model's own what is left (Wortsman and others, 2022)."""
+    for name, weight in model.state_dict().items():
+        if name in others:
+            weight.lerp_(others[name], share)
 
 
 def _identity(

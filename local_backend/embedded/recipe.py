@@ -106,6 +106,8 @@ class BuildOptions:
         last_learning_rate_share: The same of the last steps.
         editing_learning_rate_share: The same of the editing stage, in which it falls linearly in the last
             ``editing_decay_share`` of the steps.
+        editing_kept_share: How much of the weights that the editing stage began with is kept beside what it
+            made of them: without, an answer in a hundred ended behind its first points.
         seed: Of the initial weights and of every step's examples.
         hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape
             of the model, which with its tokenizer fits into 16 MB.
@@ -123,6 +125,7 @@ class BuildOptions:
     last_learning_rate_share: float = 0.05
     editing_learning_rate_share: float = 0.12
     editing_decay_share: float = 0.9
+    editing_kept_share: float = 0.2
     editing_warmup_steps: int = 20
     warmup_steps: int = 30
     decay_share: float = 0.58

@@ -357,12 +357,12 @@ def test_the_consistency_stage_goes_on_at_the_plain_ones_rate_which_falls_in_it(
 
 
 def test_the_editing_stage_warms_up_and_falls_by_itself() -> None:
-    options = replace(SCHEDULE, num_editing_steps=60)
+    options = replace(SCHEDULE, num_editing_steps=400)
     before = [rate_at(step, SCHEDULE) for step in range(110)]
-    rates = [rate_at(step, options) for step in range(170)]
+    rates = [rate_at(step, options) for step in range(510)]
     assert rates[:110] == before  # what goes before does not know of it
     assert rates[109] < rates[115] < max(rates[110:]) == options.editing_learning_rate_share
-    assert 0 < rates[169] < 0.1 * options.editing_learning_rate_share
+    assert 0 < rates[509] < 0.1 * options.editing_learning_rate_share
 
 
 @pytest.mark.parametrize("num_consistency_steps", [0, 50])
