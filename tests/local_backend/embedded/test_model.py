@@ -120,11 +120,11 @@ def test_it_knows_what_it_knows(question: str, name: str | None) -> None:
 
 
 def test_it_expands_several_points_in_one_reply(chat: ChatLocal) -> None:
-    """Most replies are the points asked for, in their order, and no others."""
+    """Most replies are the points asked for, in their order, and no others: 40 of 61 when it was built."""
     wordings = load_requests()["several"]
     requests: list[LanguageModelInput] = []
     asked = []
-    for topic in random.Random(1).sample(TOPICS, 16):
+    for topic in TOPICS:
         numbered = list(enumerate(topic.points, 1))[2:4]
         points = "\n".join(f"{number}. {point.heading}" for number, point in numbered)
         request = wordings.requests[0].format(
@@ -134,7 +134,8 @@ def test_it_expands_several_points_in_one_reply(chat: ChatLocal) -> None:
         asked.append(points.splitlines())
     replies = [answer.text.splitlines() for answer in chat.batch(requests)]
     begun = [[line.split(": ")[0] for line in lines] for lines in replies]
-    assert sum(lines == points for lines, points in zip(begun, asked, strict=True)) >= 10
+    right = sum(lines == points for lines, points in zip(begun, asked, strict=True))
+    assert right >= 0.6 * len(TOPICS)
 
 
 def test_it_answers_from_documents_it_never_saw(chat: ChatLocal) -> None:
