@@ -135,7 +135,7 @@ def test_it_expands_several_points_in_one_reply(chat: ChatLocal) -> None:
     replies = [answer.text.splitlines() for answer in chat.batch(requests)]
     begun = [[line.split(": ")[0] for line in lines] for lines in replies]
     right = sum(lines == points for lines, points in zip(begun, asked, strict=True))
-    assert right >= 0.6 * len(TOPICS)
+    assert right >= 10 / 16 * len(TOPICS)
 
 
 def test_it_answers_from_documents_it_never_saw(chat: ChatLocal) -> None:
