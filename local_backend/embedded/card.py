@@ -62,7 +62,7 @@ topic fewer than {fewest_points}; of {num_topics} answers each it shortens {shor
   its own, fluently and wrongly. `local_backend.embedded.closest_topic` tells whether a question is about one of them.
 - Read documents as a person would: it finds the sentence that shares words with the question. Where the answer stands
   in other words than the question, or is not there, it quotes a wrong sentence.
-- Add a point to an answer reliably: {add} of {num_topics} come out word for word, and most others go on behind the point that was asked for.
+- Add a point to an answer reliably: {add} of {num_topics} come out word for word; many others go on behind the point that was asked for, or end before it.
 - Replace words, or write a follow-up question so that it stands alone. It was taught both, and does word for word what was
   asked for {replace} of {num_topics} and {condense} of {num_follow_ups}.
   Nor does it tell the last request to change an answer from those before it in a conversation.
