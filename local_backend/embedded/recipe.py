@@ -73,17 +73,16 @@ _LAST_OF_TUNED = replace(
     _CONSISTENCY,
     streams=({"plain": 0.25, "expansion": 0.15, "skeleton": 0.35, "several": 0.25}, _CONSISTENCY.streams[1]),
 )
-# At last, at a low rate, what an answer of points is changed to, above all where it ends; beside it all that
-# was learned, documents in turns with topics. Words to be replaced and follow-ups are left out: at this rate
-# they are hardly learned, and cost a hundredth of the answers.
-_POINTS: Mapping[str, float] = {"points": 1.0}
+# At last, at a low rate, what answers and questions are changed to, above all where they end; beside it all
+# that was learned, documents in turns with topics.
+_CHANGED: Mapping[str, float] = {"edit": 0.75, "follow-ups": 0.25}
 _OF_DOCUMENTS: Mapping[str, float] = {"questions": 0.5, "many questions": 0.2, "documents": 0.3}
 _EDITING = tuple(
-    Lesson((_POINTS, kept), guessed_size=0.5, departing_weight=16.0)
+    Lesson((_CHANGED, kept), guessed_size=0.5, departing_weight=16.0)
     for kept in (_OF_DOCUMENTS, _LAST_OF_TUNED.streams[0])
 )
 _EDITING_OF_PLAIN = tuple(
-    Lesson((_POINTS, kept), departing_weight=16.0) for kept in (_OF_DOCUMENTS, _LAST_OF_PLAIN.streams[0])
+    Lesson((_CHANGED, kept), departing_weight=16.0) for kept in (_OF_DOCUMENTS, _LAST_OF_PLAIN.streams[0])
 )
 
 

@@ -164,16 +164,6 @@ def test_follow_ups_to_one_conversation_share_what_stands_before_them(
     assert num_branches >= {1, 2, 3}
 
 
-def test_points_are_changed_without_replacing_words() -> None:
-    """Where an answer has numbered points, every reply is its points: all and one more, or the first two."""
-    for seed in range(40):
-        example = make_example("points", random.Random(seed), TOPICS)
-        if not example.turns or not (answer := example.turns[-1].content).startswith("1. **"):
-            continue
-        for _, _, reply in example.branches:
-            assert answer.startswith(f"{reply}\n\n") or reply.startswith(f"{answer}\n\n")
-
-
 def test_departures_from_a_copy_and_its_end_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
     """So much that they are learned, among ten times as many tokens that are only copied."""
     text = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
@@ -10,12 +9,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.circuits import write_late_circuits
 from local_backend.embedded.corpus import load_topics, request_table
 from local_backend.embedded.editing import successor
 from local_backend.embedded.evaluation import ReplyPrompt, edit_prompts, render
 from local_backend.embedded.quoting import HEADS_OF_QUOTING
-from local_backend.embedded.stream import CODE, FLAG, GOES_ON_AT, IN_ADDED_AT, MATCHED, WORD
+from local_backend.embedded.stream import CODE, FLAG, IN_ADDED_AT, MATCHED, WORD
 from local_backend.embedded.tokenization import token_traits
 
 TOPICS = load_topics()[:12]
@@ -129,21 +127,6 @@ def test_tokens_of_the_point_that_was_added_are_flagged_and_no_others(
         flags = states[4][0, :, IN_ADDED_AT] / FLAG  # behind the fourth layer, which writes them
         assert flags[:num_before].abs().max() < 0.1
         assert (flags[num_before:] > 0.7).all()
-
-
-@torch.no_grad()
-def test_a_reply_knows_whether_a_point_was_asked_for(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """By what is written when the editing stage begins."""
-    late = copy.deepcopy(model)
-    write_late_circuits(late)
-    for prompt in PROMPTS:
-        before, reply = render(tokenizer, prompt.messages), tokenizer.encode(prompt.reply)
-        states = late(torch.tensor([before + reply]), output_hidden_states=True).hidden_states
-        flags = states[4][0, len(before) :, GOES_ON_AT] / FLAG
-        asked = 1.0 if prompt.kind == "add" else 0.0
-        assert torch.allclose(flags, torch.tensor(asked), atol=0.1)
 
 
 def test_only_what_is_asked_for_stands_in(
