@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from local_backend.embedded.editing import (
-    HEADS_OF_EDITING,
-    HEADS_WRITTEN_LATE,
-    BetweenPoints,
-    write_editing,
-    write_goes_on,
-)
+from local_backend.embedded.editing import HEADS_OF_EDITING, BetweenPoints, write_editing
 from local_backend.embedded.quoting import HEADS_OF_QUOTING, write_quoting
 from local_backend.embedded.replacing import HEADS_OF_REPLACING, write_replacing
 from local_backend.embedded.stream import (
@@ -38,10 +32,8 @@ from local_backend.embedded.stream import (
     ENDS_AT,
     FLAG,
     FREE,
-    GOES_ON_AT,
     HEAD_SIZE,
     HIDDEN_SIZE,
-    IN_ADDED_AT,
     MATCHED,
     NEW_AT,
     NEW_ON_AT,
@@ -65,11 +57,9 @@ from local_backend.embedded.tokenization import TokenTraits
 
 BEFORE_REPLACING = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))  # heads of each layer
 NUM_WRITTEN_HEADS = tuple(map(add, BEFORE_REPLACING, HEADS_OF_REPLACING))  # of each layer
-_NUM_WRITTEN_LATE = tuple(map(add, NUM_WRITTEN_HEADS, HEADS_WRITTEN_LATE))  # with those of the editing stage
 _FREE_CODE = 0.1  # of the coordinates left to training, at random
 _ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
 _SAID_FIRST = 1.0  # what the output head adds to tokens a quotation can begin with
-_ENDS = 1.8  # what the output head adds to an end in a point that was asked for, and takes from it before
 _NUM_UNLIKE = 3  # signs by which the code of a reply's beginning differs from that of a line's
 _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
 
@@ -102,20 +92,6 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     write_replacing(layers, turns, BEFORE_REPLACING)
 
 
-@torch.no_grad()
-def write_late_circuits(model: LlamaForCausalLM) -> None:
-    """Write into a trained model what is of use only when it learns to change answers.
-
-    Args:
-        model: Made by :func:`begin_with_circuits`. A head is taken from what was trained.
-    """
-    write_goes_on([layer.self_attn for layer in model.model.layers], NUM_WRITTEN_HEADS)
-    head, last = model.lm_head.weight, model.model.layers[-1]
-    for flag, count in ((GOES_ON_AT, -1), (IN_ADDED_AT, 2)):
-        last.self_attn.o_proj.weight[flag] = last.mlp.down_proj.weight[flag] = head[:, flag] = 0.0
-        head[model.config.eos_token_id, flag] = count * _ENDS
-
-
 def fits(model: LlamaForCausalLM) -> bool:
     """Whether a model has the sizes the circuits are written for."""
     config = model.config
@@ -123,18 +99,13 @@ def fits(model: LlamaForCausalLM) -> bool:
     return bool(sizes == (HIDDEN_SIZE, NUM_HEADS, HEAD_SIZE, NUM_LAYERS))
 
 
-def held_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Tensor]:
+def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """Masks, by parameter, of the weights that belong to the circuits: their heads, and their coordinates.
 
     What is written into a coordinate is theirs as long as one of their layers above still reads it.
-
-    Args:
-        model: With the circuits.
-        late: Whether those of :func:`write_late_circuits` are among them.
     """
-    num_written = _NUM_WRITTEN_LATE if late else NUM_WRITTEN_HEADS
     masks = {}
-    for number, (layer, num_heads) in enumerate(zip(model.model.layers, num_written, strict=True)):
+    for number, (layer, num_heads) in enumerate(zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True)):
         coordinates = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
         for part, last_reader in READ_UNTIL:
             coordinates[part] = last_reader > number
@@ -159,16 +130,10 @@ def held_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Te
     return masks
 
 
-def circuit_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Tensor]:
-    """Masks, by parameter, of the weights written into the circuits, and how much each token tells.
-
-    Args:
-        model: With the circuits.
-        late: Whether those of :func:`write_late_circuits` are among them.
-    """
+def circuit_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """Masks, by parameter, of the weights written into the circuits, and how much each token tells."""
     masks = {}
-    num_written = _NUM_WRITTEN_LATE if late else NUM_WRITTEN_HEADS
-    for layer, num_heads in zip(model.model.layers, num_written, strict=True):
+    for layer, num_heads in zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True):
         heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
@@ -243,4 +208,4 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding[:, BALLAST_AT] = BALLAST
 
 
-__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights", "write_late_circuits"]
+__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights"]

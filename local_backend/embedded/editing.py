@@ -29,7 +29,6 @@ from local_backend.embedded.stream import (
     BEFORE,
     COMPARED_LAST,
     CONSTANT_AT,
-    GOES_ON_AT,
     IN_ADDED_AT,
     MATCHED,
     NOTED,
@@ -41,13 +40,11 @@ from local_backend.embedded.stream import (
 from local_backend.embedded.tasks import NUM_KEPT
 
 HEADS_OF_EDITING = (0, 2, 2, 1, 0, 0)  # of each layer, behind those of quoting
-HEADS_WRITTEN_LATE = (0, 0, 0, 1, 0, 0)  # of each layer, behind all others: by :func:`write_goes_on`
 # What is sought by two codes is attended to; what holds one of them, and any of the other, is not. Of several
 # places the nearest is preferred: that of the last answer.
 _SOUGHT, _SOUGHT_BY_HALF, _NEAREST = 84.0, 75.0, 14.0
 _LAST_OPENING, _IN_SIGHT = 120.0, 14.0  # how much the last opening is preferred, and how far one may be
 _SAME_NUMBER, _OF_HEADING = 60.0, 120.0
-_ASKED_FOR = 40.0  # how much each flag of the heading that was asked for is preferred
 _BY_NUMBER = 2.4  # how much the number counts, in notes; its two neighbours a little less than one
 _BY_OPENING = (2.6, 1.8)  # how much the opening counts that stands two and three tokens before
 _BY_END = (0.3, 2.1, 2.1)  # most requests end as sentences do: what ends one tells little
@@ -133,19 +130,6 @@ def _write_in_added(attention: Any, number: int, turns: Sequence[float]) -> None
     head.carry([OPENS_ADDED_AT], [IN_ADDED_AT], 1.0)
 
 
-def write_goes_on(layers: Sequence[Any], heads: Sequence[int]) -> None:
-    """Write what flags all that stands behind a request for one more point (layer 3): an answer that goes on.
-
-    Args:
-        layers: The attention of each layer.
-        heads: The first head of each layer that is free.
-    """
-    head = Head(layers[3], heads[3])
-    head.prefer_flag(HALF - 1, CONSTANT_AT, ADDED_AT, _ASKED_FOR)
-    head.prefer_nothing(HALF - 2, CONSTANT_AT, 1.5 * _ASKED_FOR)  # of two flags both are needed
-    head.carry([CONSTANT_AT], [GOES_ON_AT], 1.0)
-
-
 def successor(digits: Tensor) -> Tensor:
     """The map that sends the code of each digit but 9 to that of the next, ``[8, 8]``.
 
@@ -170,11 +154,4 @@ def _write_shortened(attention: Any, number: int, turns: Sequence[float], betwee
         head.carry(coordinates(source, count), coordinates(target, count), factor)
 
 
-__all__ = [
-    "HEADS_OF_EDITING",
-    "HEADS_WRITTEN_LATE",
-    "BetweenPoints",
-    "successor",
-    "write_editing",
-    "write_goes_on",
-]
+__all__ = ["HEADS_OF_EDITING", "BetweenPoints", "successor", "write_editing"]

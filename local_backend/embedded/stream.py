@@ -21,7 +21,6 @@ CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a
 # heading that is to be added; whether a token is the first of that heading, whether its second or third;
 # words that ask for less; whether a token ends such a request. Of answers: what opens a point's heading.
 ADDS_AT, ADDED_AT, ADDED_ON_AT, SHORTENS_AT, SHORTENED_AT, OPENING_AT = range(282, 288)
-GOES_ON_AT = SHORTENS_AT  # behind layer 3: whether a point was asked for
 # Of a heading's opening whether that heading was asked for, then of all tokens of its point.
 OPENS_ADDED_AT, IN_ADDED_AT = 288, 289
 # Of words to be replaced: whether a token is the first of the old ones, the first of the new ones, the
