@@ -5,8 +5,8 @@ step, in heads and in coordinates of the residual stream of their own. Training 
 writes beside it; the circuits themselves it only tunes. The same idea as mimetic initialization (Trockman and
 Kolter, 2023), with more parts written down.
 
-Knows which weights are the circuits'. What they do is in :mod:`~local_backend.embedded.quoting`,
-:mod:`~local_backend.embedded.editing` and :mod:`~local_backend.embedded.replacing`.
+Knows which weights are the circuits'. What they do is in :mod:`~local_backend.embedded.quoting`
+and :mod:`~local_backend.embedded.editing`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from transformers import LlamaForCausalLM
 
 from local_backend.embedded.editing import HEADS_OF_EDITING, BetweenPoints, write_editing
 from local_backend.embedded.quoting import HEADS_OF_QUOTING, write_quoting
-from local_backend.embedded.replacing import HEADS_OF_REPLACING, write_replacing
 from local_backend.embedded.stream import (
     ADDS_AT,
     BALLAST,
@@ -35,19 +34,15 @@ from local_backend.embedded.stream import (
     HEAD_SIZE,
     HIDDEN_SIZE,
     MATCHED,
-    NEW_AT,
-    NEW_ON_AT,
     NOTHING_AT,
     NUM_HEADS,
     NUM_LAYERS,
-    OLD_AT,
     OPENING_AT,
     OWN,
     PLACE_AT,
     RARITY_AT,
     READ,
     READ_UNTIL,
-    RETURNS_AT,
     SHORTENED_AT,
     SHORTENS_AT,
     UNIQUE,
@@ -55,8 +50,7 @@ from local_backend.embedded.stream import (
 )
 from local_backend.embedded.tokenization import TokenTraits
 
-BEFORE_REPLACING = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))  # heads of each layer
-NUM_WRITTEN_HEADS = tuple(map(add, BEFORE_REPLACING, HEADS_OF_REPLACING))  # of each layer
+NUM_WRITTEN_HEADS = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))  # of each layer
 _FREE_CODE = 0.1  # of the coordinates left to training, at random
 _ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
 _SAID_FIRST = 1.0  # what the output head adds to tokens a quotation can begin with
@@ -89,7 +83,6 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     words = model.model.embed_tokens.weight[:, WORD]
     between = BetweenPoints(paragraph=words[traits.paragraph], digits=words[list(traits.digits)])
     write_editing(layers, turns, HEADS_OF_QUOTING, between)
-    write_replacing(layers, turns, BEFORE_REPLACING)
 
 
 def fits(model: LlamaForCausalLM) -> bool:
@@ -186,18 +179,13 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     ):
         embedding[:, place] = FLAG * torch.tensor(values)
     embedding[traits.cue, CUE_AT] = FLAG
-    ends = (*traits.stops, traits.end)
-    for tokens, place, count in (
-        (traits.adds, ADDS_AT, 1),
-        (traits.shortens, SHORTENS_AT, 1),
-        ([traits.end], SHORTENED_AT, 1),
-        ([traits.opening], OPENING_AT, 1),
-        ([traits.replaces], OLD_AT, -1),  # it is none of the old words
-        (traits.parts, NEW_AT, -1),
-        (ends, NEW_ON_AT, -1),  # never a second new word
-        (ends, RETURNS_AT, 2),
+    for tokens, place in (
+        (traits.adds, ADDS_AT),
+        (traits.shortens, SHORTENS_AT),
+        ([traits.end], SHORTENED_AT),
+        ([traits.opening], OPENING_AT),
     ):
-        embedding[list(tokens), place] = count * FLAG
+        embedding[list(tokens), place] = FLAG
     embedding[:, CONSTANT_AT] = FLAG
     unique = embedding[:, UNIQUE]
     others = embedding.square().sum(-1) - unique.square().sum(-1)

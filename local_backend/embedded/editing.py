@@ -5,8 +5,7 @@ before it (:mod:`~local_backend.embedded.quoting`). Here a token of the request 
 place at which it is to be said. There copying goes on with it; before and behind, the answer is copied as it
 stands. The first token of a heading to be added is noted as standing behind the number of the next point,
 its second and third with the opening of a heading before the first, and the end of a request for a shorter
-answer as standing behind the second point. What is said of the heading added is flagged, so that the model
-can learn to end behind it.
+answer as standing behind the second point.
 
 Knows requests that stand behind the answer and hold one of a few words, and answers of up to nine points (of
 eight, where one is added), numbered, with headings. What is said of a new heading is learned. A request
@@ -21,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from local_backend.embedded.heads import HALF, STILL, Head, coordinates, nearest
+from local_backend.embedded.heads import HALF, Head, coordinates, nearest
 from local_backend.embedded.stream import (
     ADDED_AT,
     ADDED_ON_AT,
@@ -29,22 +28,18 @@ from local_backend.embedded.stream import (
     BEFORE,
     COMPARED_LAST,
     CONSTANT_AT,
-    IN_ADDED_AT,
     MATCHED,
     NOTED,
     OPENING_AT,
-    OPENS_ADDED_AT,
     SHORTENED_AT,
     WORD,
 )
 from local_backend.embedded.tasks import NUM_KEPT
 
-HEADS_OF_EDITING = (0, 2, 2, 1, 0, 0)  # of each layer, behind those of quoting
+HEADS_OF_EDITING = (0, 2, 1, 0, 0, 0)  # of each layer, behind those of quoting
 # What is sought by two codes is attended to; what holds one of them, and any of the other, is not. Of several
 # places the nearest is preferred: that of the last answer.
 _SOUGHT, _SOUGHT_BY_HALF, _NEAREST = 84.0, 75.0, 14.0
-_LAST_OPENING, _IN_SIGHT = 120.0, 14.0  # how much the last opening is preferred, and how far one may be
-_SAME_NUMBER, _OF_HEADING = 60.0, 120.0
 _BY_NUMBER = 2.4  # how much the number counts, in notes; its two neighbours a little less than one
 _BY_OPENING = (2.6, 1.8)  # how much the opening counts that stands two and three tokens before
 _BY_END = (0.3, 2.1, 2.1)  # most requests end as sentences do: what ends one tells little
@@ -66,11 +61,7 @@ class BetweenPoints:
 def write_editing(
     layers: Sequence[Any], turns: Sequence[float], heads: Sequence[int], between: BetweenPoints
 ) -> None:
-    """Write what makes tokens of requests stand in, and what knows the point that was added.
-
-    Layer by layer: 1 notes, on a heading's first three tokens, the place behind the next number; 2, on a
-    request's end, that behind the second point, and finds the opening of a heading whose number is that
-    noted; 3 flags what stands behind it.
+    """Write what makes a heading's first three tokens (layer 1) and a request's end (layer 2) stand in.
 
     Args:
         layers: The attention of each layer.
@@ -81,8 +72,6 @@ def write_editing(
     _write_added(layers[1], heads[1], turns, between)
     _write_added_on(layers[1], heads[1] + 1, turns)
     _write_shortened(layers[2], heads[2], turns, between)
-    _write_opens_added(layers[2], heads[2] + 1)
-    _write_in_added(layers[3], heads[3], turns)
 
 
 def _write_added(attention: Any, number: int, turns: Sequence[float], between: BetweenPoints) -> None:
@@ -107,27 +96,9 @@ def _write_added_on(attention: Any, number: int, turns: Sequence[float]) -> None
 
 def _head_at_last_opening(attention: Any, number: int, turns: Sequence[float], asked: int) -> Head:
     head = Head(attention, number)
-    head.mind_distance(nearest(turns), OPENING_AT, _LAST_OPENING)
-    head.attend_if(_IN_SIGHT, (asked, 2))
+    head.mind_distance(nearest(turns), OPENING_AT, 120.0)
+    head.attend_if(14.0, (asked, 2))
     return head
-
-
-def _write_opens_added(attention: Any, number: int) -> None:
-    head = Head(attention, number)
-    # The number before it is that noted on the first token of the heading that was asked for.
-    count = MATCHED[2]
-    noted = NOTED * _BY_NUMBER * NOTED
-    head.liken(STILL, coordinates(BEFORE[1], count), coordinates(BEFORE[2], count), _SAME_NUMBER, noted)
-    head.prefer_flag(HALF - 1, OPENING_AT, ADDED_AT, _OF_HEADING / 2)
-    head.attend_if(_OF_HEADING + 0.6 * _SAME_NUMBER, (OPENING_AT, 1))
-    head.carry([CONSTANT_AT], [OPENS_ADDED_AT], 1.0)
-
-
-def _write_in_added(attention: Any, number: int, turns: Sequence[float]) -> None:
-    head = Head(attention, number)
-    head.mind_distance(nearest(turns), OPENING_AT, _LAST_OPENING)
-    head.prefer_nothing(HALF - 1, CONSTANT_AT, _IN_SIGHT)
-    head.carry([OPENS_ADDED_AT], [IN_ADDED_AT], 1.0)
 
 
 def successor(digits: Tensor) -> Tensor:

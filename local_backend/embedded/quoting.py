@@ -3,7 +3,7 @@
 Answering from documents takes more than copying: a question's words must be found in the documents, and the
 answer begins not there, but at the beginning of the sentence they stand in. The copying is that of induction
 heads (Olsson and others, "In-context Learning and Induction Heads", 2022). The notes also flag what
-:mod:`~local_backend.embedded.editing` and :mod:`~local_backend.embedded.replacing` act on.
+:mod:`~local_backend.embedded.editing` acts on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from local_backend.embedded.heads import (
     curve,
     falling,
 )
-from local_backend.embedded.replacing import note_replacing
 from local_backend.embedded.stream import (
     ADDED_AT,
     ADDED_ON_AT,
@@ -108,7 +107,6 @@ def _write_notes(attention: Any, turns: Sequence[float]) -> None:
             head.carry([ADDS_AT], [ADDED_AT], 1.0)
         if 1 <= number < 4:  # both of them two to four tokens before it: its second or third
             head.carry([ADDS_AT], [ADDED_ON_AT], 1.0)
-        note_replacing(head, number + 1)
         # Behind an end something begins, unless what stands there is layout: a bracket, a dash, a line's end.
         if number >= len(PLACE_AT):
             continue

@@ -24,7 +24,7 @@ class Lesson:
 
     streams: Sequence[Mapping[str, float]]
     guessed_size: float = 0.0
-    departing_weight: float = 8.0
+    departing_weight: float = 4.0
 
 
 # First the circuits are tuned; then the model learns to tell topics apart and to begin answers, from many
@@ -40,12 +40,12 @@ _THEN = Lesson(
     (
         {"plain": 0.28, "expansion": 0.17, "skeleton": 0.21, "several": 0.12, "beginning": 0.22},
         {
-            "questions": 0.25,
+            "questions": 0.27,
             "many questions": 0.1,
-            "documents": 0.14,
-            "edit": 0.28,
-            "follow-ups": 0.18,
-            "repeat": 0.05,
+            "documents": 0.15,
+            "edit": 0.3,
+            "condense": 0.12,
+            "repeat": 0.06,
         },
     )
 )
@@ -59,12 +59,12 @@ _CONSISTENCY = Lesson(
     (
         {"plain": 0.08, "expansion": 0.16, "skeleton": 0.3, "several": 0.22, "beginning": 0.24},
         {
-            "questions": 0.28,
+            "questions": 0.3,
             "many questions": 0.12,
-            "documents": 0.17,
-            "edit": 0.25,
-            "follow-ups": 0.16,
-            "repeat": 0.02,
+            "documents": 0.18,
+            "edit": 0.27,
+            "condense": 0.1,
+            "repeat": 0.03,
         },
     ),
     guessed_size=0.5,
@@ -73,16 +73,16 @@ _LAST_OF_TUNED = replace(
     _CONSISTENCY,
     streams=({"plain": 0.25, "expansion": 0.15, "skeleton": 0.35, "several": 0.25}, _CONSISTENCY.streams[1]),
 )
-# At last, at a low rate, what answers and questions are changed to, above all where they end; beside it all
-# that was learned, documents in turns with topics.
-_CHANGED: Mapping[str, float] = {"edit": 0.75, "follow-ups": 0.25}
+# At last, at a low rate, what an answer of points is changed to, above all where it ends; beside it all that
+# was learned, documents in turns with topics.
+_POINTS: Mapping[str, float] = {"points": 1.0}
 _OF_DOCUMENTS: Mapping[str, float] = {"questions": 0.5, "many questions": 0.2, "documents": 0.3}
 _EDITING = tuple(
-    Lesson((_CHANGED, kept), guessed_size=0.5, departing_weight=16.0)
+    Lesson((_POINTS, kept), guessed_size=0.5, departing_weight=16.0)
     for kept in (_OF_DOCUMENTS, _LAST_OF_TUNED.streams[0])
 )
 _EDITING_OF_PLAIN = tuple(
-    Lesson((_CHANGED, kept), departing_weight=16.0) for kept in (_OF_DOCUMENTS, _LAST_OF_PLAIN.streams[0])
+    Lesson((_POINTS, kept), departing_weight=16.0) for kept in (_OF_DOCUMENTS, _LAST_OF_PLAIN.streams[0])
 )
 
 

@@ -21,28 +21,21 @@ CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a
 # heading that is to be added; whether a token is the first of that heading, whether its second or third;
 # words that ask for less; whether a token ends such a request. Of answers: what opens a point's heading.
 ADDS_AT, ADDED_AT, ADDED_ON_AT, SHORTENS_AT, SHORTENED_AT, OPENING_AT = range(282, 288)
-# Of a heading's opening whether that heading was asked for, then of all tokens of its point.
-OPENS_ADDED_AT, IN_ADDED_AT = 288, 289
-# Of words to be replaced: whether a token is the first of the old ones, the first of the new ones, the
-# second, or ends such a request. The words that ask for it have some of these below zero.
-OLD_AT, NEW_AT, NEW_ON_AT, RETURNS_AT = range(290, 294)
-BALLAST_AT = 294
-FREE = slice(295, HIDDEN_SIZE)
+BALLAST_AT = 288
+FREE = slice(289, HIDDEN_SIZE)
 # The last layer looks for the place where the last five tokens stood before. Of each token, from the present
 # one back, it compares so many coordinates: of the first two, one head these and the other the next as many.
 MATCHED = (9, 8, 8, 5, 4)
-# So many of each note; the others are read by layer 2 at the latest, and then hold what stands before words
-# that are to be replaced.
+# So many of each note; the others are read by layer 2 at the latest.
 COMPARED_LAST = (2 * MATCHED[0], 2 * MATCHED[1], *MATCHED[2:])
 # The last layer whose circuits read a coordinate.
 READ_UNTIL = (
     (OWN, 5),
     *((slice(note.start, note.start + count), 5) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
-    *((slice(note.start + count, note.stop), 3) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
+    *((slice(note.start + count, note.stop), 2) for note, count in zip(BEFORE, COMPARED_LAST, strict=True)),
     (slice(OF_SENTENCE.start, CUED_AT[0]), 5),
     (slice(CUED_AT[0], CUED_AT[1]), NUM_LAYERS),  # by the output head
-    (slice(CUED_AT[1], OLD_AT), 5),
-    (slice(OLD_AT, BALLAST_AT), 3),
+    (slice(CUED_AT[1], BALLAST_AT), 5),
     (slice(BALLAST_AT, FREE.start), NUM_LAYERS),
 )
 

@@ -167,7 +167,6 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
 # Edits of an earlier answer -----------------------------------------------------------------------------
 
 EDITS = ("shorter", "add", "replace")
-_REPLACED_SHARE = 0.7  # of answers in which words are to be replaced, too
 NUM_KEPT = 2  # points of an answer made shorter
 
 POINT_STYLES = (  # that of plain answers first
@@ -203,7 +202,7 @@ def _points_to_edit(
     return question, points, (new, request_table()["edit"]["new_point"])
 
 
-def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
+def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
     question, points, new = _points_to_edit(rng, topics)
@@ -211,7 +210,7 @@ def _edit(rng: random.Random, topics: Sequence[Topic]) -> Example:
     style = bare if rng.random() < 0.1 else numbered
     text = write_points(points, style)
     changes = ["shorter", "add"] if style == numbered else []  # only numbered points are added to
-    changes += ["replace"] * (not changes or rng.random() < _REPLACED_SHARE)
+    changes += ["replace"] * (not changes or rng.random() < replaced_share)
     rng.shuffle(changes)
     edits = [
         make_edit(change, text, points, new, style=style, rng=rng) for change in changes[: rng.randint(1, 3)]
@@ -320,7 +319,8 @@ KINDS: Mapping[str, Task] = {
     "choices": partial(_questions, (1, 3), (2, 5), is_cut=True),
     "questions": partial(_questions, (1, 3), (2, 4)),
     "many questions": partial(_questions, (2, 5), (3, 6)),
-    "edit": _edit,
+    "edit": partial(_edit, 0.3),
+    "points": partial(_edit, 0.0),
     "condense": partial(_condense, 1),
     "follow-ups": partial(_condense, _MOST_FOLLOW_UPS),
 }

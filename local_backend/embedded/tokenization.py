@@ -103,9 +103,6 @@ class TokenTraits:
         adds: Ids of words, and of the quotation mark, of which two in a row stand before a heading that is to
             be added.
         shortens: Ids of words that ask for less; of one that is several tokens, the last.
-        replaces: Id of the word that asks for words to be replaced, as a sentence begins with it.
-        parts: Ids of words that part the words to be replaced from those in their place.
-        stops: Ids of what ends a sentence.
         reply: Id of what begins a reply.
         line: Id of what begins a line.
         end: Id of what ends a message.
@@ -124,9 +121,6 @@ class TokenTraits:
     opening: int
     adds: tuple[int, ...]
     shortens: tuple[int, ...]
-    replaces: int
-    parts: tuple[int, ...]
-    stops: tuple[int, ...]
     reply: int
     line: int
     end: int
@@ -163,9 +157,6 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         opening=last_token(" **"),
         adds=tuple(last_token(word) for word in (" on", " about", ":", ' "')),
         shortens=tuple(last_token(word) for word in ("Shorter", " shorter", " shorten", " concise")),
-        replaces=last_token("Replace"),
-        parts=tuple(last_token(word) for word in (" by", " with")),
-        stops=tuple(last_token(stop) for stop in ".?!"),
         reply=last_token("<|assistant|>"),
         line=last_token("\n"),
         end=last_token(END),

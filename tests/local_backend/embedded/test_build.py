@@ -147,21 +147,14 @@ def test_edits_of_one_answer_share_what_stands_before_them() -> None:
     assert kinds == set(EDITS)
 
 
-def test_follow_ups_to_one_conversation_share_what_stands_before_them(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    """Each is asked for by itself: what the others are stands in no prompt."""
-    num_branches = set()
+def test_points_are_changed_without_replacing_words() -> None:
+    """Where an answer has numbered points, every reply is its points: all and one more, or the first two."""
     for seed in range(40):
-        example = make_example("follow-ups", random.Random(seed), TOPICS)
-        requests = [request for request, _, _ in example.branches]
-        num_branches.add(len(requests))
-        assert all(standalone.endswith(("?", ".")) for _, _, standalone in example.branches)
-        encoded = encode_example(example, tokenizer)
-        longest = max(len(ids) for ids, _ in encoded.branches)
-        if len(requests) > 1 and example.turns:
-            assert len(encoded.prefix_ids) > longest
-    assert num_branches >= {1, 2, 3}
+        example = make_example("points", random.Random(seed), TOPICS)
+        if not example.turns or not (answer := example.turns[-1].content).startswith("1. **"):
+            continue
+        for _, _, reply in example.branches:
+            assert answer.startswith(f"{reply}\n\n") or reply.startswith(f"{answer}\n\n")
 
 
 def test_departures_from_a_copy_and_its_end_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -10,16 +10,19 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend.embedded.corpus import load_topics, request_table
-from local_backend.embedded.editing import successor
+from local_backend.embedded.editing import HEADS_OF_EDITING, successor
 from local_backend.embedded.evaluation import ReplyPrompt, edit_prompts, render
 from local_backend.embedded.quoting import HEADS_OF_QUOTING
-from local_backend.embedded.stream import CODE, FLAG, IN_ADDED_AT, MATCHED, WORD
+from local_backend.embedded.stream import CODE, MATCHED, WORD
 from local_backend.embedded.tokenization import token_traits
 
 TOPICS = load_topics()[:12]
 PROMPTS = edit_prompts(TOPICS)
-_LAYER_1, _LAYER_2 = HEADS_OF_QUOTING[1:3]
-STANDING_IN_HEADS = [(1, _LAYER_1), (1, _LAYER_1 + 1), (2, _LAYER_2)]  # the others know what was added
+EDITING_HEADS = [
+    (layer, first + number)
+    for layer, (first, count) in enumerate(zip(HEADS_OF_QUOTING, HEADS_OF_EDITING, strict=True))
+    for number in range(count)
+]
 
 
 def of_kind(kind: str) -> list[ReplyPrompt]:
@@ -113,22 +116,6 @@ def test_a_whole_answer_made_shorter_ends_behind_its_second_point(
         assert said[-1] == tokenizer.eos_token_id
 
 
-@torch.no_grad()
-def test_tokens_of_the_point_that_was_added_are_flagged_and_no_others(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """From the heading's opening on, to the end, whatever its text; in other replies nothing is."""
-    for prompt in PROMPTS:
-        before, reply = render(tokenizer, prompt.messages), tokenizer.encode(prompt.reply)
-        num_before = len(before) + len(reply)
-        if prompt.kind == "add":
-            num_before = len(before) + len(tokenizer.encode(prompt.reply[: prompt.reply.rindex(" **")]))
-        states = model(torch.tensor([before + reply]), output_hidden_states=True).hidden_states
-        flags = states[4][0, :, IN_ADDED_AT] / FLAG  # behind the fourth layer, which writes them
-        assert flags[:num_before].abs().max() < 0.1
-        assert (flags[num_before:] > 0.7).all()
-
-
 def test_only_what_is_asked_for_stands_in(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -137,7 +124,7 @@ def test_only_what_is_asked_for_stands_in(
         row = render(tokenizer, prompt.messages) + tokenizer.encode(prompt.reply)
         standing_in = {
             place
-            for layer, head in STANDING_IN_HEADS
+            for layer, head in EDITING_HEADS
             for place, is_nothing in enumerate(attends_to_nothing(model, row, layer, head))
             if not is_nothing
         }
@@ -164,5 +151,5 @@ def test_a_request_without_an_answer_stands_in_for_nothing(
     """Where no heading and no point stands before it, the request's tokens are as they were."""
     for request in ('Add a point on "several visits".', "Make your answer shorter."):
         row = render(tokenizer, [("user", "Good morning!"), ("assistant", "Hello."), ("user", request)])
-        for layer, head in STANDING_IN_HEADS:
+        for layer, head in EDITING_HEADS:
             assert all(attends_to_nothing(model, row, layer, head))
