@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend.embedded.attention import PARTWISE
 from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
-from local_backend.embedded.circuits import begin_with_circuits, fits, held_weights, write_late_circuits
+from local_backend.embedded.circuits import begin_with_circuits, fits, held_weights
 from local_backend.embedded.consistency import NUM_GUESSED, draw_guessed, guessing_loss
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.decks import Decks
@@ -132,8 +132,6 @@ def train(
         if step == options.first_editing_step:
             # It goes on from weights as they would ship, and from nothing else.
             _round(model)
-            if fits(model):
-                write_late_circuits(model)
             began_with = {name: weight.clone() for name, weight in model.state_dict().items()}
             optimizers, decks, guessed_decks = _begin(model, topics, options, is_editing=True)
         losses = {}
@@ -186,7 +184,6 @@ def _begin(
         options.learning_rates,
         weight_decay=options.weight_decay,
         num_tuning_steps=0 if is_editing else options.num_tuning_steps,
-        late=is_editing,
     )
     seed = f"{options.seed}:editing" if is_editing else f"{options.seed}"
     return optimizers, Decks(topics, seed), Decks(topics, f"{seed}:guessed")

@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from local_backend.embedded.editing import (
-    HEADS_OF_EDITING,
-    LATE_HEADS,
-    BetweenPoints,
-    write_added_point,
-    write_editing,
-)
+from local_backend.embedded.editing import HEADS_OF_EDITING, BetweenPoints, write_editing
 from local_backend.embedded.quoting import HEADS_OF_QUOTING, write_quoting
 from local_backend.embedded.stream import (
     ADDS_AT,
@@ -37,10 +31,8 @@ from local_backend.embedded.stream import (
     ENDS_AT,
     FLAG,
     FREE,
-    GOES_ON_AT,
     HEAD_SIZE,
     HIDDEN_SIZE,
-    IN_ADDED_AT,
     MATCHED,
     NOTHING_AT,
     NUM_HEADS,
@@ -62,7 +54,6 @@ NUM_WRITTEN_HEADS = tuple(map(add, HEADS_OF_QUOTING, HEADS_OF_EDITING))  # of ea
 _FREE_CODE = 0.1  # of the coordinates left to training, at random
 _ASSOCIATED = 0.5  # of a topic's coordinate, for a token that only this topic has
 _SAID_FIRST = 1.0  # what the output head adds to tokens a quotation can begin with
-_ENDS = 1.8  # what the output head adds to an end in a point that was asked for, and takes from it before
 _NUM_UNLIKE = 3  # signs by which the code of a reply's beginning differs from that of a line's
 _HEAD_SHARE = 0.125  # the output head begins with so much of the embeddings
 
@@ -86,32 +77,12 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     model.lm_head.weight[:, OWN.stop :] = 0.0
     model.lm_head.weight[:, CUED_AT[0]] = _SAID_FIRST * torch.tensor(traits.said_first)
     layers = [layer.self_attn for layer in model.model.layers]
-    turns = _turns(model)
+    base = float(dict(model.config.rope_parameters or {})["rope_theta"])
+    turns = [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]  # radians a position
     write_quoting(layers, turns)
     words = model.model.embed_tokens.weight[:, WORD]
     between = BetweenPoints(paragraph=words[traits.paragraph], digits=words[list(traits.digits)])
     write_editing(layers, turns, HEADS_OF_QUOTING, between)
-
-
-@torch.no_grad()
-def write_late_circuits(model: LlamaForCausalLM) -> None:
-    """Write into a trained model what is of use only when it learns to add points to answers.
-
-    Args:
-        model: Made by :func:`begin_with_circuits`. Three heads are taken from what was trained.
-    """
-    write_added_point([layer.self_attn for layer in model.model.layers], _turns(model))
-    # What the last layer learned to write into these coordinates would be taken for the flags.
-    head, last = model.lm_head.weight, model.model.layers[-1]
-    for flag, count in ((GOES_ON_AT, -1), (IN_ADDED_AT, 2)):
-        last.self_attn.o_proj.weight[flag] = last.mlp.down_proj.weight[flag] = head[:, flag] = 0.0
-        head[model.config.eos_token_id, flag] = count * _ENDS
-
-
-def _turns(model: LlamaForCausalLM) -> list[float]:
-    """Radians by which each rotary pair turns in a position."""
-    base = float(dict(model.config.rope_parameters or {})["rope_theta"])
-    return [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]
 
 
 def fits(model: LlamaForCausalLM) -> bool:
@@ -121,21 +92,17 @@ def fits(model: LlamaForCausalLM) -> bool:
     return bool(sizes == (HIDDEN_SIZE, NUM_HEADS, HEAD_SIZE, NUM_LAYERS))
 
 
-def held_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Tensor]:
+def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """Masks, by parameter, of the weights that belong to the circuits: their heads, and their coordinates.
 
     What is written into a coordinate is theirs as long as one of their layers above still reads it.
-
-    Args:
-        model: With the circuits.
-        late: Whether those of :func:`write_late_circuits` are among them.
     """
     masks = {}
-    for number, layer in enumerate(model.model.layers):
+    for number, (layer, num_heads) in enumerate(zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True)):
         coordinates = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
         for part, last_reader in READ_UNTIL:
             coordinates[part] = last_reader > number
-        heads = _rows_of_circuits(number, late=late)
+        heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
         attention = layer.self_attn
         held = {
             attention.q_proj: heads[:, None],
@@ -156,16 +123,11 @@ def held_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Te
     return masks
 
 
-def circuit_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Tensor]:
-    """Masks, by parameter, of the weights written into the circuits, and how much each token tells.
-
-    Args:
-        model: With the circuits.
-        late: Whether those of :func:`write_late_circuits` are among them.
-    """
+def circuit_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """Masks, by parameter, of the weights written into the circuits, and how much each token tells."""
     masks = {}
-    for number, layer in enumerate(model.model.layers):
-        heads = _rows_of_circuits(number, late=late)
+    for layer, num_heads in zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True):
+        heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
             masks[_name_of(model, projection.weight)] = heads[:, None] & (projection.weight != 0)
@@ -175,15 +137,6 @@ def circuit_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str,
     columns[WORD] = columns[RARITY_AT] = True
     masks[_name_of(model, embedding)] = columns & (embedding != 0)
     return masks
-
-
-def _rows_of_circuits(layer: int, *, late: bool) -> Tensor:
-    """Which rows of a layer's projections belong to circuits, ``[num_heads * head_size]``."""
-    heads = torch.arange(NUM_HEADS * HEAD_SIZE) // HEAD_SIZE
-    rows = heads < NUM_WRITTEN_HEADS[layer]
-    for place, number in LATE_HEADS if late else ():
-        rows |= (heads == number) & (place == layer)
-    return rows
 
 
 def _name_of(model: LlamaForCausalLM, wanted: Tensor) -> str:
@@ -243,4 +196,4 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding[:, BALLAST_AT] = BALLAST
 
 
-__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights", "write_late_circuits"]
+__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights"]

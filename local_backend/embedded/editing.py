@@ -5,8 +5,7 @@ before it (:mod:`~local_backend.embedded.quoting`). Here a token of the request 
 place at which it is to be said. There copying goes on with it; before and behind, the answer is copied as it
 stands. The first token of a heading to be added is noted as standing behind the number of the next point,
 its second and third with the opening of a heading before the first, and the end of a request for a shorter
-answer as standing behind the second point. Late in the build, in a reply, the point that was asked for is
-flagged, so that the model can learn to write it, and to end behind it.
+answer as standing behind the second point.
 
 Knows requests that stand behind the answer and hold one of a few words, and answers of up to nine points (of
 eight, where one is added), numbered, with headings. What is said of a new heading is learned. A request
@@ -21,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from local_backend.embedded.heads import HALF, STILL, Head, coordinates, nearest
+from local_backend.embedded.heads import HALF, Head, coordinates, nearest
 from local_backend.embedded.stream import (
     ADDED_AT,
     ADDED_ON_AT,
@@ -29,26 +28,18 @@ from local_backend.embedded.stream import (
     BEFORE,
     COMPARED_LAST,
     CONSTANT_AT,
-    GOES_ON_AT,
-    IN_ADDED_AT,
     MATCHED,
     NOTED,
     OPENING_AT,
-    OPENS_ADDED_AT,
     SHORTENED_AT,
     WORD,
 )
 from local_backend.embedded.tasks import NUM_KEPT
 
 HEADS_OF_EDITING = (0, 2, 1, 0, 0, 0)  # of each layer, behind those of quoting
-# Layers and heads that are written late: of those left to training, what it does with these is missed least.
-LATE_HEADS = ((2, 2), (3, 3), (3, 4))
 # What is sought by two codes is attended to; what holds one of them, and any of the other, is not. Of several
 # places the nearest is preferred: that of the last answer.
 _SOUGHT, _SOUGHT_BY_HALF, _NEAREST = 84.0, 75.0, 14.0
-_LAST_OPENING, _IN_SIGHT = 120.0, 14.0  # how much the last opening is preferred, and how far one may be
-_SAME_NUMBER, _OF_HEADING = 60.0, 120.0
-_ASKED_FOR = 40.0  # how much each flag of the heading that was asked for is preferred
 _BY_NUMBER = 2.4  # how much the number counts, in notes; its two neighbours a little less than one
 _BY_OPENING = (2.6, 1.8)  # how much the opening counts that stands two and three tokens before
 _BY_END = (0.3, 2.1, 2.1)  # most requests end as sentences do: what ends one tells little
@@ -105,34 +96,9 @@ def _write_added_on(attention: Any, number: int, turns: Sequence[float]) -> None
 
 def _head_at_last_opening(attention: Any, number: int, turns: Sequence[float], asked: int) -> Head:
     head = Head(attention, number)
-    head.mind_distance(nearest(turns), OPENING_AT, _LAST_OPENING)
-    head.attend_if(_IN_SIGHT, (asked, 2))
+    head.mind_distance(nearest(turns), OPENING_AT, 120.0)
+    head.attend_if(14.0, (asked, 2))
     return head
-
-
-def write_added_point(layers: Sequence[Any], turns: Sequence[float]) -> None:
-    """Write into a trained model what knows, in a reply, the point that was asked for.
-
-    Layer by layer: 2 finds the opening of a heading whose number is that noted on the heading asked for; 3
-    flags what stands behind it, and, wherever a point was asked for, all that stands behind the request.
-
-    Args:
-        layers: The attention of each layer, of which ``LATE_HEADS`` are taken from training.
-        turns: Radians by which each rotary pair turns in a position.
-    """
-    opens, inside, goes_on = (Head(layers[layer], number) for layer, number in LATE_HEADS)
-    count = MATCHED[2]
-    noted = NOTED * _BY_NUMBER * NOTED
-    opens.liken(STILL, coordinates(BEFORE[1], count), coordinates(BEFORE[2], count), _SAME_NUMBER, noted)
-    opens.prefer_flag(HALF - 1, OPENING_AT, ADDED_AT, _OF_HEADING / 2)
-    opens.attend_if(_OF_HEADING + 0.6 * _SAME_NUMBER, (OPENING_AT, 1))
-    opens.carry([CONSTANT_AT], [OPENS_ADDED_AT], 1.0)
-    inside.mind_distance(nearest(turns), OPENING_AT, _LAST_OPENING)
-    inside.prefer_nothing(HALF - 1, CONSTANT_AT, _IN_SIGHT)
-    inside.carry([OPENS_ADDED_AT], [IN_ADDED_AT], 1.0)
-    goes_on.prefer_flag(HALF - 1, CONSTANT_AT, ADDED_AT, _ASKED_FOR)
-    goes_on.prefer_nothing(HALF - 2, CONSTANT_AT, 1.5 * _ASKED_FOR)  # of two flags both are needed
-    goes_on.carry([CONSTANT_AT], [GOES_ON_AT], 1.0)
 
 
 def successor(digits: Tensor) -> Tensor:
@@ -159,11 +125,4 @@ def _write_shortened(attention: Any, number: int, turns: Sequence[float], betwee
         head.carry(coordinates(source, count), coordinates(target, count), factor)
 
 
-__all__ = [
-    "HEADS_OF_EDITING",
-    "LATE_HEADS",
-    "BetweenPoints",
-    "successor",
-    "write_added_point",
-    "write_editing",
-]
+__all__ = ["HEADS_OF_EDITING", "BetweenPoints", "successor", "write_editing"]

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from local_backend.embedded.stream import (
-    CODE,
     CONSTANT_AT,
     CONSTANT_READ,
     HEAD_SIZE,
@@ -77,21 +76,6 @@ class Head:
         self.prefer_nothing(HALF - 2, CONSTANT_AT, threshold + ASKED * needed)
         for row, (flag, _) in zip((HEAD_SIZE - 2, HALF - 3), asked, strict=False):
             self.prefer_nothing(row, flag, -ASKED)
-
-    def liken(
-        self, rows: Sequence[int], query: Sequence[int], key: Sequence[int], wanted: float, scale: float
-    ) -> None:
-        """Add ``wanted`` where a code in the query is that in the key, and less the less they are alike.
-
-        Args:
-            rows: Of the head, one for each coordinate.
-            query: Coordinates of the one code.
-            key: As many coordinates of the other.
-            wanted: For the whole code; for its opposite as much is taken away.
-            scale: By how much both together are larger than a token's own code.
-        """
-        gain = float((wanted * HEAD_SIZE**0.5 / (len(query) * scale * (READ * CODE) ** 2)) ** 0.5)
-        self.compare(rows[: len(query)], query, key, (gain, gain))
 
     def mind_distance(self, waves: tuple[Tensor, Tensor], key: int, gain: float) -> None:
         """Add ``gain`` times a curve of the distance (see :func:`curve`) where the key has a flag."""

@@ -88,13 +88,7 @@ class Optimizers:
     """
 
     def __init__(
-        self,
-        model: LlamaForCausalLM,
-        rates: LearningRates,
-        *,
-        weight_decay: float,
-        num_tuning_steps: int,
-        late: bool = False,
+        self, model: LlamaForCausalLM, rates: LearningRates, *, weight_decay: float, num_tuning_steps: int
     ) -> None:
         self._parameters = dict(model.named_parameters())
         matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
@@ -110,8 +104,8 @@ class Optimizers:
             betas=(0.9, 0.98),
             weight_decay=0.0,
         )
-        self._held = held_weights(model, late=late) if fits(model) else {}
-        circuits = circuit_weights(model, late=late) if fits(model) else {}
+        self._held = held_weights(model) if fits(model) else {}
+        circuits = circuit_weights(model) if fits(model) else {}
         self._tuned = list(circuits)
         self._circuits = RelativeAdam([(self._parameters[name], mask) for name, mask in circuits.items()])
         self._rates, self._num_tuning_steps = rates, num_tuning_steps

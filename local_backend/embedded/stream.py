@@ -21,9 +21,6 @@ CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a
 # heading that is to be added; whether a token is the first of that heading, whether its second or third;
 # words that ask for less; whether a token ends such a request. Of answers: what opens a point's heading.
 ADDS_AT, ADDED_AT, ADDED_ON_AT, SHORTENS_AT, SHORTENED_AT, OPENING_AT = range(282, 288)
-# Of replies, in coordinates that are hardly read any more: whether a heading's opening is that of the point
-# that was asked for; whether what stands behind it is of that point; whether a point was asked for at all.
-OPENS_ADDED_AT, IN_ADDED_AT, GOES_ON_AT = ADDED_ON_AT, CUE_AT, SHORTENS_AT
 BALLAST_AT = 288
 FREE = slice(289, HIDDEN_SIZE)
 # The last layer looks for the place where the last five tokens stood before. Of each token, from the present

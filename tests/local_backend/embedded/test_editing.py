@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
@@ -10,12 +9,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.embedded.circuits import write_late_circuits
 from local_backend.embedded.corpus import load_topics, request_table
 from local_backend.embedded.editing import HEADS_OF_EDITING, successor
 from local_backend.embedded.evaluation import ReplyPrompt, edit_prompts, render
 from local_backend.embedded.quoting import HEADS_OF_QUOTING
-from local_backend.embedded.stream import CODE, FLAG, GOES_ON_AT, IN_ADDED_AT, MATCHED, WORD
+from local_backend.embedded.stream import CODE, MATCHED, WORD
 from local_backend.embedded.tokenization import token_traits
 
 TOPICS = load_topics()[:12]
@@ -116,25 +114,6 @@ def test_a_whole_answer_made_shorter_ends_behind_its_second_point(
         before, kept = render(tokenizer, messages), "\n\n".join(topic.answer.split("\n\n")[:2])
         said = said_within(model, before + tokenizer.encode(kept), len(before))
         assert said[-1] == tokenizer.eos_token_id
-
-
-@torch.no_grad()
-def test_a_reply_knows_whether_a_point_was_asked_for_and_which_it_is(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """By what is written late: all of the reply knows the one, what stands behind the opening the other."""
-    late = copy.deepcopy(model)
-    write_late_circuits(late)
-    for prompt in PROMPTS:
-        before, reply = render(tokenizer, prompt.messages), tokenizer.encode(prompt.reply)
-        num_others = len(reply)
-        if prompt.kind == "add":
-            num_others = len(tokenizer.encode(prompt.reply[: prompt.reply.rindex(" **")]))
-        states = late(torch.tensor([before + reply]), output_hidden_states=True).hidden_states[4]
-        flags = states[0, len(before) :] / FLAG
-        assert torch.allclose(flags[:, GOES_ON_AT], torch.tensor(float(prompt.kind == "add")), atol=0.1)
-        assert flags[:num_others, IN_ADDED_AT].abs().max() < 0.1
-        assert (flags[num_others:, IN_ADDED_AT] > 0.7).all()
 
 
 def test_only_what_is_asked_for_stands_in(
