@@ -20,6 +20,7 @@ from local_backend import Engine, SamplingParams
 from local_backend.embedded import WEIGHTS
 from local_backend.embedded.corpus import load_topics
 from local_backend.embedded.evaluation import (
+    NUM_FOLLOW_UPS,
     edit_prompts,
     follow_up_prompts,
     held_out_pairs,
@@ -36,7 +37,6 @@ from local_backend.embedded.tasks import EDITS
 from sot_chains import parse_skeleton
 from sot_chains.prompts import ENGLISH
 
-_NUM_FOLLOW_UPS = 40
 _SKELETON, _ANSWER, _QUOTATION = (SamplingParams(max_tokens=count) for count in (160, 640, 192))
 
 
@@ -122,7 +122,7 @@ def measure_known_replies(
     prompts = [
         *point_prompts(topics),
         *edit_prompts(topics),
-        *follow_up_prompts(_NUM_FOLLOW_UPS, topics),
+        *follow_up_prompts(NUM_FOLLOW_UPS, topics),
     ]
     rendered = [render(tokenizer, prompt.messages, prompt.start) for prompt in prompts]
     answers = [text.strip() for text in _texts(engine, rendered, _ANSWER)]

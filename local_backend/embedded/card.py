@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from local_backend.embedded.corpus import Topic, load_requests
 from local_backend.embedded.evaluation import (
+    NUM_FOLLOW_UPS,
     edit_prompts,
     follow_up_prompts,
     point_prompts,
@@ -22,7 +23,6 @@ from local_backend.engine import Engine
 from local_backend.sampling import SamplingParams
 
 _NUM_DOCUMENTS = 200
-_NUM_FOLLOW_UPS = 40
 _CARD = """\
 ---
 license: mit
@@ -116,7 +116,7 @@ def write_card(
         num_steps=num_steps if num_consistency_steps else num_steps + num_last_steps,
         tuning=tuning,
         num_documents=_NUM_DOCUMENTS,
-        num_follow_ups=_NUM_FOLLOW_UPS,
+        num_follow_ups=NUM_FOLLOW_UPS,
         **measured,
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -138,7 +138,7 @@ def _measured(
     known = [
         *point_prompts(topics),
         *edit_prompts(topics),
-        *follow_up_prompts(_NUM_FOLLOW_UPS, topics),
+        *follow_up_prompts(NUM_FOLLOW_UPS, topics),
     ]
     with Engine(model, tokenizer, max_rows=16) as engine:
         outlines = engine.generate(outline_prompts, SamplingParams(max_tokens=192))

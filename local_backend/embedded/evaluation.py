@@ -31,6 +31,7 @@ from local_backend.embedded.tasks import (
     write_points,
 )
 
+NUM_FOLLOW_UPS = 40  # that the model is judged by
 _SEED = "held out"  # no example of training is drawn from it
 _DOCUMENT = re.compile(r"# (?P<name>[^\n]+)\n(?P<text>.+?)\n(?P<questions>(?:- [^\n]+\n?)+)", re.DOTALL)
 
@@ -229,6 +230,7 @@ def held_out_pairs(
 
 
 __all__ = [
+    "NUM_FOLLOW_UPS",
     "DocumentPrompt",
     "ReplyPrompt",
     "edit_prompts",
