@@ -88,7 +88,13 @@ class Optimizers:
     """
 
     def __init__(
-        self, model: LlamaForCausalLM, rates: LearningRates, *, weight_decay: float, num_tuning_steps: int
+        self,
+        model: LlamaForCausalLM,
+        rates: LearningRates,
+        *,
+        weight_decay: float,
+        num_tuning_steps: int,
+        late: bool = False,
     ) -> None:
         self._parameters = dict(model.named_parameters())
         matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
@@ -104,8 +110,8 @@ class Optimizers:
             betas=(0.9, 0.98),
             weight_decay=0.0,
         )
-        self._held = held_weights(model) if fits(model) else {}
-        circuits = circuit_weights(model) if fits(model) else {}
+        self._held = held_weights(model, late=late) if fits(model) else {}
+        circuits = circuit_weights(model, late=late) if fits(model) else {}
         self._tuned = list(circuits)
         self._circuits = RelativeAdam([(self._parameters[name], mask) for name, mask in circuits.items()])
         self._rates, self._num_tuning_steps = rates, num_tuning_steps
@@ -164,6 +170,11 @@ class Optimizers:
         self._adam.zero_grad(set_to_none=True)
         for name, mask in self._held.items():
             self._parameters[name].copy_(torch.where(mask, before[name], self._parameters[name]))
+
+    def take_over(self, others: Optimizers) -> None:
+        """Go on where others of the same model are, but for its circuits, of which there are more now."""
+        self._muon.load_state_dict(others._muon.state_dict())
+        self._adam.load_state_dict(others._adam.state_dict())
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""

@@ -73,13 +73,32 @@ _CONSISTENCY = Lesson(
     guessed_size=0.5,
     follow_ups_size=0.5,
 )
-_LAST_OF_TUNED = replace(
+# Once the circuits for it are there, replacing words is learned as well.
+_WITH_ALL_CIRCUITS = replace(
     _CONSISTENCY,
-    streams=({"plain": 0.25, "expansion": 0.15, "skeleton": 0.35, "several": 0.25}, _CONSISTENCY.streams[1]),
+    streams=(
+        _CONSISTENCY.streams[0],
+        {
+            "questions": 0.3,
+            "many questions": 0.12,
+            "documents": 0.18,
+            "all edits": 0.2,
+            "replacements": 0.17,
+            "repeat": 0.03,
+        },
+    ),
+    departing_weight=8.0,
+)
+_LAST_OF_TUNED = replace(
+    _WITH_ALL_CIRCUITS,
+    streams=(
+        {"plain": 0.25, "expansion": 0.15, "skeleton": 0.35, "several": 0.25},
+        _WITH_ALL_CIRCUITS.streams[1],
+    ),
 )
 # At last, at a low rate, what an answer of points is changed to, above all where it ends; beside it all that
 # was learned, documents in turns with topics.
-_POINTS: Mapping[str, float] = {"points": 1.0}
+_POINTS: Mapping[str, float] = {"all edits": 0.8, "replacements": 0.2}
 _OF_DOCUMENTS: Mapping[str, float] = {"questions": 0.5, "many questions": 0.2, "documents": 0.3}
 _EDITING = tuple(
     Lesson((_POINTS, kept), guessed_size=0.5, follow_ups_size=0.5, departing_weight=16.0)
@@ -102,6 +121,7 @@ class BuildOptions:
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
         num_last_steps: Steps behind the last of these stages, which fix what it learned.
         num_editing_steps: Steps of the editing stage, behind all of them.
+        late_circuits_step: Before which step the late circuits are written: so many may use their heads.
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
             the steps of the last stage.
@@ -123,6 +143,7 @@ class BuildOptions:
     num_consistency_steps: int = 960
     num_last_steps: int = 100
     num_editing_steps: int = 260
+    late_circuits_step: int = 1000
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
@@ -197,7 +218,7 @@ def lesson_at(step: int, options: BuildOptions) -> Lesson:
     if step < options.num_steps:
         return _THEN
     if step < options.num_steps + options.num_consistency_steps:
-        return _CONSISTENCY
+        return _CONSISTENCY if step < options.late_circuits_step else _WITH_ALL_CIRCUITS
     if step >= options.first_editing_step:
         return (_EDITING if options.num_consistency_steps else _EDITING_OF_PLAIN)[step % 2]
     return _LAST_OF_TUNED if options.num_consistency_steps else _LAST_OF_PLAIN

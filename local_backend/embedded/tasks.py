@@ -168,6 +168,7 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
 
 EDITS = ("shorter", "add", "replace")
 NUM_KEPT = 2  # points of an answer made shorter
+_NUM_REPLACEMENTS = 5
 
 POINT_STYLES = (  # that of plain answers first
     "{number}. **{heading}**: {text}",
@@ -184,10 +185,9 @@ def write_points(points: Sequence[tuple[str, str]], style: str) -> str:
 
 
 def _points_to_edit(
-    rng: random.Random, topics: Sequence[Topic]
+    rng: random.Random, topics: Sequence[Topic], count: int
 ) -> tuple[str, list[tuple[str, str]], tuple[str, str]]:
     """A question, the points of its answer, and one more point that could be added."""
-    count = rng.randint(3, 4)
     if rng.random() < 0.4:
         topic = rng.choice(topics)
         chosen = rng.sample(topic.points, count + 1)
@@ -205,7 +205,7 @@ def _points_to_edit(
 def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
-    question, points, new = _points_to_edit(rng, topics)
+    question, points, new = _points_to_edit(rng, topics, rng.randint(3, 4))
     numbered, bare = POINT_STYLES
     style = bare if rng.random() < 0.1 else numbered
     text = write_points(points, style)
@@ -219,6 +219,21 @@ def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) ->
         request, reply = edits[0]
         framed = rng.choice(table["frames"]).format(text=text, request=request)
         return Example((), ((framed, "", reply),), copies=True)
+    return _asked_behind(question, text, edits)
+
+
+def _replacements(rng: random.Random, topics: Sequence[Topic]) -> Example:
+    """Words of a short answer to be replaced, in several requests: nearly all of a changed answer is copied."""
+    question, points, new = _points_to_edit(rng, topics, rng.randint(1, 2))
+    style = rng.choice(POINT_STYLES)
+    text = write_points(points, style)
+    edits = [
+        make_edit("replace", text, points, new, style=style, rng=rng) for _ in range(_NUM_REPLACEMENTS)
+    ]
+    return _asked_behind(question, text, edits)
+
+
+def _asked_behind(question: str, text: str, edits: Sequence[tuple[str, str]]) -> Example:
     branches = tuple((request, "", reply) for request, reply in edits)
     return Example((Turn("user", question), Turn("assistant", text)), branches, copies=True)
 
@@ -321,6 +336,8 @@ KINDS: Mapping[str, Task] = {
     "many questions": partial(_questions, (2, 5), (3, 6)),
     "edit": partial(_edit, 0.3),
     "points": partial(_edit, 0.0),
+    "all edits": partial(_edit, 1.0),
+    "replacements": _replacements,
     "condense": partial(_condense, 1),
     "follow-ups": partial(_condense, _MOST_FOLLOW_UPS),
 }
