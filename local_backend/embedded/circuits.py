@@ -11,6 +11,7 @@ and :mod:`~local_backend.embedded.editing`.
 
 from __future__ import annotations
 
+import math
 from operator import add
 
 import torch
@@ -111,9 +112,9 @@ def write_late_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     note_replacing(layers[0])
     words = OfRequests(
         replace=embedding[[traits.replace]],
-        by=embedding[list(traits.parts)],
+        parts=embedding[list(traits.parts)],
         ends=embedding[[traits.stop, traits.end]],
-        reply=embedding[traits.reply],
+        reply=embedding[[traits.reply]],
     )
     write_replacing(layers, _turns(model), words)
 
@@ -121,7 +122,7 @@ def write_late_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
 def _turns(model: LlamaForCausalLM) -> list[float]:
     """Radians by which each rotary pair turns in a position."""
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
-    return [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]
+    return [math.pow(base, -2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]
 
 
 def fits(model: LlamaForCausalLM) -> bool:
@@ -193,7 +194,7 @@ def circuit_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str,
 def _rows_of_circuits(layer: int, *, late: bool) -> Tensor:
     """Which rows of a layer's projections belong to circuits, ``[num_heads * head_size]``."""
     heads = torch.arange(NUM_HEADS * HEAD_SIZE) // HEAD_SIZE
-    rows = heads < NUM_WRITTEN_HEADS[layer]
+    rows: Tensor = heads < NUM_WRITTEN_HEADS[layer]
     for place, number in HEADS_OF_REPLACING if late else ():
         rows |= (heads == number) & (place == layer)
     return rows

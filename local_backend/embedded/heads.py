@@ -116,13 +116,6 @@ class Head:
         weights = gain / CONSTANT_READ / length * HEAD_SIZE**0.5 * code
         self._attention.k_proj.weight[self._first + row, torch.tensor(key)] = weights
 
-    def seek_also(self, row: int, query: int, key: Sequence[int], code: Tensor, gain: float) -> None:
-        """Like :meth:`seek`, of a row in which other codes are sought in the same coordinates."""
-        at = torch.tensor(key)
-        sought = self._attention.k_proj.weight[self._first + row, at].clone()
-        self.seek(row, query, key, code, gain)
-        self._attention.k_proj.weight[self._first + row, at] += sought
-
     def ask_code(self, row: int, query: Sequence[int], code: Tensor, gain: float) -> None:
         """Take ``gain`` from the attention to nothing, times the product of the query with a code."""
         self._attention.q_proj.weight[self._first + row, torch.tensor(query)] = code / READ
@@ -179,6 +172,14 @@ def nearest(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
     return curve(turns, wanted, 1 / (1 + distances / 60), 1e-5)
 
 
+def nearest_other(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Like :func:`nearest`, but nothing prefers itself."""
+    distances = torch.arange(FARTHEST)
+    itself = (-(distances.float() ** 2)).exp()
+    wanted = ((1 + FARTHEST / 30) / (1 + distances / 30)).log() / 3 - 8.0 * itself
+    return curve(turns, wanted, 1 / (1 + distances / 60) + 8.0 * (distances < 1), 1e-5)
+
+
 def falling(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
     """A curve that prefers the nearest."""
     distances = torch.arange(FARTHEST)
@@ -202,4 +203,5 @@ __all__ = [
     "curve",
     "falling",
     "nearest",
+    "nearest_other",
 ]

@@ -223,13 +223,11 @@ def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) ->
 
 
 def _replacements(rng: random.Random, topics: Sequence[Topic]) -> Example:
-    """Words of a short answer to be replaced, in several requests: nearly all of a changed answer is copied."""
+    """Several requests to replace words of one short answer: of a long one nearly all is copied."""
     question, points, new = _points_to_edit(rng, topics, rng.randint(1, 2))
     style = rng.choice(POINT_STYLES)
     text = write_points(points, style)
-    edits = [
-        make_edit("replace", text, points, new, style=style, rng=rng) for _ in range(_NUM_REPLACEMENTS)
-    ]
+    edits = [make_edit("replace", text, points, new, style=style, rng=rng) for _ in range(_NUM_REPLACEMENTS)]
     return _asked_behind(question, text, edits)
 
 
