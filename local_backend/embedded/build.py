@@ -32,20 +32,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend.embedded.attention import PARTWISE
 from local_backend.embedded.batches import draw_batch
 from local_backend.embedded.card import write_card
-from local_backend.embedded.circuits import begin_with_circuits, fits, held_weights, write_late_circuits
+from local_backend.embedded.circuits import begin_with_circuits, fits, held_weights
 from local_backend.embedded.consistency import NUM_GUESSED, draw_guessed, guessing_loss
 from local_backend.embedded.corpus import Topic, load_topics
 from local_backend.embedded.decks import Decks
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import Optimizers
-from local_backend.embedded.recipe import (
-    FOLLOW_UPS_WEIGHT,
-    PLAIN_OPTIONS,
-    BuildOptions,
-    lesson_at,
-    rate_at,
-)
+from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, lesson_at, rate_at
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 
@@ -123,11 +117,7 @@ def train(
         model.load_state_dict(state["model"])
     first: int = state["step"]
     optimizers, decks, guessed_decks = _begin(
-        model,
-        topics,
-        options,
-        is_editing=first > options.first_editing_step,
-        late=first > options.late_circuits_step,
+        model, topics, options, is_editing=first > options.first_editing_step
     )
     began_with: dict[str, Tensor] = state.get("began_with", {})
     if first:
@@ -139,16 +129,11 @@ def train(
     model.train()
     last_step = options.num_steps_in_all
     for step in range(first, last_step):
-        if step == options.late_circuits_step and fits(model):
-            write_late_circuits(model, token_traits(tokenizer, topics))
-            optimizers = _go_on_with(optimizers, model, options)
         if step == options.first_editing_step:
             # It goes on from weights as they would ship, and from nothing else.
             _round(model)
             began_with = {name: weight.clone() for name, weight in model.state_dict().items()}
-            optimizers, decks, guessed_decks = _begin(
-                model, topics, options, is_editing=True, late=step >= options.late_circuits_step
-            )
+            optimizers, decks, guessed_decks = _begin(model, topics, options, is_editing=True)
         losses = {}
         lesson = lesson_at(step, options)
         if lesson.guessed_size:
@@ -172,15 +157,6 @@ def train(
             loss.backward()
             optimizers.collect()
             losses[kind] = loss.item()
-        if lesson.follow_ups_size:
-            num_tokens = round(lesson.follow_ups_size * options.tokens_per_batch)
-            kind, batch = draw_batch(
-                f"{options.seed}:{step}:follow-ups", {"follow-ups": 1.0}, num_tokens, decks, tokenizer
-            )
-            loss = loss_of(model, batch)
-            loss.backward()
-            optimizers.collect(weight=FOLLOW_UPS_WEIGHT)
-            losses[kind] = loss.item()
         optimizers.step(step, rate_at(step, options))
         yield step, losses
         if (step + 1) % checkpoint_every == 0 or step + 1 == last_step:
@@ -200,7 +176,7 @@ def train(
 
 
 def _begin(
-    model: LlamaForCausalLM, topics: Sequence[Topic], options: BuildOptions, *, is_editing: bool, late: bool
+    model: LlamaForCausalLM, topics: Sequence[Topic], options: BuildOptions, *, is_editing: bool
 ) -> tuple[Optimizers, Decks, Decks]:
     """What learning goes on from beside the weights: optimizers, and decks, those of guessed answers last."""
     optimizers = Optimizers(
@@ -208,23 +184,9 @@ def _begin(
         options.learning_rates,
         weight_decay=options.weight_decay,
         num_tuning_steps=0 if is_editing else options.num_tuning_steps,
-        late=late,
     )
     seed = f"{options.seed}:editing" if is_editing else f"{options.seed}"
     return optimizers, Decks(topics, seed), Decks(topics, f"{seed}:guessed")
-
-
-def _go_on_with(optimizers: Optimizers, model: LlamaForCausalLM, options: BuildOptions) -> Optimizers:
-    """The same optimizers, for a model into which the late circuits were written."""
-    others = Optimizers(
-        model,
-        options.learning_rates,
-        weight_decay=options.weight_decay,
-        num_tuning_steps=options.num_tuning_steps,
-        late=True,
-    )
-    others.take_over(optimizers)
-    return others
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ and :mod:`~local_backend.embedded.editing`.
 
 from __future__ import annotations
 
-import math
 from operator import add
 
 import torch
@@ -20,7 +19,6 @@ from transformers import LlamaForCausalLM
 
 from local_backend.embedded.editing import HEADS_OF_EDITING, BetweenPoints, write_editing
 from local_backend.embedded.quoting import HEADS_OF_QUOTING, write_quoting
-from local_backend.embedded.replacing import HEADS_OF_REPLACING, OfRequests, note_replacing, write_replacing
 from local_backend.embedded.stream import (
     ADDS_AT,
     BALLAST,
@@ -35,15 +33,12 @@ from local_backend.embedded.stream import (
     FREE,
     HEAD_SIZE,
     HIDDEN_SIZE,
-    LATE,
     MATCHED,
-    NEAR_AT,
     NOTHING_AT,
     NUM_HEADS,
     NUM_LAYERS,
     OPENING_AT,
     OWN,
-    PARTS_AT,
     PLACE_AT,
     RARITY_AT,
     READ,
@@ -82,47 +77,12 @@ def begin_with_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
     model.lm_head.weight[:, OWN.stop :] = 0.0
     model.lm_head.weight[:, CUED_AT[0]] = _SAID_FIRST * torch.tensor(traits.said_first)
     layers = [layer.self_attn for layer in model.model.layers]
-    turns = _turns(model)
+    base = float(dict(model.config.rope_parameters or {})["rope_theta"])
+    turns = [base ** (-2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]  # radians a position
     write_quoting(layers, turns)
     words = model.model.embed_tokens.weight[:, WORD]
     between = BetweenPoints(paragraph=words[traits.paragraph], digits=words[list(traits.digits)])
     write_editing(layers, turns, HEADS_OF_QUOTING, between)
-
-
-@torch.no_grad()
-def write_late_circuits(model: LlamaForCausalLM, traits: TokenTraits) -> None:
-    """Write into a model that was trained for a while what takes heads that it misses least.
-
-    Args:
-        model: Made by :func:`begin_with_circuits`.
-        traits: What the circuits must know of the tokens.
-    """
-    embedding, late = model.model.embed_tokens.weight, list(LATE)
-    for layer in model.model.layers:
-        for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            module.weight[late] = 0.0
-        attention, mlp = layer.self_attn, layer.mlp
-        for module in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
-            module.weight[:, late] = 0.0
-        layer.input_layernorm.weight[late] = layer.input_layernorm.weight[CONSTANT_AT].item()
-    embedding[:, late] = model.lm_head.weight[:, late] = 0.0
-    embedding[traits.replace, NEAR_AT] = FLAG
-    embedding[list(traits.parts), PARTS_AT] = FLAG
-    layers = [layer.self_attn for layer in model.model.layers]
-    note_replacing(layers[0])
-    words = OfRequests(
-        replace=embedding[[traits.replace]],
-        parts=embedding[list(traits.parts)],
-        ends=embedding[[traits.stop, traits.end]],
-        reply=embedding[[traits.reply]],
-    )
-    write_replacing(layers, _turns(model), words)
-
-
-def _turns(model: LlamaForCausalLM) -> list[float]:
-    """Radians by which each rotary pair turns in a position."""
-    base = float(dict(model.config.rope_parameters or {})["rope_theta"])
-    return [math.pow(base, -2 * pair / HEAD_SIZE) for pair in range(HEAD_SIZE // 2)]
 
 
 def fits(model: LlamaForCausalLM) -> bool:
@@ -132,24 +92,17 @@ def fits(model: LlamaForCausalLM) -> bool:
     return bool(sizes == (HIDDEN_SIZE, NUM_HEADS, HEAD_SIZE, NUM_LAYERS))
 
 
-def held_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Tensor]:
+def held_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """Masks, by parameter, of the weights that belong to the circuits: their heads, and their coordinates.
 
     What is written into a coordinate is theirs as long as one of their layers above still reads it.
-
-    Args:
-        model: With the circuits.
-        late: Whether those of :func:`write_late_circuits` are among them.
     """
     masks = {}
-    read = torch.arange(HIDDEN_SIZE) < FREE.start
-    read[list(LATE if late else ())] = True
-    for number, layer in enumerate(model.model.layers):
+    for number, (layer, num_heads) in enumerate(zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True)):
         coordinates = torch.zeros(HIDDEN_SIZE, dtype=torch.bool)
         for part, last_reader in READ_UNTIL:
             coordinates[part] = last_reader > number
-        coordinates[list(LATE if late else ())] = True
-        heads = _rows_of_circuits(number, late=late)
+        heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
         attention = layer.self_attn
         held = {
             attention.q_proj: heads[:, None],
@@ -157,12 +110,12 @@ def held_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Te
             attention.v_proj: heads[:, None],
             attention.o_proj: heads | coordinates[:, None],
             layer.mlp.down_proj: coordinates[:, None],
-            layer.input_layernorm: read,
+            layer.input_layernorm: torch.arange(HIDDEN_SIZE) < FREE.start,
         }
         for module, mask in held.items():
             masks[_name_of(model, module.weight)] = mask.expand_as(module.weight)
     embedding, head, norm = model.model.embed_tokens.weight, model.lm_head.weight, model.model.norm.weight
-    masks[_name_of(model, embedding)] = read.expand_as(embedding)
+    masks[_name_of(model, embedding)] = (torch.arange(HIDDEN_SIZE) < FREE.start).expand_as(embedding)
     # What is copied is said by the codes it was read by.
     says = torch.arange(HIDDEN_SIZE) < OWN.stop
     says[CUED_AT[0]] = True
@@ -170,16 +123,11 @@ def held_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Te
     return masks
 
 
-def circuit_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str, Tensor]:
-    """Masks, by parameter, of the weights written into the circuits, and how much each token tells.
-
-    Args:
-        model: With the circuits.
-        late: Whether those of :func:`write_late_circuits` are among them.
-    """
+def circuit_weights(model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """Masks, by parameter, of the weights written into the circuits, and how much each token tells."""
     masks = {}
-    for number, layer in enumerate(model.model.layers):
-        heads = _rows_of_circuits(number, late=late)
+    for layer, num_heads in zip(model.model.layers, NUM_WRITTEN_HEADS, strict=True):
+        heads = torch.arange(NUM_HEADS * HEAD_SIZE) < num_heads * HEAD_SIZE
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
             masks[_name_of(model, projection.weight)] = heads[:, None] & (projection.weight != 0)
@@ -189,15 +137,6 @@ def circuit_weights(model: LlamaForCausalLM, *, late: bool = False) -> dict[str,
     columns[WORD] = columns[RARITY_AT] = True
     masks[_name_of(model, embedding)] = columns & (embedding != 0)
     return masks
-
-
-def _rows_of_circuits(layer: int, *, late: bool) -> Tensor:
-    """Which rows of a layer's projections belong to circuits, ``[num_heads * head_size]``."""
-    heads = torch.arange(NUM_HEADS * HEAD_SIZE) // HEAD_SIZE
-    rows: Tensor = heads < NUM_WRITTEN_HEADS[layer]
-    for place, number in HEADS_OF_REPLACING if late else ():
-        rows |= (heads == number) & (place == layer)
-    return rows
 
 
 def _name_of(model: LlamaForCausalLM, wanted: Tensor) -> str:
@@ -257,4 +196,4 @@ def _write_embeddings(embedding: Tensor, traits: TokenTraits) -> None:
     embedding[:, BALLAST_AT] = BALLAST
 
 
-__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights", "write_late_circuits"]
+__all__ = ["begin_with_circuits", "circuit_weights", "fits", "held_weights"]

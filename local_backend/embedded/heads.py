@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from local_backend.embedded.stream import (
-    CODE,
     CONSTANT_AT,
     CONSTANT_READ,
     HEAD_SIZE,
@@ -78,21 +77,6 @@ class Head:
         for row, (flag, _) in zip((HEAD_SIZE - 2, HALF - 3), asked, strict=False):
             self.prefer_nothing(row, flag, -ASKED)
 
-    def liken(
-        self, rows: Sequence[int], query: Sequence[int], key: Sequence[int], wanted: float, scale: float
-    ) -> None:
-        """Add ``wanted`` where a code in the query is that in the key, and less the less they are alike.
-
-        Args:
-            rows: Of the head, one for each coordinate.
-            query: Coordinates of the one code.
-            key: As many coordinates of the other.
-            wanted: For the whole code; for its opposite as much is taken away.
-            scale: By how much both together are larger than a token's own code.
-        """
-        gain = float((wanted * HEAD_SIZE**0.5 / (len(query) * scale * (READ * CODE) ** 2)) ** 0.5)
-        self.compare(rows[: len(query)], query, key, (gain, gain))
-
     def mind_distance(self, waves: tuple[Tensor, Tensor], key: int, gain: float) -> None:
         """Add ``gain`` times a curve of the distance (see :func:`curve`) where the key has a flag."""
         gain = gain / CONSTANT_READ**2
@@ -116,11 +100,6 @@ class Head:
         weights = gain / CONSTANT_READ / length * HEAD_SIZE**0.5 * code
         self._attention.k_proj.weight[self._first + row, torch.tensor(key)] = weights
 
-    def ask_code(self, row: int, query: Sequence[int], code: Tensor, gain: float) -> None:
-        """Take ``gain`` from the attention to nothing, times the product of the query with a code."""
-        self._attention.q_proj.weight[self._first + row, torch.tensor(query)] = code / READ
-        self._attention.k_proj.weight[self._first + row, NOTHING_AT] = -gain * HEAD_SIZE**0.5 / NOTHING_READ
-
     def carry(self, source: Sequence[int], target: Sequence[int], factor: float | Tensor) -> None:
         """Add coordinates of what is attended to to other coordinates; at most those of a head in all.
 
@@ -142,18 +121,6 @@ class Head:
         else:
             self._attention.o_proj.weight[torch.tensor(target), rows] = factor
 
-    def carry_nothing_of(self, token: Tensor, at: Sequence[int], known: Tensor) -> None:
-        """Let the head carry nothing from one token.
-
-        Args:
-            token: Its embedding.
-            at: Coordinates by which it is known.
-            known: What these are multiplied with: 1 comes out for the token, 0 for others.
-        """
-        rows = slice(self._first, self._next_value)
-        values = self._attention.v_proj.weight[rows]
-        values[:, torch.tensor(at)] -= (values @ token)[:, None] * known
-
 
 def curve(turns: Sequence[float], wanted: Tensor, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Coefficients of the fast pairs' cosines and sines whose sum is near ``wanted``, by distance."""
@@ -170,14 +137,6 @@ def nearest(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
     distances = torch.arange(FARTHEST)
     wanted = ((1 + FARTHEST / 30) / (1 + distances / 30)).log() / 3
     return curve(turns, wanted, 1 / (1 + distances / 60), 1e-5)
-
-
-def nearest_other(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Like :func:`nearest`, but nothing prefers itself."""
-    distances = torch.arange(FARTHEST)
-    itself = (-(distances.float() ** 2)).exp()
-    wanted = ((1 + FARTHEST / 30) / (1 + distances / 30)).log() / 3 - 8.0 * itself
-    return curve(turns, wanted, 1 / (1 + distances / 60) + 8.0 * (distances < 1), 1e-5)
 
 
 def falling(turns: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -203,5 +162,4 @@ __all__ = [
     "curve",
     "falling",
     "nearest",
-    "nearest_other",
 ]

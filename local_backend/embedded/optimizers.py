@@ -88,13 +88,7 @@ class Optimizers:
     """
 
     def __init__(
-        self,
-        model: LlamaForCausalLM,
-        rates: LearningRates,
-        *,
-        weight_decay: float,
-        num_tuning_steps: int,
-        late: bool = False,
+        self, model: LlamaForCausalLM, rates: LearningRates, *, weight_decay: float, num_tuning_steps: int
     ) -> None:
         self._parameters = dict(model.named_parameters())
         matrices = [parameter for parameter in model.model.layers.parameters() if parameter.dim() == 2]
@@ -110,8 +104,8 @@ class Optimizers:
             betas=(0.9, 0.98),
             weight_decay=0.0,
         )
-        self._held = held_weights(model, late=late) if fits(model) else {}
-        circuits = circuit_weights(model, late=late) if fits(model) else {}
+        self._held = held_weights(model) if fits(model) else {}
+        circuits = circuit_weights(model) if fits(model) else {}
         self._tuned = list(circuits)
         self._circuits = RelativeAdam([(self._parameters[name], mask) for name, mask in circuits.items()])
         self._rates, self._num_tuning_steps = rates, num_tuning_steps
@@ -119,13 +113,12 @@ class Optimizers:
         self._of_circuits: list[Tensor | None] = [None] * len(self._tuned)
 
     @torch.no_grad()
-    def collect(self, *, weight: float = 1.0, for_circuits: bool = True) -> None:
+    def collect(self, *, for_circuits: bool = True) -> None:
         """Take the gradients of one loss: each loss counts as much as the others, however steep it is.
 
         The losses of a step are of different kinds; added as they are, the steepest alone would be learned.
 
         Args:
-            weight: How much the loss counts beside the others.
             for_circuits: Whether the loss tunes the circuits, too. Where nothing is to be found or copied
                 they would only be weakened.
         """
@@ -142,7 +135,7 @@ class Optimizers:
             parameter.grad = None
         length = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
         for name, gradient in gradients.items():
-            share = gradient * (weight / (length + 1e-9))
+            share = gradient * (1 / (length + 1e-9))
             self._summed[name] = self._summed[name] + share if name in self._summed else share
 
     @torch.no_grad()
@@ -170,11 +163,6 @@ class Optimizers:
         self._adam.zero_grad(set_to_none=True)
         for name, mask in self._held.items():
             self._parameters[name].copy_(torch.where(mask, before[name], self._parameters[name]))
-
-    def take_over(self, others: Optimizers) -> None:
-        """Go on where others of the same model are, but for its circuits, of which there are more now."""
-        self._muon.load_state_dict(others._muon.state_dict())
-        self._adam.load_state_dict(others._adam.state_dict())
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""

@@ -64,7 +64,6 @@ _STILL_BUT_TWO = tuple(row for row in STILL if row % HALF < HALF - 2)
 _FLAG_ROWS = (NUM_FAST - 1, HALF - 2, NUM_FAST - 2, HALF - 1)
 HEADS_OF_QUOTING = (5, 2, 1, 1, 1, 4)  # of each layer, the first ones
 POINTING_LAYER, POINTING_HEADS = 5, 2  # where a quotation's first tokens are attended to
-COPYING_HEADS = (2, 3)  # of the last layer, which go on as the text went on before
 FIRST_POINTED = (0, 1)  # by each of these heads, the first of those tokens
 
 
@@ -191,8 +190,8 @@ def _write_quotation(attention: Any) -> None:
 
 def _write_induction(attention: Any) -> None:
     compared = [WORD, *BEFORE]  # each with the note of the one before it
-    for number, head in enumerate(Head(attention, copying) for copying in COPYING_HEADS):
-        first_row = 0
+    for number in range(2):
+        head, first_row = Head(attention, POINTING_HEADS + number), 0
         for place, (count, gain) in enumerate(zip(MATCHED, _MATCH_GAINS, strict=True)):
             start = (place + number) % 2 * count if place < 2 else 0
             rows = STILL[first_row : first_row + count]

@@ -19,18 +19,14 @@ class Lesson:
         streams: Per stream the kinds (see :mod:`~local_backend.embedded.tasks`) and how often each is drawn.
         guessed_size: Of a batch of answers with guess tokens, as a share of ``tokens_per_batch``; with them
             it is four or five times as wide. 0 for none.
-        follow_ups_size: Of a batch of follow-ups, as a share of ``tokens_per_batch``; 0 for none. They have
-            batches of their own because they are learned late: of some two hundred batches hardly anything.
         departing_weight: How much tokens weigh at which a copy departs from what it copies, or ends.
     """
 
     streams: Sequence[Mapping[str, float]]
     guessed_size: float = 0.0
-    follow_ups_size: float = 0.0
     departing_weight: float = 4.0
 
 
-FOLLOW_UPS_WEIGHT = 0.6  # how much a batch of follow-ups counts beside the others of its step
 # First the circuits are tuned; then the model learns to tell topics apart and to begin answers, from many
 # short examples; then what to say, from long ones.
 _TUNING = Lesson(({"questions": 0.6, "many questions": 0.4},))
@@ -63,45 +59,26 @@ _CONSISTENCY = Lesson(
     (
         {"plain": 0.08, "expansion": 0.16, "skeleton": 0.3, "several": 0.22, "beginning": 0.24},
         {
-            "questions": 0.33,
-            "many questions": 0.13,
-            "documents": 0.2,
-            "edit": 0.3,
-            "repeat": 0.04,
-        },
-    ),
-    guessed_size=0.5,
-    follow_ups_size=0.5,
-)
-# Once the circuits for it are there, replacing words is learned as well.
-_WITH_ALL_CIRCUITS = replace(
-    _CONSISTENCY,
-    streams=(
-        _CONSISTENCY.streams[0],
-        {
             "questions": 0.3,
             "many questions": 0.12,
             "documents": 0.18,
-            "all edits": 0.2,
-            "replacements": 0.17,
+            "edit": 0.27,
+            "condense": 0.1,
             "repeat": 0.03,
         },
     ),
-    departing_weight=8.0,
+    guessed_size=0.5,
 )
 _LAST_OF_TUNED = replace(
-    _WITH_ALL_CIRCUITS,
-    streams=(
-        {"plain": 0.25, "expansion": 0.15, "skeleton": 0.35, "several": 0.25},
-        _WITH_ALL_CIRCUITS.streams[1],
-    ),
+    _CONSISTENCY,
+    streams=({"plain": 0.25, "expansion": 0.15, "skeleton": 0.35, "several": 0.25}, _CONSISTENCY.streams[1]),
 )
 # At last, at a low rate, what an answer of points is changed to, above all where it ends; beside it all that
 # was learned, documents in turns with topics.
-_POINTS: Mapping[str, float] = {"all edits": 0.8, "replacements": 0.2}
+_POINTS: Mapping[str, float] = {"points": 1.0}
 _OF_DOCUMENTS: Mapping[str, float] = {"questions": 0.5, "many questions": 0.2, "documents": 0.3}
 _EDITING = tuple(
-    Lesson((_POINTS, kept), guessed_size=0.5, follow_ups_size=0.5, departing_weight=16.0)
+    Lesson((_POINTS, kept), guessed_size=0.5, departing_weight=16.0)
     for kept in (_OF_DOCUMENTS, _LAST_OF_TUNED.streams[0])
 )
 _EDITING_OF_PLAIN = tuple(
@@ -121,7 +98,6 @@ class BuildOptions:
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
         num_last_steps: Steps behind the last of these stages, which fix what it learned.
         num_editing_steps: Steps of the editing stage, behind all of them.
-        late_circuits_step: Before which step the late circuits are written: so many may use their heads.
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
             the steps of the last stage.
@@ -143,7 +119,6 @@ class BuildOptions:
     num_consistency_steps: int = 960
     num_last_steps: int = 100
     num_editing_steps: int = 260
-    late_circuits_step: int = 1000
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
@@ -218,10 +193,10 @@ def lesson_at(step: int, options: BuildOptions) -> Lesson:
     if step < options.num_steps:
         return _THEN
     if step < options.num_steps + options.num_consistency_steps:
-        return _CONSISTENCY if step < options.late_circuits_step else _WITH_ALL_CIRCUITS
+        return _CONSISTENCY
     if step >= options.first_editing_step:
         return (_EDITING if options.num_consistency_steps else _EDITING_OF_PLAIN)[step % 2]
     return _LAST_OF_TUNED if options.num_consistency_steps else _LAST_OF_PLAIN
 
 
-__all__ = ["FOLLOW_UPS_WEIGHT", "PLAIN_OPTIONS", "BuildOptions", "Lesson", "lesson_at", "rate_at"]
+__all__ = ["PLAIN_OPTIONS", "BuildOptions", "Lesson", "lesson_at", "rate_at"]

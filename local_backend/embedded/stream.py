@@ -21,9 +21,6 @@ CUED_AT = (279, 280, 281)  # whether the first, the second, the third token of a
 # heading that is to be added; whether a token is the first of that heading, whether its second or third;
 # words that ask for less; whether a token ends such a request. Of answers: what opens a point's heading.
 ADDS_AT, ADDED_AT, ADDED_ON_AT, SHORTENS_AT, SHORTENED_AT, OPENING_AT = range(282, 288)
-# Written late, into coordinates that training had: whether a token stands near a word that asks for a
-# replacement; whether it parts old words from new; whether it is the second behind one that does.
-NEAR_AT, PARTS_AT, PARTED_AT = LATE = (312, 335, 358)
 BALLAST_AT = 288
 FREE = slice(289, HIDDEN_SIZE)
 # The last layer looks for the place where the last five tokens stood before. Of each token, from the present

@@ -23,10 +23,10 @@ from local_backend.embedded.corpus import (
 from local_backend.embedded.documents import (
     DocumentCase,
     Quotation,
-    followed_up,
     free_sentences,
     make_document_case,
     make_document_cases,
+    question_pair,
 )
 from local_backend.embedded.invented import random_word
 
@@ -168,7 +168,6 @@ def _repeat(rng: random.Random, _: Sequence[Topic]) -> Example:
 
 EDITS = ("shorter", "add", "replace")
 NUM_KEPT = 2  # points of an answer made shorter
-_NUM_REPLACEMENTS = 5
 
 POINT_STYLES = (  # that of plain answers first
     "{number}. **{heading}**: {text}",
@@ -185,9 +184,10 @@ def write_points(points: Sequence[tuple[str, str]], style: str) -> str:
 
 
 def _points_to_edit(
-    rng: random.Random, topics: Sequence[Topic], count: int
+    rng: random.Random, topics: Sequence[Topic]
 ) -> tuple[str, list[tuple[str, str]], tuple[str, str]]:
     """A question, the points of its answer, and one more point that could be added."""
+    count = rng.randint(3, 4)
     if rng.random() < 0.4:
         topic = rng.choice(topics)
         chosen = rng.sample(topic.points, count + 1)
@@ -205,11 +205,12 @@ def _points_to_edit(
 def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) -> Example:
     """Several requests to change one answer: only who reads the request knows what to write."""
     table = request_table()["edit"]
-    question, points, new = _points_to_edit(rng, topics, rng.randint(3, 4))
+    question, points, new = _points_to_edit(rng, topics)
     numbered, bare = POINT_STYLES
     style = bare if rng.random() < 0.1 else numbered
     text = write_points(points, style)
-    changes = ["shorter", "add"] if style == numbered else []  # only numbered points are added to
+    # Numbered points are shortened and added to; to replace words is hardly ever learned.
+    changes = ["shorter", "add"] if style == numbered else []
     changes += ["replace"] * (not changes or rng.random() < replaced_share)
     rng.shuffle(changes)
     edits = [
@@ -219,19 +220,6 @@ def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) ->
         request, reply = edits[0]
         framed = rng.choice(table["frames"]).format(text=text, request=request)
         return Example((), ((framed, "", reply),), copies=True)
-    return _asked_behind(question, text, edits)
-
-
-def _replacements(rng: random.Random, topics: Sequence[Topic]) -> Example:
-    """Several requests to replace words of one short answer: of a long one nearly all is copied."""
-    question, points, new = _points_to_edit(rng, topics, rng.randint(1, 2))
-    style = rng.choice(POINT_STYLES)
-    text = write_points(points, style)
-    edits = [make_edit("replace", text, points, new, style=style, rng=rng) for _ in range(_NUM_REPLACEMENTS)]
-    return _asked_behind(question, text, edits)
-
-
-def _asked_behind(question: str, text: str, edits: Sequence[tuple[str, str]]) -> Example:
     branches = tuple((request, "", reply) for request, reply in edits)
     return Example((Turn("user", question), Turn("assistant", text)), branches, copies=True)
 
@@ -276,50 +264,37 @@ def make_edit(
 # A follow-up question made to stand alone ---------------------------------------------------------------
 
 
-_MOST_FOLLOW_UPS = 5  # about one conversation
-
-
-def _follow_ups(
-    rng: random.Random, topics: Sequence[Topic], count: int
-) -> tuple[list[tuple[str, str]], Sequence[tuple[str, str]]]:
-    """Earlier questions with answers, and follow-ups, each with the same question as it stands alone."""
+def _follow_up(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[tuple[str, str]], str, str]:
+    """Earlier questions with answers, the follow-up, and the same question as it stands alone."""
     draw = rng.random()
     if draw < 0.25:
         topic = rng.choice(topics)
-        title = topic.title[0].lower() + topic.title[1:]
-        follow_ups = []
-        for point in rng.sample(topic.points, count):
-            asked = rng.choice(("What about {0}?", "Tell me more about {0}.", "Why does {0} matter?"))
-            follow_up = asked.format(point.heading[0].lower() + point.heading[1:])
-            follow_ups.append((follow_up, f"{follow_up[:-1]} in {title}{follow_up[-1]}"))
-        return [(rng.choice(topic.taught_questions), rng.choice(topic.points).text)], follow_ups
-    subject = followed_up(rng, count)
-    answer = rng.choice((subject.answer, f"The documents say: {subject.answer}"))
-    history = [(subject.question, answer)]
+        point = rng.choice(topic.points)
+        asked = rng.choice(("What about {0}?", "Tell me more about {0}.", "Why does {0} matter?"))
+        heading = point.heading[0].lower() + point.heading[1:]
+        follow_up = asked.format(heading)
+        standalone = f"{follow_up[:-1]} in {topic.title[0].lower()}{topic.title[1:]}{follow_up[-1]}"
+        return [(rng.choice(topic.taught_questions), rng.choice(topic.points).text)], follow_up, standalone
+    pair = question_pair(rng)
+    history = [(pair.question, rng.choice((pair.answer, f"The documents say: {pair.answer}")))]
     if draw < 0.4:
-        other = followed_up(rng)
+        other = question_pair(rng)
         history.insert(0, (other.question, other.answer))
-    return history, subject.follow_ups
+    return history, pair.follow_up, pair.standalone
 
 
-def _condense(count: int, rng: random.Random, topics: Sequence[Topic]) -> Example:
-    """Up to ``count`` follow-ups to one conversation, none of which sees the others."""
+def _condense(rng: random.Random, topics: Sequence[Topic]) -> Example:
     table = request_table()["condense"]
-    history, follow_ups = _follow_ups(rng, topics, count)
+    history, follow_up, standalone = _follow_up(rng, topics)
     if rng.random() < 0.3:
         turns = [Turn("system", rng.choice(table["system_messages"]))]
         for question, answer in history:
             turns += [Turn("user", question), Turn("assistant", answer)]
-        branches = tuple((follow_up, "", standalone) for follow_up, standalone in follow_ups)
-        return Example(tuple(turns), branches, copies=True)
+        return Example(tuple(turns), ((follow_up, "", standalone),), copies=True)
     user, assistant = rng.choice(table["speakers"])
     lines = "\n".join(f"{user}: {question}\n{assistant}: {answer}" for question, answer in history)
-    template = rng.choice(table["requests"]).strip("\n")
-    branches = tuple(
-        (template.format(history=lines, question=follow_up), "", standalone)
-        for follow_up, standalone in follow_ups
-    )
-    return Example((), branches, copies=True)
+    request = rng.choice(table["requests"]).strip("\n").format(history=lines, question=follow_up)
+    return Example((), ((request, "", standalone),), copies=True)
 
 
 Task = Callable[[random.Random, Sequence[Topic]], Example]
@@ -334,8 +309,5 @@ KINDS: Mapping[str, Task] = {
     "many questions": partial(_questions, (2, 5), (3, 6)),
     "edit": partial(_edit, 0.3),
     "points": partial(_edit, 0.0),
-    "all edits": partial(_edit, 1.0),
-    "replacements": _replacements,
-    "condense": partial(_condense, 1),
-    "follow-ups": partial(_condense, _MOST_FOLLOW_UPS),
+    "condense": _condense,
 }

@@ -106,9 +106,6 @@ class TokenTraits:
         reply: Id of what begins a reply.
         line: Id of what begins a line.
         end: Id of what ends a message.
-        stop: Id of a full stop.
-        replace: Id of the word that a request for a replacement begins with.
-        parts: Ids of words that part the old words from the new ones in it.
         topics: For each token how much it speaks for each topic, from 0 to 1.
     """
 
@@ -127,9 +124,6 @@ class TokenTraits:
     reply: int
     line: int
     end: int
-    stop: int
-    replace: int
-    parts: tuple[int, ...]
     topics: list[list[float]]
 
 
@@ -166,9 +160,6 @@ def token_traits(tokenizer: PreTrainedTokenizerFast, topics: Sequence[Topic]) ->
         reply=last_token("<|assistant|>"),
         line=last_token("\n"),
         end=last_token(END),
-        stop=last_token("."),
-        replace=last_token("Replace"),
-        parts=tuple(last_token(word) for word in (" by", " with")),
         topics=_associations(tokenizer, topics, words),
     )
 
