@@ -39,7 +39,13 @@ from local_backend.embedded.decks import Decks
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import Optimizers
-from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, lesson_at, rate_at
+from local_backend.embedded.recipe import (
+    FOLLOW_UPS_WEIGHT,
+    PLAIN_OPTIONS,
+    BuildOptions,
+    lesson_at,
+    rate_at,
+)
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 
@@ -156,6 +162,15 @@ def train(
             loss = loss_of(model, only_quoted(batch) if step < options.num_tuning_steps else batch)
             loss.backward()
             optimizers.collect()
+            losses[kind] = loss.item()
+        if lesson.follow_ups_size:
+            num_tokens = round(lesson.follow_ups_size * options.tokens_per_batch)
+            kind, batch = draw_batch(
+                f"{options.seed}:{step}:follow-ups", {"follow-ups": 1.0}, num_tokens, decks, tokenizer
+            )
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizers.collect(weight=FOLLOW_UPS_WEIGHT)
             losses[kind] = loss.item()
         optimizers.step(step, rate_at(step, options))
         yield step, losses

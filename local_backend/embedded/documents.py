@@ -342,42 +342,69 @@ def free_sentences(count: int, rng: random.Random) -> tuple[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class QuestionPair:
-    """A question with its answer, a follow-up to it, and the follow-up as it stands alone."""
+class FollowedUp:
+    """A question with its answer, and follow-ups to it.
+
+    Attributes:
+        question: What was asked first.
+        answer: What was answered.
+        follow_ups: Of each the question as it follows, and as it stands alone.
+    """
 
     question: str
     answer: str
-    follow_up: str
-    standalone: str
+    follow_ups: tuple[tuple[str, str], ...]
 
 
-def question_pair(rng: random.Random) -> QuestionPair:
-    """Two questions about one invented subject, or one question about two."""
+def followed_up(rng: random.Random, count: int = 1) -> FollowedUp:
+    """Questions about one invented subject, some of them about another one in its place.
+
+    Args:
+        rng: Where every choice comes from.
+        count: How many follow-ups, at most: where little is known of a subject there are fewer.
+    """
     family = rng.choice([family for family in _families() if len(_named(family)) > 1])
-    (sentence, first), (_, second) = rng.sample(_named(family), 2)
-    subject, other = value_of(family.subject, rng), value_of(family.subject, rng)
-    values = _Values(subject, rng)
+    (sentence, first), *others = rng.sample(_named(family), min(count + 1, len(_named(family))))
+    values = _Values(value_of(family.subject, rng), rng)
+    other_subjects = [value_of(family.subject, rng) for _ in others]
     answer, question = values.fill(sentence), values.fill(first)
     answer = answer[0].upper() + answer[1:]
+    follow_ups = tuple(
+        _follow_up(family, values, (first, second), other, rng)
+        for (_, second), other in zip(others, other_subjects, strict=True)
+    )
+    return FollowedUp(question, answer, follow_ups)
+
+
+def _follow_up(
+    family: _Family, values: _Values, questions: tuple[str, str], other: str, rng: random.Random
+) -> tuple[str, str]:
+    """The second question, or the first about another subject, as it follows and as it stands alone."""
+    first, second = questions
     draw = rng.random()
     if draw < 0.3:
-        follow_up = rng.choice(
-            ("What about {0}?", "And {0}?", "How about {0}?", "And what about {0}?")
-        ).format(other)
-        values.rename(other)
-        return QuestionPair(question, answer, follow_up, values.fill(first))
+        asked = rng.choice(("What about {0}?", "And {0}?", "How about {0}?", "And what about {0}?"))
+        return asked.format(other), _named_as(other, values, first)
     standalone = values.fill(second)
     part_of_a_name = re.search(r"the \{s\} (reservoir|museum|power|database)", second)
     if draw < 0.42 or part_of_a_name:  # it stands alone already
-        return QuestionPair(question, answer, standalone, standalone)
+        return standalone, standalone
     pronouns = (
         ("it", "it", "this", "that one") if family.subject != "person" else ("this person", "the same person")
     )
-    values.rename(rng.choice(pronouns))
-    follow_up = values.fill(second.replace("the {s}", "{s}"))
+    follow_up = _named_as(rng.choice(pronouns), values, second.replace("the {s}", "{s}"))
     if rng.random() < 0.4:
         follow_up = f"And {follow_up[0].lower()}{follow_up[1:]}"
-    return QuestionPair(question, answer, follow_up, standalone)
+    return follow_up, standalone
+
+
+def _named_as(subject: str, values: _Values, template: str) -> str:
+    """A template filled with the values, but for the subject."""
+    known = values["s"]
+    values.rename(subject)
+    filled = values.fill(template)
+    values.rename(known)
+    return filled
 
 
 @cache

@@ -19,14 +19,18 @@ class Lesson:
         streams: Per stream the kinds (see :mod:`~local_backend.embedded.tasks`) and how often each is drawn.
         guessed_size: Of a batch of answers with guess tokens, as a share of ``tokens_per_batch``; with them
             it is four or five times as wide. 0 for none.
+        follow_ups_size: Of a batch of follow-ups, as a share of ``tokens_per_batch``; 0 for none. They have
+            batches of their own because they are learned late: of some two hundred batches hardly anything.
         departing_weight: How much tokens weigh at which a copy departs from what it copies, or ends.
     """
 
     streams: Sequence[Mapping[str, float]]
     guessed_size: float = 0.0
+    follow_ups_size: float = 0.0
     departing_weight: float = 4.0
 
 
+FOLLOW_UPS_WEIGHT = 0.6  # how much a batch of follow-ups counts beside the others of its step
 # First the circuits are tuned; then the model learns to tell topics apart and to begin answers, from many
 # short examples; then what to say, from long ones.
 _TUNING = Lesson(({"questions": 0.6, "many questions": 0.4},))
@@ -59,15 +63,15 @@ _CONSISTENCY = Lesson(
     (
         {"plain": 0.08, "expansion": 0.16, "skeleton": 0.3, "several": 0.22, "beginning": 0.24},
         {
-            "questions": 0.3,
-            "many questions": 0.12,
-            "documents": 0.18,
-            "edit": 0.27,
-            "condense": 0.1,
-            "repeat": 0.03,
+            "questions": 0.33,
+            "many questions": 0.13,
+            "documents": 0.2,
+            "edit": 0.3,
+            "repeat": 0.04,
         },
     ),
     guessed_size=0.5,
+    follow_ups_size=0.5,
 )
 _LAST_OF_TUNED = replace(
     _CONSISTENCY,
@@ -78,7 +82,7 @@ _LAST_OF_TUNED = replace(
 _POINTS: Mapping[str, float] = {"points": 1.0}
 _OF_DOCUMENTS: Mapping[str, float] = {"questions": 0.5, "many questions": 0.2, "documents": 0.3}
 _EDITING = tuple(
-    Lesson((_POINTS, kept), guessed_size=0.5, departing_weight=16.0)
+    Lesson((_POINTS, kept), guessed_size=0.5, follow_ups_size=0.5, departing_weight=16.0)
     for kept in (_OF_DOCUMENTS, _LAST_OF_TUNED.streams[0])
 )
 _EDITING_OF_PLAIN = tuple(
@@ -199,4 +203,4 @@ def lesson_at(step: int, options: BuildOptions) -> Lesson:
     return _LAST_OF_TUNED if options.num_consistency_steps else _LAST_OF_PLAIN
 
 
-__all__ = ["PLAIN_OPTIONS", "BuildOptions", "Lesson", "lesson_at", "rate_at"]
+__all__ = ["FOLLOW_UPS_WEIGHT", "PLAIN_OPTIONS", "BuildOptions", "Lesson", "lesson_at", "rate_at"]

@@ -23,10 +23,10 @@ from local_backend.embedded.corpus import (
 from local_backend.embedded.documents import (
     DocumentCase,
     Quotation,
+    followed_up,
     free_sentences,
     make_document_case,
     make_document_cases,
-    question_pair,
 )
 from local_backend.embedded.invented import random_word
 
@@ -209,8 +209,7 @@ def _edit(replaced_share: float, rng: random.Random, topics: Sequence[Topic]) ->
     numbered, bare = POINT_STYLES
     style = bare if rng.random() < 0.1 else numbered
     text = write_points(points, style)
-    # Numbered points are shortened and added to; to replace words is hardly ever learned.
-    changes = ["shorter", "add"] if style == numbered else []
+    changes = ["shorter", "add"] if style == numbered else []  # only numbered points are added to
     changes += ["replace"] * (not changes or rng.random() < replaced_share)
     rng.shuffle(changes)
     edits = [
@@ -264,37 +263,50 @@ def make_edit(
 # A follow-up question made to stand alone ---------------------------------------------------------------
 
 
-def _follow_up(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[tuple[str, str]], str, str]:
-    """Earlier questions with answers, the follow-up, and the same question as it stands alone."""
+_MOST_FOLLOW_UPS = 5  # about one conversation
+
+
+def _follow_ups(
+    rng: random.Random, topics: Sequence[Topic], count: int
+) -> tuple[list[tuple[str, str]], Sequence[tuple[str, str]]]:
+    """Earlier questions with answers, and follow-ups, each with the same question as it stands alone."""
     draw = rng.random()
     if draw < 0.25:
         topic = rng.choice(topics)
-        point = rng.choice(topic.points)
-        asked = rng.choice(("What about {0}?", "Tell me more about {0}.", "Why does {0} matter?"))
-        heading = point.heading[0].lower() + point.heading[1:]
-        follow_up = asked.format(heading)
-        standalone = f"{follow_up[:-1]} in {topic.title[0].lower()}{topic.title[1:]}{follow_up[-1]}"
-        return [(rng.choice(topic.taught_questions), rng.choice(topic.points).text)], follow_up, standalone
-    pair = question_pair(rng)
-    history = [(pair.question, rng.choice((pair.answer, f"The documents say: {pair.answer}")))]
+        title = topic.title[0].lower() + topic.title[1:]
+        follow_ups = []
+        for point in rng.sample(topic.points, count):
+            asked = rng.choice(("What about {0}?", "Tell me more about {0}.", "Why does {0} matter?"))
+            follow_up = asked.format(point.heading[0].lower() + point.heading[1:])
+            follow_ups.append((follow_up, f"{follow_up[:-1]} in {title}{follow_up[-1]}"))
+        return [(rng.choice(topic.taught_questions), rng.choice(topic.points).text)], follow_ups
+    subject = followed_up(rng, count)
+    answer = rng.choice((subject.answer, f"The documents say: {subject.answer}"))
+    history = [(subject.question, answer)]
     if draw < 0.4:
-        other = question_pair(rng)
+        other = followed_up(rng)
         history.insert(0, (other.question, other.answer))
-    return history, pair.follow_up, pair.standalone
+    return history, subject.follow_ups
 
 
-def _condense(rng: random.Random, topics: Sequence[Topic]) -> Example:
+def _condense(count: int, rng: random.Random, topics: Sequence[Topic]) -> Example:
+    """Up to ``count`` follow-ups to one conversation, none of which sees the others."""
     table = request_table()["condense"]
-    history, follow_up, standalone = _follow_up(rng, topics)
+    history, follow_ups = _follow_ups(rng, topics, count)
     if rng.random() < 0.3:
         turns = [Turn("system", rng.choice(table["system_messages"]))]
         for question, answer in history:
             turns += [Turn("user", question), Turn("assistant", answer)]
-        return Example(tuple(turns), ((follow_up, "", standalone),), copies=True)
+        branches = tuple((follow_up, "", standalone) for follow_up, standalone in follow_ups)
+        return Example(tuple(turns), branches, copies=True)
     user, assistant = rng.choice(table["speakers"])
     lines = "\n".join(f"{user}: {question}\n{assistant}: {answer}" for question, answer in history)
-    request = rng.choice(table["requests"]).strip("\n").format(history=lines, question=follow_up)
-    return Example((), ((request, "", standalone),), copies=True)
+    template = rng.choice(table["requests"]).strip("\n")
+    branches = tuple(
+        (template.format(history=lines, question=follow_up), "", standalone)
+        for follow_up, standalone in follow_ups
+    )
+    return Example((), branches, copies=True)
 
 
 Task = Callable[[random.Random, Sequence[Topic]], Example]
@@ -309,5 +321,6 @@ KINDS: Mapping[str, Task] = {
     "many questions": partial(_questions, (2, 5), (3, 6)),
     "edit": partial(_edit, 0.3),
     "points": partial(_edit, 0.0),
-    "condense": _condense,
+    "condense": partial(_condense, 1),
+    "follow-ups": partial(_condense, _MOST_FOLLOW_UPS),
 }
