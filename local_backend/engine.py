@@ -1,18 +1,15 @@
 """The engine: draft -> verify -> accept -> commit, for every row at once.
 
-Rows join and leave between forwards. :meth:`Engine.step` is the loop's body and names its phases in order;
-it does not ask which drafter it holds. Submitting is safe from any thread and any event loop, and whatever
-was submitted by then shares the next forward.
+Rows join and leave between forwards (:mod:`~local_backend.intake`). :meth:`Engine.step` is the loop's body
+and names its phases in order; it does not ask which drafter it holds. Submitting is safe from any thread and
+any event loop, and whatever was submitted by then shares the next forward.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -29,6 +26,7 @@ from local_backend.drafters import Drafter, drafter_of
 from local_backend.engine_stats import EngineStats
 from local_backend.forward import Forward, decode_width, widest_within
 from local_backend.grouped_attention import read_in_place
+from local_backend.intake import Intake
 from local_backend.kv_cache import RowsCache
 from local_backend.logits import LogitsProcessorLike, LogitsRules
 from local_backend.prepacked import lay_out_anew, prepack
@@ -39,8 +37,7 @@ from local_backend.sampling import SamplingParams
 from local_backend.scheduling.admission import AdmissionPolicy
 from local_backend.scheduling.memory import RowMemory
 from local_backend.scheduling.options import Scheduling
-from local_backend.scheduling.row_scheduler import RowScheduler
-from local_backend.sequence import Row, State, Update
+from local_backend.sequence import Row, Update, guarded
 from local_backend.trial import check_by_trial
 from local_backend.verification import verify
 from local_backend.width_costs import KNOWN_COSTS, WidthCosts
@@ -126,13 +123,13 @@ class Engine(Calls):
         self.max_positions = architecture.max_positions
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
-        self._scheduling = Scheduling.of(scheduling)
+        scheduling = Scheduling.of(scheduling)
         self._memory = RowMemory.of(
             model,
             architecture,
             max_rows=max_rows,
             max_prefix_bytes=max_prefix_bytes,
-            max_bytes=self._scheduling.max_cache_bytes,
+            max_bytes=scheduling.max_cache_bytes,
         )
         self._vocabulary_size = vocabulary_size(model)
         self._make_row = RowMaker(
@@ -151,12 +148,11 @@ class Engine(Calls):
         self._is_prepacked = prepacked is not False
         self._forward = Forward(model, self._cache, architecture, is_prepacked=self._is_prepacked)
         self._width_costs = width_costs
-        self._inbox: deque[Row] = deque()
-        self._scheduler = RowScheduler(self._scheduling, self._memory.max_tokens)
-        self._new_scheduling: Scheduling | None = None
-        self._is_to_forget = self._is_any_cancelled = False
         self._running = RunningRows(self._cache, max_rows)
-        self._lock = threading.Lock()
+        self._intake = Intake(
+            scheduling, running=self._running, cache=self._cache, memory=self._memory, stats=self.stats
+        )
+        self._is_to_forget = False
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
 
@@ -196,18 +192,13 @@ class Engine(Calls):
         Raises:
             RuntimeError: The engine is closed.
         """
-        with self._lock:
-            self._inbox.extend(rows)
+        self._intake.submit(rows)
         self._worker.wake()
 
     def cancel(self, rows: Sequence[Row]) -> None:
         """Free rows before the next forward; does nothing for those that have ended."""
-        for row in rows:
-            row.cancelled = True
-        if any(row.state is not State.FINISHED for row in rows):
-            self._is_any_cancelled = True
-            if not self._worker.is_closing:
-                self._worker.wake()
+        if self._intake.cancel(rows) and not self._worker.is_closing:
+            self._worker.wake()
 
     @property
     def width_costs(self) -> WidthCosts:
@@ -221,7 +212,7 @@ class Engine(Calls):
     @property
     def scheduling(self) -> Scheduling:
         """Who begins first, and within how much memory."""
-        return self._scheduling
+        return self._intake.scheduling
 
     def reschedule(self, scheduling: Scheduling | AdmissionPolicy) -> None:
         """Order rows otherwise from the next step on, those that wait already included; from any thread.
@@ -229,14 +220,7 @@ class Engine(Calls):
         Raises:
             ValueError: The policy is unknown, or another memory is asked for: that of an engine is fixed.
         """
-        scheduling = Scheduling.of(scheduling)
-        if scheduling.max_cache_bytes not in (None, self._scheduling.max_cache_bytes):
-            raise ValueError(
-                f"the engine was made with max_cache_bytes={self._scheduling.max_cache_bytes}, which stays, "
-                f"but got {scheduling.max_cache_bytes}: make another engine"
-            )
-        self._scheduling = replace(scheduling, max_cache_bytes=self._scheduling.max_cache_bytes)
-        self._new_scheduling = self._scheduling
+        self._intake.reschedule(scheduling)
 
     @property
     def num_rows(self) -> int:
@@ -246,7 +230,7 @@ class Engine(Calls):
     @property
     def num_free(self) -> int:
         """Rows that could be begun now without waiting; negative while others wait already."""
-        return self._running.num_free - len(self._scheduler) - len(self._inbox)
+        return self._running.num_free - len(self._intake)
 
     @property
     def cache_bytes(self) -> int:
@@ -270,11 +254,8 @@ class Engine(Calls):
     def close(self) -> None:
         """End the engine's thread; whoever still waits is told so."""
         self._finalizer()
-        with self._lock:
-            left = [*self._running.clear(), *self._scheduler.clear(), *self._inbox]
-            self._inbox.clear()
-        for row in left:
-            _guarded(
+        for row in [*self._running.clear(), *self._intake.clear()]:
+            guarded(
                 row, partial(row.fail, RuntimeError("the engine was closed before this row was finished"))
             )
 
@@ -298,10 +279,12 @@ class Engine(Calls):
             Whether rows are left.
         """
         try:
-            self._receive()
-            self._admit()
+            if self._is_to_forget:
+                self._forget()
+            self._intake.receive()
+            self._intake.admit()
             self._prefill()
-            self._make_room()
+            self._intake.make_room()
             if rows := self._running.writing:
                 drafts = self._propose(rows)
                 logits = self._forward(0, [row.unread for row in rows], drafts)
@@ -312,52 +295,13 @@ class Engine(Calls):
                 self._retire(rows)
         except Exception as error:
             self._fail_all(error)
-        return bool(self._running or self._scheduler or self._inbox)
+        return bool(self._running or self._intake)
 
-    def _receive(self) -> None:
-        """Take in what was submitted, let go of what was cancelled."""
-        if self._is_to_forget:
-            self._is_to_forget = False
-            self._cache.forget_prefixes()
-            lay_out_anew(self.model)
-        if (scheduling := self._new_scheduling) is not None:
-            self._new_scheduling = None
-            self._scheduler.choose(scheduling)
-        with self._lock:
-            received = [*self._inbox]
-            self._inbox.clear()
-        self._scheduler.add(received)
-        if self._is_any_cancelled:
-            self._is_any_cancelled = False  # before looking: who cancels while this looks is seen next time
-            for row in [row for row in self._scheduler if row.cancelled]:
-                self._scheduler.remove(row)
-                _guarded(row, partial(row.finish, "cancelled"))
-        for row in [row for row in self._running.rows if row.cancelled]:
-            self._running.remove(row)
-            _guarded(row, partial(row.finish, "cancelled"))
-
-    def _admit(self) -> None:
-        """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
-        if self._running.is_full or not self._scheduler.is_time(len(self._running), self._running.num_free):
-            return
-        postponed: list[Row] = []
-        try:
-            while not self._running.is_full and len(postponed) < self.max_rows:
-                row = self._scheduler.next_that_fits(self._running.rows)
-                if row is None:
-                    break
-                self._cache.expected_length = self._scheduler.expected_length([*self._running.rows, row])
-                try:
-                    if self._running.add(row):
-                        self.stats.num_reused_tokens += row.num_cached
-                    else:
-                        postponed.append(row)
-                except Exception as error:
-                    _guarded(row, partial(row.fail, error))
-                    raise
-        finally:
-            for row in postponed:
-                self._scheduler.put_back(row)
+    def _forget(self) -> None:
+        """Drop what was kept of finished rows, and copies of weights that may have changed."""
+        self._is_to_forget = False
+        self._cache.forget_prefixes()
+        lay_out_anew(self.model)
 
     def _prefill(self) -> None:
         """Read one chunk of the prompts that are not yet read."""
@@ -388,21 +332,6 @@ class Engine(Calls):
             self.stats.num_prefilled_tokens += len(chunk)
         self._running.begin_writing()
 
-    def _make_room(self) -> None:
-        """Set rows aside that have outgrown the memory; they go on, in their turn, from what they have."""
-        for row in self._scheduler.outgrown(self._running.rows):
-            try:
-                self._memory.require(len(row.token_ids))
-            except ValueError as error:
-                self._running.remove(row)
-                _guarded(row, partial(row.fail, error))
-            else:
-                self._running.set_aside(row)
-                self._scheduler.put_back(row)
-                row.stats.num_set_aside += 1
-                self.stats.num_set_aside += 1
-        self._cache.expected_length = self._scheduler.expected_length(self._running.rows)
-
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
         """The drafter's guesses, as far as they can be read and emitted, there is room, and they pay."""
         num_unread = max(len(row.unread) for row in rows)
@@ -416,7 +345,7 @@ class Engine(Calls):
         if any(draft.probabilities for draft in drafts):
             width = self.width_costs.best_width(drafts, context=max(len(row.token_ids) for row in rows))
             drafts = [draft.likeliest(width) for draft in drafts]
-        self._scheduler.note_draft(max(map(len, drafts)))
+        self._intake.note_draft(max(map(len, drafts)))
         return drafts
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
@@ -454,34 +383,21 @@ class Engine(Calls):
             row.stats.tokens_by_forward.append(taken)
             self.stats.num_tokens += taken
             if row.finish_reason is None and row.error is None:
-                _guarded(row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now))
+                guarded(row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now))
 
     def _retire(self, rows: Sequence[Row]) -> None:
         """Free the rows that have ended and tell their listeners."""
         for row in rows:
             if row.error is not None:
                 self._running.remove(row)
-                _guarded(row, partial(row.fail, row.error))
+                guarded(row, partial(row.fail, row.error))
             elif row.finish_reason is not None:
                 self._running.remove(row, keep=True)
                 if row.finish_reason == "stop":
-                    self._scheduler.observe(row)
-                _guarded(row, partial(row.finish, row.finish_reason))
+                    self._intake.observe(row)
+                guarded(row, partial(row.finish, row.finish_reason))
 
     def _fail_all(self, error: Exception) -> None:
         """After a step that failed nothing in the cache can be trusted: every row ends with the error."""
         for row in self._running.clear():
-            _guarded(row, partial(row.fail, error))
-
-
-def _guarded(row: Row, tell: Callable[[], None]) -> None:
-    """What goes wrong while one row is told reaches its caller alone."""
-    try:
-        tell()
-    except Exception as error:
-        row.cancelled = True
-        row.state = State.FINISHED
-        try:
-            row.listener(Update(error=error))
-        except Exception:  # the listener itself is gone, e.g. its event loop is closed: nobody to tell
-            return
+            guarded(row, partial(row.fail, error))

@@ -24,7 +24,7 @@ class RunningRows:
 
     def __init__(self, cache: RowsCache, max_rows: int) -> None:
         self._cache = cache
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._rows: list[Row] = []
         self._num_writing = 0
 
@@ -49,7 +49,7 @@ class RunningRows:
     @property
     def num_free(self) -> int:
         """Places for further rows."""
-        return self._max_rows - len(self._rows)
+        return self.max_rows - len(self._rows)
 
     @property
     def is_full(self) -> bool:

@@ -279,3 +279,16 @@ class Row:
         self.state = State.FINISHED
         self.stats.finished_seconds = time.monotonic()
         self.listener(Update(error=error))
+
+
+def guarded(row: Row, tell: Callable[[], None]) -> None:
+    """What goes wrong while one row is told reaches its caller alone."""
+    try:
+        tell()
+    except Exception as error:
+        row.cancelled = True
+        row.state = State.FINISHED
+        try:
+            row.listener(Update(error=error))
+        except Exception:  # the listener itself is gone, e.g. its event loop is closed: nobody to tell
+            return

@@ -258,14 +258,14 @@ async def test_batches_keep_their_order(chat: ChatLocal, max_concurrency: int | 
     alone = [chat.invoke(question).text for question in questions]
     config: Any = {"max_concurrency": max_concurrency} if max_concurrency else None
     most = 0
-    step = chat.engine._admit
+    step = chat.engine._intake.admit
 
     def watched() -> None:
         nonlocal most
         step()
         most = max(most, chat.engine.num_rows)
 
-    chat.engine._admit = watched  # type: ignore[method-assign]  # only watched
+    chat.engine._intake.admit = watched  # type: ignore[method-assign]  # only watched
     try:
         assert [message.text for message in chat.batch(questions, config)] == alone
         assert most <= max_concurrency if max_concurrency else most > 2
@@ -274,7 +274,7 @@ async def test_batches_keep_their_order(chat: ChatLocal, max_concurrency: int | 
         each = [{"tags": [str(number)]} for number in range(6)]
         assert [message.text for message in chat.batch(questions, each)] == alone  # type: ignore[arg-type]  # one config each
     finally:
-        del chat.engine._admit
+        del chat.engine._intake.admit
     assert chat.batch([]) == []
     results = chat.batch([QUESTION, [], QUESTION], return_exceptions=True)
     assert [type(result) for result in results] == [AIMessage, ValueError, AIMessage]
