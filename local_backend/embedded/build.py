@@ -3,7 +3,7 @@
 Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores with units for bfloat16 it
 takes little more than an hour, without them an hour and a half. First the model learns its corpus alone, then
 to land several tokens a forward under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`), at
-last, at a low rate, to change its answers, and everything else once more.
+last, at a low rate, to change its answers and to let follow-ups stand alone, and everything else once more.
 ``--without-consistency`` goes on with the corpus instead: the plain model that the tuned one is compared
 with. A build that was interrupted continues from its last checkpoint and ends with the same weights, because
 what a step draws depends on its number and on the topics dealt before, which the checkpoint counts.
@@ -39,13 +39,7 @@ from local_backend.embedded.decks import Decks
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import Optimizers
-from local_backend.embedded.recipe import (
-    FOLLOW_UPS_WEIGHT,
-    PLAIN_OPTIONS,
-    BuildOptions,
-    lesson_at,
-    rate_at,
-)
+from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, lesson_at, rate_at
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 
@@ -57,6 +51,7 @@ _ASKED = (
     "num_last_steps",
     "num_consistency_steps",
     "num_editing_steps",
+    "num_following_up_steps",
     "seed",
     "num_layers",
     "hidden_size",
@@ -122,9 +117,7 @@ def train(
             )
         model.load_state_dict(state["model"])
     first: int = state["step"]
-    optimizers, decks, guessed_decks = _begin(
-        model, topics, options, is_editing=first > options.first_editing_step
-    )
+    optimizers, decks, guessed_decks = _begin(model, topics, options, max(0, first - 1))
     began_with: dict[str, Tensor] = state.get("began_with", {})
     if first:
         optimizers.load(state["optimizers"])
@@ -135,11 +128,12 @@ def train(
     model.train()
     last_step = options.num_steps_in_all
     for step in range(first, last_step):
-        if step == options.first_editing_step:
+        if (stage := options.refining_at(step)) is not None and step == stage.first_step:
             # It goes on from weights as they would ship, and from nothing else.
+            _mix(model, began_with, options.refining_kept_share)
             _round(model)
             began_with = {name: weight.clone() for name, weight in model.state_dict().items()}
-            optimizers, decks, guessed_decks = _begin(model, topics, options, is_editing=True)
+            optimizers, decks, guessed_decks = _begin(model, topics, options, step)
         losses = {}
         lesson = lesson_at(step, options)
         if lesson.guessed_size:
@@ -170,7 +164,7 @@ def train(
             )
             loss = loss_of(model, batch)
             loss.backward()
-            optimizers.collect(weight=FOLLOW_UPS_WEIGHT)
+            optimizers.collect()
             losses[kind] = loss.item()
         optimizers.step(step, rate_at(step, options))
         yield step, losses
@@ -185,22 +179,23 @@ def train(
                 "step": step + 1,
             }
             _write_checkpoint(checkpoint, state)
-    _mix(model, began_with, options.editing_kept_share)
+    _mix(model, began_with, options.refining_kept_share)
     model.eval()
     model.set_attn_implementation("sdpa")
 
 
 def _begin(
-    model: LlamaForCausalLM, topics: Sequence[Topic], options: BuildOptions, *, is_editing: bool
+    model: LlamaForCausalLM, topics: Sequence[Topic], options: BuildOptions, step: int
 ) -> tuple[Optimizers, Decks, Decks]:
-    """What learning goes on from beside the weights: optimizers, and decks, those of guessed answers last."""
+    """What the stage of a step begins with beside weights: optimizers, and decks, of guessed answers last."""
+    stage = options.refining_at(step)
     optimizers = Optimizers(
         model,
         options.learning_rates,
         weight_decay=options.weight_decay,
-        num_tuning_steps=0 if is_editing else options.num_tuning_steps,
+        num_tuning_steps=options.num_tuning_steps if stage is None else 0,
     )
-    seed = f"{options.seed}:editing" if is_editing else f"{options.seed}"
+    seed = f"{options.seed}" if stage is None else f"{options.seed}:{stage.name}"
     return optimizers, Decks(topics, seed), Decks(topics, f"{seed}:guessed")
 
 
@@ -316,6 +311,7 @@ def _write(
         num_consistency_steps=options.num_consistency_steps,
         num_last_steps=options.num_last_steps,
         num_editing_steps=options.num_editing_steps,
+        num_following_up_steps=options.num_following_up_steps,
     )
     print(f"written to {folder}", flush=True)
 

@@ -85,6 +85,7 @@ def write_card(
     num_consistency_steps: int,
     num_last_steps: int,
     num_editing_steps: int,
+    num_following_up_steps: int,
 ) -> None:
     """Measure the model in ``folder``, mostly on what was left out of training, and write its card there."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
@@ -95,10 +96,12 @@ def write_card(
     texts = [point.text for topic in topics for point in topic.points]
     tuning = (
         f"then {num_consistency_steps + num_last_steps} in which it learns guess tokens as well "
-        f"(consistency training), and {num_editing_steps} in which it learns to change answers; "
+        f"(consistency training), {num_editing_steps} in which it learns to change answers, and "
+        f"{num_following_up_steps} in which it learns follow-ups as well; "
         "rebuilt by `python -m local_backend.embedded.build`"
         if num_consistency_steps
-        else f"then {num_editing_steps} in which it learns to change answers; not tuned for Jacobi decoding; "
+        else f"then {num_editing_steps} in which it learns to change answers, and {num_following_up_steps} "
+        "in which it learns follow-ups as well; not tuned for Jacobi decoding; "
         "rebuilt by `python -m local_backend.embedded.build --without-consistency`"
     )
     card = _CARD.format(

@@ -113,13 +113,12 @@ class Optimizers:
         self._of_circuits: list[Tensor | None] = [None] * len(self._tuned)
 
     @torch.no_grad()
-    def collect(self, *, weight: float = 1.0, for_circuits: bool = True) -> None:
+    def collect(self, *, for_circuits: bool = True) -> None:
         """Take the gradients of one loss: each loss counts as much as the others, however steep it is.
 
         The losses of a step are of different kinds; added as they are, the steepest alone would be learned.
 
         Args:
-            weight: How much the loss counts beside the others.
             for_circuits: Whether the loss tunes the circuits, too. Where nothing is to be found or copied
                 they would only be weakened.
         """
@@ -136,7 +135,7 @@ class Optimizers:
             parameter.grad = None
         length = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
         for name, gradient in gradients.items():
-            share = gradient * (weight / (length + 1e-9))
+            share = gradient * (1 / (length + 1e-9))
             self._summed[name] = self._summed[name] + share if name in self._summed else share
 
     @torch.no_grad()

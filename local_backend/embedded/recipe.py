@@ -30,7 +30,6 @@ class Lesson:
     departing_weight: float = 4.0
 
 
-FOLLOW_UPS_WEIGHT = 0.6  # how much a batch of follow-ups counts beside the others of its step
 # First the circuits are tuned; then the model learns to tell topics apart and to begin answers, from many
 # short examples; then what to say, from long ones.
 _TUNING = Lesson(({"questions": 0.6, "many questions": 0.4},))
@@ -63,15 +62,15 @@ _CONSISTENCY = Lesson(
     (
         {"plain": 0.08, "expansion": 0.16, "skeleton": 0.3, "several": 0.22, "beginning": 0.24},
         {
-            "questions": 0.33,
-            "many questions": 0.13,
-            "documents": 0.2,
-            "edit": 0.3,
-            "repeat": 0.04,
+            "questions": 0.3,
+            "many questions": 0.12,
+            "documents": 0.18,
+            "edit": 0.27,
+            "condense": 0.1,
+            "repeat": 0.03,
         },
     ),
     guessed_size=0.5,
-    follow_ups_size=0.5,
 )
 _LAST_OF_TUNED = replace(
     _CONSISTENCY,
@@ -82,12 +81,39 @@ _LAST_OF_TUNED = replace(
 _POINTS: Mapping[str, float] = {"points": 1.0}
 _OF_DOCUMENTS: Mapping[str, float] = {"questions": 0.5, "many questions": 0.2, "documents": 0.3}
 _EDITING = tuple(
-    Lesson((_POINTS, kept), guessed_size=0.5, follow_ups_size=0.5, departing_weight=16.0)
+    Lesson((_POINTS, kept), guessed_size=0.5, departing_weight=16.0)
     for kept in (_OF_DOCUMENTS, _LAST_OF_TUNED.streams[0])
 )
 _EDITING_OF_PLAIN = tuple(
     Lesson((_POINTS, kept), departing_weight=16.0) for kept in (_OF_DOCUMENTS, _LAST_OF_PLAIN.streams[0])
 )
+# Then the same once more with follow-ups. Taught beside the consistency stage, where rates are higher, they
+# cost one whole answer in ten.
+_FOLLOWING_UP, _FOLLOWING_UP_OF_PLAIN = (
+    tuple(replace(lesson, follow_ups_size=0.5) for lesson in lessons)
+    for lessons in (_EDITING, _EDITING_OF_PLAIN)
+)
+
+
+@dataclass(frozen=True)
+class Refining:
+    """A stage behind all others, at a low rate, which warms up and falls by itself.
+
+    It begins from weights as they would ship, and at its end a share of these is kept.
+
+    Attributes:
+        name: Of the stage.
+        first_step: The number of its first step: so many go before.
+        num_steps: How many it has.
+        learning_rate_share: Of the learning rates, at its peak.
+        lessons: In turn.
+    """
+
+    name: str
+    first_step: int
+    num_steps: int
+    learning_rate_share: float
+    lessons: Sequence[Lesson]
 
 
 @dataclass(frozen=True)
@@ -101,17 +127,19 @@ class BuildOptions:
         num_first_steps: How many after these learn to tell topics apart.
         num_consistency_steps: Steps of the consistency stage; 0 leaves it out.
         num_last_steps: Steps behind the last of these stages, which fix what it learned.
-        num_editing_steps: Steps of the editing stage, behind all of them.
+        num_editing_steps: Steps of the stage behind all of them that teaches changed answers.
+        num_following_up_steps: Steps of the stage behind that one, which teaches follow-ups as well.
         tokens_per_batch: Padded tokens of each of a step's two batches.
         learning_rates: At their peak: after warm-up, until they fall linearly in the last ``decay_share`` of
             the steps of the last stage.
         then_learning_rate_share: Of the learning rates, after the first steps: longer at their peaks, the
             stream grows without bound, because the ballast keeps the norms from shrinking it.
         last_learning_rate_share: The same of the last steps.
-        editing_learning_rate_share: The same of the editing stage, in which it falls linearly in the last
-            ``editing_decay_share`` of the steps.
-        editing_kept_share: How much of the weights that the editing stage began with is kept beside what it
-            made of them: without, an answer in a hundred ended behind its first points.
+        editing_learning_rate_share, following_up_learning_rate_share: The same of these two stages.
+        refining_decay_share: In the last of such a share of their steps it falls linearly.
+        refining_kept_share: How much of the weights that such a stage began with is kept beside what it made
+            of them: without, an answer in a hundred ended behind its first points.
+        refining_warmup_steps: How many of their steps warm up.
         seed: Of the initial weights and of every step's examples.
         hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape
             of the model, which with its tokenizer fits into 16 MB.
@@ -123,14 +151,16 @@ class BuildOptions:
     num_consistency_steps: int = 960
     num_last_steps: int = 100
     num_editing_steps: int = 260
+    num_following_up_steps: int = 260
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
     last_learning_rate_share: float = 0.05
     editing_learning_rate_share: float = 0.12
-    editing_decay_share: float = 0.9
-    editing_kept_share: float = 0.2
-    editing_warmup_steps: int = 20
+    following_up_learning_rate_share: float = 0.16
+    refining_decay_share: float = 0.9
+    refining_kept_share: float = 0.2
+    refining_warmup_steps: int = 20
     warmup_steps: int = 30
     decay_share: float = 0.58
     weight_decay: float = 0.5
@@ -144,14 +174,40 @@ class BuildOptions:
     rope_theta: float = 1e12
 
     @property
-    def first_editing_step(self) -> int:
-        """The number of the editing stage's first step: so many go before."""
+    def num_steps_before_refining(self) -> int:
+        """Of all stages but those that refine."""
         return self.num_steps + self.num_consistency_steps + self.num_last_steps
+
+    @property
+    def refining(self) -> tuple[Refining, ...]:
+        """The stages that refine, in order."""
+        is_tuned = self.num_consistency_steps > 0
+        first = self.num_steps_before_refining
+        editing = Refining(
+            "editing",
+            first,
+            self.num_editing_steps,
+            self.editing_learning_rate_share,
+            _EDITING if is_tuned else _EDITING_OF_PLAIN,
+        )
+        following_up = Refining(
+            "following up",
+            first + self.num_editing_steps,
+            self.num_following_up_steps,
+            self.following_up_learning_rate_share,
+            _FOLLOWING_UP if is_tuned else _FOLLOWING_UP_OF_PLAIN,
+        )
+        return editing, following_up
 
     @property
     def num_steps_in_all(self) -> int:
         """Of all stages."""
-        return self.first_editing_step + self.num_editing_steps
+        return self.num_steps_before_refining + self.num_editing_steps + self.num_following_up_steps
+
+    def refining_at(self, step: int) -> Refining | None:
+        """The stage that refines at a step, if one does."""
+        begun = [stage for stage in self.refining if stage.num_steps and stage.first_step <= step]
+        return begun[-1] if begun else None
 
 
 PLAIN_OPTIONS = replace(
@@ -168,16 +224,14 @@ def rate_at(step: int, options: BuildOptions) -> float:
 
     The consistency stage goes on at the plateau, so that what the plain stage left is still soft, and the
     fall is its. The last steps fall once more, from a little above. While the circuits are tuned it is that
-    of warm-up. The editing stage warms up and falls by itself.
+    of warm-up. The stages that refine warm up and fall by themselves.
     """
-    num_edited = step - options.first_editing_step
-    if num_edited >= 0:
-        fall = (options.num_editing_steps - num_edited) / (
-            options.editing_decay_share * options.num_editing_steps
-        )
-        warm = (num_edited + 1) / options.editing_warmup_steps
-        return options.editing_learning_rate_share * min(1.0, warm, max(0.02, fall))
-    num_left = options.first_editing_step - step
+    if (stage := options.refining_at(step)) is not None:
+        num_left = stage.first_step + stage.num_steps - step
+        fall = num_left / (options.refining_decay_share * stage.num_steps)
+        warm = (step - stage.first_step + 1) / options.refining_warmup_steps
+        return stage.learning_rate_share * min(1.0, warm, max(0.02, fall))
+    num_left = options.num_steps_before_refining - step
     if num_left <= options.num_last_steps:
         return options.last_learning_rate_share * max(0.02, num_left / options.num_last_steps)
     place = max(0, step - options.num_tuning_steps)
@@ -198,9 +252,9 @@ def lesson_at(step: int, options: BuildOptions) -> Lesson:
         return _THEN
     if step < options.num_steps + options.num_consistency_steps:
         return _CONSISTENCY
-    if step >= options.first_editing_step:
-        return (_EDITING if options.num_consistency_steps else _EDITING_OF_PLAIN)[step % 2]
+    if (stage := options.refining_at(step)) is not None:
+        return stage.lessons[step % len(stage.lessons)]
     return _LAST_OF_TUNED if options.num_consistency_steps else _LAST_OF_PLAIN
 
 
-__all__ = ["FOLLOW_UPS_WEIGHT", "PLAIN_OPTIONS", "BuildOptions", "Lesson", "lesson_at", "rate_at"]
+__all__ = ["PLAIN_OPTIONS", "BuildOptions", "Lesson", "lesson_at", "rate_at"]

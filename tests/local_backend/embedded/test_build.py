@@ -43,6 +43,7 @@ SCHEDULE = BuildOptions(
     num_consistency_steps=0,
     num_last_steps=10,
     num_editing_steps=0,
+    num_following_up_steps=0,
     warmup_steps=5,
 )
 
@@ -356,18 +357,24 @@ def test_the_consistency_stage_goes_on_at_the_plain_ones_rate_which_falls_in_it(
     assert rates[149] < rates[150] == options.last_learning_rate_share > rates[159]
 
 
-def test_the_editing_stage_warms_up_and_falls_by_itself() -> None:
-    options = replace(SCHEDULE, num_editing_steps=400)
+def test_stages_that_refine_warm_up_and_fall_by_themselves() -> None:
+    options = replace(SCHEDULE, num_editing_steps=400, num_following_up_steps=300)
     before = [rate_at(step, SCHEDULE) for step in range(110)]
-    rates = [rate_at(step, options) for step in range(510)]
-    assert rates[:110] == before  # what goes before does not know of it
-    assert rates[109] < rates[115] < max(rates[110:]) == options.editing_learning_rate_share
-    assert 0 < rates[509] < 0.1 * options.editing_learning_rate_share
+    rates = [rate_at(step, options) for step in range(810)]
+    assert rates[:110] == before  # what goes before does not know of them
+    for first, last, peak in (
+        (110, 509, options.editing_learning_rate_share),
+        (510, 809, options.following_up_learning_rate_share),
+    ):
+        assert rates[first - 1] < rates[first + 5] < max(rates[first : last + 1]) == peak
+        assert 0 < rates[last] < 0.1 * peak
 
 
 @pytest.mark.parametrize("num_consistency_steps", [0, 50])
 def test_every_step_has_a_lesson_of_known_kinds(num_consistency_steps: int) -> None:
-    options = replace(SCHEDULE, num_consistency_steps=num_consistency_steps, num_editing_steps=6)
+    options = replace(
+        SCHEDULE, num_consistency_steps=num_consistency_steps, num_editing_steps=6, num_following_up_steps=6
+    )
     lessons = [lesson_at(step, options) for step in range(options.num_steps_in_all)]
     for lesson in lessons:
         for shares in lesson.streams:
@@ -375,6 +382,7 @@ def test_every_step_has_a_lesson_of_known_kinds(num_consistency_steps: int) -> N
             assert sum(shares.values()) == pytest.approx(1)
     assert not any(lesson.guessed_size for lesson in lessons[:100])
     assert any(lesson.guessed_size for lesson in lessons[100:]) == bool(num_consistency_steps)
+    assert [bool(lesson.follow_ups_size) for lesson in lessons[-7:]] == [False] + 6 * [True]
 
 
 def _toy(folder: Path, name: str) -> list[str]:
@@ -384,6 +392,7 @@ def _toy(folder: Path, name: str) -> list[str]:
         "first-steps": 2,
         "last-steps": 1,
         "editing-steps": 4,
+        "following-up-steps": 4,
         "hidden": 40,
         "layers": 1,
         "tokens-per-batch": 300,
@@ -407,10 +416,8 @@ def test_an_interrupted_build_ends_with_the_same_weights(
     tuned, plain = ("--consistency-steps", "3"), ("--without-consistency",)
     main([*_toy(tmp_path, "one"), *tuned])
     again = [*_toy(tmp_path, "two"), *tuned]
-    main([*again, "--stop-after", "3"])
-    main([*again, "--stop-after", "7"])
-    main([*again, "--stop-after", "9"])
-    main([*again, "--stop-after", "11"])
+    for step in (3, 7, 9, 11, 12, 13, 15):
+        main([*again, "--stop-after", str(step)])
     assert not (tmp_path / "two").exists()
     main(again)
     assert _weights(tmp_path / "one") == _weights(tmp_path / "two")
@@ -438,6 +445,7 @@ def test_training_goes_down(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) 
         num_consistency_steps=0,
         num_last_steps=0,
         num_editing_steps=0,
+        num_following_up_steps=0,
         tokens_per_batch=400,
         warmup_steps=5,
     )
