@@ -39,7 +39,7 @@ from local_backend.embedded.decks import Decks
 from local_backend.embedded.initialization import begin_copying
 from local_backend.embedded.losses import loss_of, only_quoted
 from local_backend.embedded.optimizers import Optimizers
-from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, lesson_at, rate_at
+from local_backend.embedded.recipe import PLAIN_OPTIONS, BuildOptions, Refining, lesson_at, rate_at
 from local_backend.embedded.tasks import KINDS, make_example
 from local_backend.embedded.tokenization import guess_token_ids, token_traits, train_tokenizer
 
@@ -130,7 +130,7 @@ def train(
     for step in range(first, last_step):
         if (stage := options.refining_at(step)) is not None and step == stage.first_step:
             # It goes on from weights as they would ship, and from nothing else.
-            _mix(model, began_with, options.refining_kept_share)
+            _keep_a_share(model, began_with, options.refining_at(step - 1))
             _round(model)
             began_with = {name: weight.clone() for name, weight in model.state_dict().items()}
             optimizers, decks, guessed_decks = _begin(model, topics, options, step)
@@ -179,7 +179,7 @@ def train(
                 "step": step + 1,
             }
             _write_checkpoint(checkpoint, state)
-    _mix(model, began_with, options.refining_kept_share)
+    _keep_a_share(model, began_with, options.refining_at(last_step - 1))
     model.eval()
     model.set_attn_implementation("sdpa")
 
@@ -207,11 +207,11 @@ def _round(model: LlamaForCausalLM) -> None:
 
 
 @torch.no_grad()
-def _mix(model: LlamaForCausalLM, others: Mapping[str, Tensor], share: float) -> None:
-    """Take so much of other weights, and of the model's own what is left (Wortsman and others, 2022)."""
-    for name, weight in model.state_dict().items():
-        if name in others:
-            weight.lerp_(others[name], share)
+def _keep_a_share(model: LlamaForCausalLM, began_with: Mapping[str, Tensor], stage: Refining | None) -> None:
+    """When a stage that refines has ended, keep some of what it began with (Wortsman and others, 2022)."""
+    if stage is not None:
+        for name, weight in model.state_dict().items():
+            weight.lerp_(began_with[name], stage.kept_share)
 
 
 def _identity(

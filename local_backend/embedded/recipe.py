@@ -106,6 +106,7 @@ class Refining:
         first_step: The number of its first step: so many go before.
         num_steps: How many it has.
         learning_rate_share: Of the learning rates, at its peak.
+        kept_share: How much of the weights it began with is kept beside what it made of them.
         lessons: In turn.
     """
 
@@ -113,6 +114,7 @@ class Refining:
     first_step: int
     num_steps: int
     learning_rate_share: float
+    kept_share: float
     lessons: Sequence[Lesson]
 
 
@@ -137,8 +139,9 @@ class BuildOptions:
         last_learning_rate_share: The same of the last steps.
         editing_learning_rate_share, following_up_learning_rate_share: The same of these two stages.
         refining_decay_share: In the last of such a share of their steps it falls linearly.
-        refining_kept_share: How much of the weights that such a stage began with is kept beside what it made
-            of them: without, an answer in a hundred ended behind its first points.
+        editing_kept_share: How much of the weights that the stage began with is kept: without, an answer in a
+            hundred ended behind its first points.
+        following_up_kept_share: The same of the other: of less, two answers in a hundred repeated themselves.
         refining_warmup_steps: How many of their steps warm up.
         seed: Of the initial weights and of every step's examples.
         hidden_size, intermediate_size, num_layers, num_heads, head_size, vocabulary_size, rope_theta: Shape
@@ -159,7 +162,8 @@ class BuildOptions:
     editing_learning_rate_share: float = 0.12
     following_up_learning_rate_share: float = 0.16
     refining_decay_share: float = 0.9
-    refining_kept_share: float = 0.2
+    editing_kept_share: float = 0.2
+    following_up_kept_share: float = 0.6
     refining_warmup_steps: int = 20
     warmup_steps: int = 30
     decay_share: float = 0.58
@@ -188,6 +192,7 @@ class BuildOptions:
             first,
             self.num_editing_steps,
             self.editing_learning_rate_share,
+            self.editing_kept_share,
             _EDITING if is_tuned else _EDITING_OF_PLAIN,
         )
         following_up = Refining(
@@ -195,6 +200,7 @@ class BuildOptions:
             first + self.num_editing_steps,
             self.num_following_up_steps,
             self.following_up_learning_rate_share,
+            self.following_up_kept_share,
             _FOLLOWING_UP if is_tuned else _FOLLOWING_UP_OF_PLAIN,
         )
         return editing, following_up
@@ -257,4 +263,4 @@ def lesson_at(step: int, options: BuildOptions) -> Lesson:
     return _LAST_OF_TUNED if options.num_consistency_steps else _LAST_OF_PLAIN
 
 
-__all__ = ["PLAIN_OPTIONS", "BuildOptions", "Lesson", "lesson_at", "rate_at"]
+__all__ = ["PLAIN_OPTIONS", "BuildOptions", "Lesson", "Refining", "lesson_at", "rate_at"]
