@@ -141,10 +141,10 @@ def test_stopping_criteria_end_rows_where_generate_would(
     def after_a_comma(input_ids: torch.Tensor, scores: object) -> torch.Tensor:
         return torch.tensor([tokenizer.decode(ids[-1:]).startswith(",") for ids in input_ids])
 
-    call: dict[str, Any] = {**_batch(tokenizer), "do_sample": False, "max_new_tokens": 50}
+    call: dict[str, Any] = {**_batch(tokenizer), "do_sample": False, "max_new_tokens": 150}
     call["stopping_criteria"] = StoppingCriteriaList([after_a_comma])
     plain = model.generate(**call)
-    assert plain.shape[1] < call["input_ids"].shape[1] + 50
+    assert plain.shape[1] < call["input_ids"].shape[1] + 150  # every answer has a comma somewhere
     assert model.generate(**call, custom_generate=decoding).tolist() == plain.tolist()
 
 
