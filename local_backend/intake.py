@@ -130,7 +130,7 @@ class Intake:
                         self._stats.num_reused_tokens += row.num_cached
                     else:
                         postponed.append(row)
-                except Exception as error:
+                except Exception as error:  # it has no place yet: who fails those in use does not know it
                     guarded(row, partial(row.fail, error))
                     raise
         finally:

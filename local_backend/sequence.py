@@ -285,7 +285,7 @@ def guarded(row: Row, tell: Callable[[], None]) -> None:
     """What goes wrong while one row is told reaches its caller alone."""
     try:
         tell()
-    except Exception as error:
+    except Exception as error:  # a listener is the caller's code and may raise anything
         row.cancelled = True
         row.state = State.FINISHED
         try:
