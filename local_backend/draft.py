@@ -17,8 +17,8 @@ class Draft:
     Attributes:
         token_ids: The guessed tokens; a parent stands before its children.
         parents: For each token the place of its parent in ``token_ids``; -1 is the row's last token.
-        probabilities: For each token how likely it is to be accepted, its path included; empty where the
-            drafter does not say.
+        probabilities: For each token how likely it is to be accepted, its path included; of a question, how
+            many tokens what the model says on it will land; empty where the drafter does not say.
         num_candidates: How many of the likeliest tokens at every place the drafter asks to be told of.
         questions: Tokens among these that are never written: they stand in the draft for what the model says
             on them.
@@ -131,7 +131,7 @@ class Draft:
         """How many more tokens are accepted if the one at ``place`` is, by the draft's own probabilities."""
         below = {place}
         for child in range(place + 1, len(self)):
-            if self.parents[child] in below:
+            if self.parents[child] in below and self.token_ids[child] not in self.questions:
                 below.add(child)
         return sum(self.probabilities[child] for child in below) / max(self.probabilities[place], 1e-9) - 1
 
@@ -159,15 +159,38 @@ class Draft:
         """Place by token of what hangs from the token at a place, or from the root, which is -1."""
         return {token: place for (above, token), place in self._children().items() if above == parent}
 
-    def with_children(self, token_ids: Sequence[int], *, max_depth: int) -> Draft:
-        """The draft with each of ``token_ids`` hanging from the root and every token above that depth."""
-        depths = [0, *self.depths()]
-        parents = [place - 1 for place, depth in enumerate(depths) if depth < max_depth]
-        return Draft(
-            (*self.token_ids, *(token for _ in parents for token in token_ids)),
-            (*self.parents, *(parent for parent in parents for _ in token_ids)),
-            num_candidates=self.num_candidates,
-            questions=self.questions,
+    def with_questions(
+        self, token_ids: Sequence[int], worths: Sequence[float], *, max_depth: int, least_worth: float
+    ) -> Draft:
+        """The draft with tokens that ask the model hanging from wherever the accepted path may well end.
+
+        What is asked behind a token is of use only where that token is the last one accepted: as likely as it
+        is itself, less what hangs from it.
+
+        Args:
+            token_ids: The questions, for the place after next, the one behind it and so on.
+            worths: How many tokens the answer to each lands in the next forward, where it is of use.
+            max_depth: Of the questions.
+            least_worth: What a question must be worth, its chance to be of use included.
+        """
+        if self.token_ids and not self.probabilities:
+            raise ValueError("where questions are of use cannot be told: the draft has no probabilities")
+        lasts = [1.0, *self.probabilities]
+        for parent, probability in zip(self.parents, self.probabilities, strict=True):
+            lasts[parent + 1] -= probability
+        asked = [
+            (place - 1, token, last * worth)
+            for place, (depth, last) in enumerate(zip([0, *self.depths()], lasts, strict=True))
+            if depth < max_depth
+            for token, worth in zip(token_ids, worths, strict=True)
+            if last * worth >= least_worth
+        ]
+        return replace(
+            self,
+            token_ids=(*self.token_ids, *(token for _, token, _ in asked)),
+            parents=(*self.parents, *(parent for parent, _, _ in asked)),
+            probabilities=(*self.probabilities, *(worth for _, _, worth in asked)),
+            questions=self.questions | frozenset(token_ids),
         )
 
     @property
@@ -195,10 +218,13 @@ class Draft:
             return self
         if not self.probabilities:
             return self.truncated(max_tokens=max_tokens, max_depth=len(self))
-        # A child is never likelier than its parent and stands behind it, so a stable order keeps both.
-        ranked = sorted(range(len(self)), key=lambda place: -self.probabilities[place])
-        kept = set(ranked[:max_tokens])
+        kept = set(self.ranked()[:max_tokens])
         return self._part(lambda place, _: place in kept)
+
+    def ranked(self) -> list[int]:
+        """Places of the tokens, the likeliest first; none where the draft does not say how likely."""
+        # A child is never likelier than its parent and stands behind it, so a stable order keeps both.
+        return sorted(range(len(self.probabilities)), key=lambda place: -self.probabilities[place])
 
     def within_vocabulary(self, size: int) -> Draft:
         """The part of the draft a model with ``size`` token ids can read.

@@ -24,8 +24,6 @@ _FIRST_CHANCE = _FIRST_PROMISE_TOKENS / (1 + _FIRST_PROMISE_TOKENS)  # of a toke
 # For how many forwards, and how much, a member is drafted when it has rested; how long it rests at most.
 _TRIAL_FORWARDS, _TRIAL_TOKENS = 3, 12
 _LONGEST_REST_FORWARDS = 512
-# How likely a guess behind a right one is taken to be where guess tokens hang from it; found by trying.
-_SHARE_AT_NEXT_DEPTH = 0.85
 # A member that gains less than this is not worth being asked.
 _LEAST_WORTH_TOKENS = 0.03
 
@@ -157,9 +155,7 @@ class Combined:
         """The draft of a member that does not say how likely its tokens are, as its gains say."""
         if any(gains[number] for gains in self._history(state)):
             # As if they were certain: Jacobi's guesses are the next iterate's ground, right or wrong.
-            # What asks the model is worth something only where all it hangs from is right.
-            share = _SHARE_AT_NEXT_DEPTH if draft.questions else 1.0
-            probabilities = [share**depth for depth in draft.depths()]
+            probabilities = [1.0] * len(draft)
         else:  # a member that has not gained anything yet is tried in as wide a forward as pays
             probabilities = [_FIRST_CHANCE**depth for depth in draft.depths()]
         return replace(draft, probabilities=tuple(probabilities))

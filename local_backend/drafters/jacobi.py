@@ -5,16 +5,17 @@ seldom gets a token right behind a wrong one; a model trained for consistency (C
 Forcing, arXiv 2512.14681) lands several tokens a forward. N-grams of past iterates that were refused where
 they stood, but belong a little further on, are tried again as branches beside the block.
 
-A model may have been trained to begin blocks with guess tokens of its own, one for each place ahead. They
-hang from every token of the block, so that wherever the text gets to there are new guesses behind it, none of
-which was made behind a wrong one. What it takes for likely on them becomes a tree of the likeliest paths
-(Medusa, arXiv 2401.10774): short where it is in doubt, a chain where it is sure.
+A model may have been trained to begin blocks with guess tokens of its own, one for each place ahead. What it
+takes for likely on them becomes a tree of the likeliest paths (Medusa, arXiv 2401.10774): short where it is
+in doubt, a chain where it is sure. New ones hang from the tokens at which the text may well get no further,
+so that there are guesses behind it, none of which was made behind a wrong one. Such a block says what each of
+its tokens is worth, and is cut to the width that pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters.base import WritingRow
@@ -23,6 +24,30 @@ from local_backend.drafters.per_row import PerRow
 
 _KEPT_NGRAMS = 8
 _NUM_CANDIDATES = 4  # of one place; the fifth is next to never in the tree
+# How often a token behind a right one is right: what is taken for true at first, and how fast that is left.
+_FIRST_SHARE_OF_GUESSES, _RATE_OF_GUESSES = 0.75, 0.02  # of all rows: it is a matter of the model
+_FIRST_SHARE_OF_RECYCLED, _RATE_OF_RECYCLED = 0.4, 0.1  # of one row: it is a matter of what it quotes
+
+
+@dataclass(slots=True)
+class _RunningShare:
+    """How often a drafted token is right where the one before it was, lately: running means of both."""
+
+    num_right: float  # of one tried, at first
+    rate: float
+    num_tried: float = 1.0
+
+    def note(self, draft: Draft, outcome: Outcome) -> None:
+        """Learn from what was written, whether or not all of the draft was verified."""
+        if len(draft):
+            right = len(draft.places_along(outcome.token_ids))
+            tried = min(right + 1, max(draft.depths()), len(outcome.token_ids))
+            self.num_right += self.rate * (right - self.num_right)
+            self.num_tried += self.rate * (tried - self.num_tried)
+
+    def at_depths(self, count: int) -> list[float]:
+        """How likely the first token is right, the first two, and so on."""
+        return [(self.num_right / self.num_tried) ** depth for depth in range(1, count + 1)]
 
 
 @dataclass(slots=True)
@@ -30,6 +55,10 @@ class _State:
     pool: NgramPool
     guess: list[int] = field(default_factory=list)
     likely: Draft = EMPTY_DRAFT  # what guess tokens stand for
+    recycled: Sequence[Draft] = ()
+    recycled_share: _RunningShare = field(
+        default_factory=lambda: _RunningShare(_FIRST_SHARE_OF_RECYCLED, _RATE_OF_RECYCLED)
+    )
 
 
 class Jacobi:
@@ -43,8 +72,8 @@ class Jacobi:
             behind it and so on; they are nothing it writes. Without them blocks begin with n-grams seen
             before.
         tree_size: How many tokens of those that guess tokens stand for are drafted.
-        least_probability: How likely such a token must be, its path included. A wider forward takes longer,
-            and each token of the tree brings its own guess tokens.
+        least_probability: How likely such a token must be, its path included; of a guess token, how many
+            tokens it must be expected to land in the next forward.
 
     Raises:
         ValueError: A number is out of range.
@@ -74,9 +103,9 @@ class Jacobi:
         self.num_recycled = num_recycled
         self.ngram_size = ngram_size
         self.guess_token_ids = tuple(guess_token_ids)
-        self._questions = frozenset(guess_token_ids)
         self.tree_size = tree_size
         self.least_probability = least_probability
+        self._guesses_share = _RunningShare(_FIRST_SHARE_OF_GUESSES, _RATE_OF_GUESSES)
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
 
     def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
@@ -88,6 +117,9 @@ class Jacobi:
         for row, outcome in zip(rows, outcomes, strict=True):
             state = self._states[row]
             if self.guess_token_ids:
+                self._guesses_share.note(state.likely, outcome)
+                for draft in state.recycled:
+                    state.recycled_share.note(draft, outcome)
                 state.likely = self._said_on_guess_tokens(outcome)
             else:
                 iterate = outcome.predictions_along(state.guess)
@@ -116,18 +148,26 @@ class Jacobi:
         size = min(self.block_size, room)
         recycled = [Draft.chain(ngram[:room]) for ngram in state.pool.after(last)[: self.num_recycled]]
         if self.guess_token_ids:
-            likely = state.likely.truncated(max_tokens=self.tree_size, max_depth=size)
-            block = Draft(
-                likely.token_ids,
-                likely.parents,
-                num_candidates=_NUM_CANDIDATES,
-                questions=self._questions,
-            )
-            block = block.with_children(self.guess_token_ids[:size], max_depth=room)
-        else:
-            while len(state.guess) < size:
-                behind = state.guess[-1] if state.guess else last
-                state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
-            del state.guess[size:]
-            block = Draft.chain(state.guess)
-        return Draft.merged([block, *recycled])
+            state.recycled = recycled
+            return self._tree(state, size, room)
+        while len(state.guess) < size:
+            behind = state.guess[-1] if state.guess else last
+            state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
+        del state.guess[size:]
+        return Draft.merged([Draft.chain(state.guess), *recycled])
+
+    def _tree(self, state: _State, size: int, room: int) -> Draft:
+        """What guess tokens stood for and what is recycled, with guess tokens where it may end."""
+        likely = state.likely.truncated(max_tokens=self.tree_size, max_depth=size)
+        recycled = [
+            replace(draft, probabilities=tuple(state.recycled_share.at_depths(len(draft))))
+            for draft in state.recycled
+        ]
+        tree = replace(Draft.merged([likely, *recycled]), num_candidates=_NUM_CANDIDATES)
+        asked = self.guess_token_ids[:size]
+        return tree.with_questions(
+            asked,
+            self._guesses_share.at_depths(len(asked)),
+            max_depth=room,
+            least_worth=self.least_probability,
+        )

@@ -22,3 +22,5 @@ def test_what_is_expected_below_a_token_is_counted_where_it_was_accepted() -> No
     assert draft.expected_below(0) == pytest.approx((0.25 + 0.125 + 0.1) / 0.5)
     assert draft.expected_below(1) == pytest.approx(0.5)
     assert draft.expected_below(2) == draft.expected_below(4) == 0.0
+    asking = Draft((1, QUESTION), (-1, 0), (0.5, 0.4), questions=frozenset({QUESTION}))
+    assert asking.expected_below(0) == 0.0
