@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from local_backend.embedded.corpus import CORPUS, load_topics
+from local_backend.embedded.corpus import load_topics
+from local_backend.embedded.facts import FIELD, Family, Values, families
 from local_backend.embedded.invented import invented_word, random_word, value_of, words
 
-_FIELD = re.compile(r"\{(\w+)\}")
 # How a question may name what a sentence says, where no question was written for it.
 _ABOUT = (
     "What do the documents say about {phrase}?",
@@ -73,53 +73,6 @@ class DocumentCase:
 
 
 @dataclass(frozen=True)
-class _Fact:
-    sentence: str
-    questions: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class _Family:
-    name: str
-    subject: str
-    facts: tuple[_Fact, ...]
-
-
-@cache
-def _families() -> tuple[_Family, ...]:
-    families = []
-    for block in (CORPUS / "facts.md").read_text("utf-8").split("\n# ")[1:]:
-        heading, *lines = block.strip().splitlines()
-        facts = []
-        for line in lines:
-            sentence, *questions = line.split(" | ")
-            pairs = (question.split(" => ") for question in questions)
-            facts.append(_Fact(sentence, tuple((question, field) for question, field in pairs)))
-        name, subject = heading.split()
-        families.append(_Family(name, subject.strip("{}"), tuple(facts)))
-    return tuple(families)
-
-
-class _Values:
-    """The values of one document's fields: the same field twice is the same value."""
-
-    def __init__(self, subject: str, rng: random.Random) -> None:
-        self._rng = rng
-        self._values = {"s": subject}
-
-    def rename(self, subject: str) -> None:
-        self._values["s"] = subject
-
-    def fill(self, template: str) -> str:
-        return _FIELD.sub(lambda match: self[match[1]], template)
-
-    def __getitem__(self, field: str) -> str:
-        if field not in self._values:
-            self._values[field] = value_of(field.rstrip("0123456789"), self._rng)
-        return self._values[field]
-
-
-@dataclass(frozen=True)
 class Asked:
     """A sentence, and questions it answers, each with the fact it asks for."""
 
@@ -127,16 +80,16 @@ class Asked:
     questions: tuple[tuple[str, str], ...]
 
 
-def _facts_about(family: _Family, count: int, rng: random.Random) -> tuple[str, list[Asked]]:
+def _facts_about(family: Family, count: int, rng: random.Random) -> tuple[str, list[Asked]]:
     subject = value_of(family.subject, rng)
     asked = []
     for fact in rng.sample(family.facts, min(count, len(family.facts))):
-        values = _Values(subject, rng)
+        values = Values(subject, rng)
         sentence = values.fill(fact.sentence)
         sentence = sentence[0].upper() + sentence[1:]
         pairs = [(values.fill(question), field) for question, field in fact.questions]
         # A field that is no field is a word of the sentence, as "winter".
-        known = set(_FIELD.findall(fact.sentence))
+        known = set(FIELD.findall(fact.sentence))
         asked.append(
             Asked(
                 sentence,
@@ -268,12 +221,12 @@ def _make_documents(
     """Documents, and for each what its sentences may be asked."""
     documents: list[Document] = []
     known: list[list[Asked]] = []
-    family = rng.choice(_families())
+    family = rng.choice(families())
     for _ in range(num_documents):
         count = rng.randint(max(1, num_sentences - 2), num_sentences)
         if rng.random() < facts_share:
             # Often of the same family, so that the subject of the question must be minded.
-            family = family if rng.random() < 0.4 else rng.choice(_families())
+            family = family if rng.random() < 0.4 else rng.choice(families())
             title, asked = _facts_about(family, count, rng)
             if len(asked) < count and rng.random() < 0.5:
                 asked += _free_asked(count - len(asked), rng)[1]
@@ -339,80 +292,3 @@ def free_sentences(count: int, rng: random.Random) -> tuple[str, list[str]]:
     """A title and ``count`` sentences that need not mean anything."""
     title, asked = _free_asked(count, rng)
     return title, [one.sentence for one in asked]
-
-
-@dataclass(frozen=True)
-class FollowedUp:
-    """A question with its answer, and follow-ups to it.
-
-    Attributes:
-        question: What was asked first.
-        answer: What was answered.
-        follow_ups: Of each the question as it follows, and as it stands alone.
-    """
-
-    question: str
-    answer: str
-    follow_ups: tuple[tuple[str, str], ...]
-
-
-def followed_up(rng: random.Random, count: int = 1) -> FollowedUp:
-    """Questions about one invented subject, some of them about another one in its place.
-
-    Args:
-        rng: Where every choice comes from.
-        count: How many follow-ups, at most: where little is known of a subject there are fewer.
-    """
-    family = rng.choice([family for family in _families() if len(_named(family)) > 1])
-    (sentence, first), *others = rng.sample(_named(family), min(count + 1, len(_named(family))))
-    values = _Values(value_of(family.subject, rng), rng)
-    other_subjects = [value_of(family.subject, rng) for _ in others]
-    answer, question = values.fill(sentence), values.fill(first)
-    answer = answer[0].upper() + answer[1:]
-    follow_ups = tuple(
-        _follow_up(family, values, (first, second), other, rng)
-        for (_, second), other in zip(others, other_subjects, strict=True)
-    )
-    return FollowedUp(question, answer, follow_ups)
-
-
-def _follow_up(
-    family: _Family, values: _Values, questions: tuple[str, str], other: str, rng: random.Random
-) -> tuple[str, str]:
-    """The second question, or the first about another subject, as it follows and as it stands alone."""
-    first, second = questions
-    draw = rng.random()
-    if draw < 0.3:
-        asked = rng.choice(("What about {0}?", "And {0}?", "How about {0}?", "And what about {0}?"))
-        return asked.format(other), _named_as(other, values, first)
-    standalone = values.fill(second)
-    part_of_a_name = re.search(r"the \{s\} (reservoir|museum|power|database)", second)
-    if draw < 0.42 or part_of_a_name:  # it stands alone already
-        return standalone, standalone
-    pronouns = (
-        ("it", "it", "this", "that one") if family.subject != "person" else ("this person", "the same person")
-    )
-    follow_up = _named_as(rng.choice(pronouns), values, second.replace("the {s}", "{s}"))
-    if rng.random() < 0.4:
-        follow_up = f"And {follow_up[0].lower()}{follow_up[1:]}"
-    return follow_up, standalone
-
-
-def _named_as(subject: str, values: _Values, template: str) -> str:
-    """A template filled with the values, but for the subject."""
-    known = values["s"]
-    values.rename(subject)
-    filled = values.fill(template)
-    values.rename(known)
-    return filled
-
-
-@cache
-def _named(family: _Family) -> list[tuple[str, str]]:
-    """Sentences with a question that names the family's subject."""
-    return [
-        (fact.sentence, question)
-        for fact in family.facts
-        for question, _ in fact.questions
-        if "{s}" in question
-    ]

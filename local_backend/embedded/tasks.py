@@ -23,11 +23,11 @@ from local_backend.embedded.corpus import (
 from local_backend.embedded.documents import (
     DocumentCase,
     Quotation,
-    followed_up,
     free_sentences,
     make_document_case,
     make_document_cases,
 )
+from local_backend.embedded.follow_ups import followed_up
 from local_backend.embedded.invented import random_word
 
 TOPIC_KINDS = ("plain", "beginning", "skeleton", "expansion", "several")
