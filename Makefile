@@ -39,7 +39,7 @@ demo: .venv/local ## Answer a question plainly and point by point, side by side 
 	@touch $@
 
 rag: .venv/rag ## Answer a question from a folder, with citations (DOCS=folder QUESTION="..." optional)
-	@$(BIN)/python -m retrieval_copy "$(or $(DOCS),docs)" "$(or $(QUESTION),What may an answer be copied from?)"
+	@$(BIN)/python -m retrieval_copy "$(or $(DOCS),examples/pottery)" "$(or $(QUESTION),Who may open the kiln?)"
 
 # Two files at a time, with one thread each: on two cores that takes half as long as two threads for one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --benchmark-disable
