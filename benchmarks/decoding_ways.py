@@ -17,9 +17,11 @@ from local_backend.drafters import Combined, Drafter, ReferenceCopy
 from local_backend.training.evaluation import num_stationary
 from local_backend.training.examples import Trajectory
 from local_backend.training.trajectories import Recorder, decode_recorded
+from local_backend.width_costs import WidthCosts
 
 WAYS = ("jacobi_plain", "jacobi_tuned", "lookahead_tuned", "combined_tuned")
 BASELINE = "autoregressive"
+_WIDEST = 64  # columns of a forward; no draft of these models is wider
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,20 @@ class Way:
 
 
 def engine_way(
-    model: Any, tokenizer: Any, drafter: str | Drafter, max_tokens: int, *, with_references: bool = False
+    model: Any,
+    tokenizer: Any,
+    drafter: str | Drafter,
+    max_tokens: int,
+    *,
+    with_references: bool = False,
+    whole_drafts: bool = False,
 ) -> tuple[Way, Engine]:
-    """A way through an engine of its own, one prompt at a time; what prompts begin with alike is kept."""
-    engine = Engine(model, tokenizer, drafter, max_rows=1)
+    """A way through an engine of its own, one prompt at a time; what prompts begin with alike is kept.
+
+    With ``whole_drafts`` forwards are as wide as the drafter asks for, not cut to what pays on this machine.
+    """
+    width_costs = WidthCosts.flat(_WIDEST) if whole_drafts else None
+    engine = Engine(model, tokenizer, drafter, max_rows=1, width_costs=width_costs)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
     def decode(prompt: Prompt) -> Decoded:
@@ -162,7 +174,8 @@ def tuned_and_plain_ways(
     """The ways that are compared, the baseline first, and the engines to be closed afterwards.
 
     What is recycled helps where answers quote their prompts; elsewhere it makes forwards wider for nothing.
-    Without a plain model its way is left out.
+    Without a plain model its way is left out. Jacobi verifies whole drafts, so that its tokens a forward are
+    the model's and comparable; combined drafts are cut to what pays here, as by default.
     """
     drafters: dict[str, tuple[Any, str | Drafter]] = {
         BASELINE: (tuned, "autoregressive"),
@@ -177,7 +190,8 @@ def tuned_and_plain_ways(
     ways: dict[str, Way] = {}
     engines: list[Engine] = []
     for name, (model, drafter) in drafters.items():
-        ways[name], engine = engine_way(model, tokenizer, drafter, max_tokens)
+        is_whole = name.startswith("jacobi")
+        ways[name], engine = engine_way(model, tokenizer, drafter, max_tokens, whole_drafts=is_whole)
         engines.append(engine)
     return ways, engines
 

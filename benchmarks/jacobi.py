@@ -5,10 +5,11 @@ baseline, then by Jacobi, lookahead and combined drafts, the plain model by Jaco
 assisted decoding with a smaller draft model. Quality is scored as the task scores: SQL and Python by running
 them. What the plain model says is what its Jacobi drafts bring, which change nothing. Where texts differ
 between models, speed is compared as tokens a second, the prompt's reading included; ``decode_speedup`` leaves
-out the prompt and each answer's first forward, which weigh little in long answers. Every engine is as it is
-by default: it keeps what prompts begin with, so that a schema is read once. All of it runs on one thread: for
-models so small a second one brings little, and the helpers of so many engines in one process, more than there
-are cores, would slow down all of them.
+out the prompt and each answer's first forward, which weigh little in long answers. Every engine keeps what
+prompts begin with, so that a schema is read once. Jacobi verifies whole drafts, so that its tokens a forward
+are a figure of the model; combined drafts are cut, as by default, to what pays on this machine. All of it
+runs on one thread: for models so small a second one brings little, and the helpers of so many engines in one
+process, more than there are cores, would slow down all of them.
 
 The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model without
 its consistency stage, by ``python -m local_backend.embedded.build --without-consistency --output
