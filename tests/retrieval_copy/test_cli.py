@@ -37,6 +37,24 @@ def test_it_indexes_once_and_answers(
     assert "0 indexed, 1 unchanged" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Who may open the kiln?", "Only Hanna Brandt and Joris Feld may open the kiln"),
+        ("Where does the white clay come from?", "The white clay comes from a pit near Siershahn"),
+    ],
+)
+def test_the_questions_a_new_user_asks_first_are_answered_with_a_citation(
+    question: str, answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ``make rag`` asks by default, and what the README asks."""
+    notes = Path(__file__).parents[2] / "examples" / "pottery"
+    assert main([str(notes), question, "--index", str(tmp_path / "index")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert answer in shown
+    assert "[1]" in shown
+
+
 def test_by_default_the_index_lies_in_the_cache_folder_of_the_user(
     docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
