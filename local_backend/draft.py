@@ -169,9 +169,13 @@ class Draft:
 
         Args:
             token_ids: The questions, for the place after next, the one behind it and so on.
-            worths: How many tokens the answer to each lands in the next forward, where it is of use.
+            worths: How many tokens the answer to each lands in the next forward, where it is of use; none
+                more than one, so that no question is worth more than the token it hangs from.
             max_depth: Of the questions.
             least_worth: What a question must be worth, its chance to be of use included.
+
+        Raises:
+            ValueError: The draft does not say how likely its tokens are.
         """
         if self.token_ids and not self.probabilities:
             raise ValueError("where questions are of use cannot be told: the draft has no probabilities")
