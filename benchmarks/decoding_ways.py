@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from local_backend import Engine, Jacobi, Lookahead, SamplingParams
+from local_backend import Engine, GuessTokens, Jacobi, Lookahead, SamplingParams
 from local_backend.architecture import guess_token_ids_of
 from local_backend.drafters import Combined, Drafter, ReferenceCopy
 from local_backend.training.evaluation import num_stationary
@@ -163,9 +163,11 @@ def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way
     return Way(decode)
 
 
-def jacobi_of(model: Any, block_size: int, num_recycled: int = 0) -> Jacobi:
-    """The drafter with the guess tokens that ``model`` was trained with, where there are any."""
-    return Jacobi(block_size, num_recycled, guess_token_ids=guess_token_ids_of(model))
+def jacobi_of(model: Any, block_size: int, num_recycled: int = 0) -> Drafter:
+    """Jacobi's drafter, or that of the guess tokens that ``model`` was trained with, where there are any."""
+    if guess_token_ids := guess_token_ids_of(model):
+        return GuessTokens(guess_token_ids, num_asked=block_size, num_recycled=num_recycled)
+    return Jacobi(block_size, num_recycled)
 
 
 def tuned_and_plain_ways(

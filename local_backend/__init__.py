@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from local_backend.chat_model import ChatLocal
     from local_backend.custom_generate import ParallelDecoding, write_custom_generate
     from local_backend.draft import Draft, Outcome
-    from local_backend.drafters import Combined, Drafter, Jacobi, Lookahead, ReferenceCopy, SpanCopy
+    from local_backend.drafters import (
+        Combined,
+        Drafter,
+        GuessTokens,
+        Jacobi,
+        Lookahead,
+        ReferenceCopy,
+        SpanCopy,
+    )
     from local_backend.engine import Engine
     from local_backend.references import References
     from local_backend.sampling import SamplingParams
@@ -27,6 +35,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "Engine",
+    "GuessTokens",
     "Jacobi",
     "Lookahead",
     "Outcome",
@@ -46,6 +55,7 @@ _HOMES = {
     "Draft": "draft",
     "Drafter": "drafters",
     "Engine": "engine",
+    "GuessTokens": "drafters",
     "Jacobi": "drafters",
     "Lookahead": "drafters",
     "Outcome": "draft",

@@ -6,7 +6,7 @@ Knows token ids and tree shape. Does not know where a draft comes from or how it
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -19,7 +19,7 @@ class Draft:
         parents: For each token the place of its parent in ``token_ids``; -1 is the row's last token.
         probabilities: For each token how likely it is to be accepted, its path included; of a question, how
             many tokens what the model says on it will land; empty where the drafter does not say.
-        num_candidates: How many of the likeliest tokens at every place the drafter asks to be told of.
+        num_candidates: Of how many of the likeliest tokens on each question the drafter asks to be told.
         questions: Tokens among these that are never written: they stand in the draft for what the model says
             on them.
 
@@ -157,7 +157,11 @@ class Draft:
 
     def children_of(self, parent: int) -> dict[int, int]:
         """Place by token of what hangs from the token at a place, or from the root, which is -1."""
-        return {token: place for (above, token), place in self._children().items() if above == parent}
+        children: dict[int, int] = {}
+        for place in range(parent + 1, len(self)):
+            if self.parents[place] == parent:
+                children.setdefault(self.token_ids[place], place)
+        return children
 
     def with_questions(
         self, token_ids: Sequence[int], worths: Sequence[float], *, max_depth: int, least_worth: float
@@ -169,8 +173,9 @@ class Draft:
 
         Args:
             token_ids: The questions, for the place after next, the one behind it and so on.
-            worths: How many tokens the answer to each lands in the next forward, where it is of use; none
-                more than one, so that no question is worth more than the token it hangs from.
+            worths: How many tokens the answer to each lands in the next forward, where it is of use, in
+                descending order; none more than one, so that no question is worth more than the token it
+                hangs from.
             max_depth: Of the questions.
             least_worth: What a question must be worth, its chance to be of use included.
 
@@ -182,13 +187,13 @@ class Draft:
         lasts = [1.0, *self.probabilities]
         for parent, probability in zip(self.parents, self.probabilities, strict=True):
             lasts[parent + 1] -= probability
-        asked = [
-            (place - 1, token, last * worth)
-            for place, (depth, last) in enumerate(zip([0, *self.depths()], lasts, strict=True))
-            if depth < max_depth
-            for token, worth in zip(token_ids, worths, strict=True)
-            if last * worth >= least_worth
-        ]
+        asked = []
+        for parent, (depth, last) in enumerate(zip([0, *self.depths()], lasts, strict=True), -1):
+            if depth < max_depth:
+                for token, worth in zip(token_ids, worths, strict=True):
+                    if last * worth < least_worth:
+                        break
+                    asked.append((parent, token, last * worth))
         return replace(
             self,
             token_ids=(*self.token_ids, *(token for _, token, _ in asked)),
@@ -281,15 +286,25 @@ class Outcome:
             sampling only the visited places are filled; the others hold the most likely token.
         draft: What was verified: the drafter's guess or, where the row or the budget had no room for all
             of it, a part. ``accepted`` and ``predictions`` speak of places in it.
-        candidates: As many as the drafter asked for of the likeliest tokens, with their probabilities, at the
-            row's last token and at every place of the draft; empty where it did not ask.
+        candidates: For each question that hangs from the last accepted token, as many as the drafter asked
+            for of the likeliest tokens there, the likeliest first, with their probabilities.
     """
 
     accepted: tuple[int, ...]
     token_ids: tuple[int, ...]
     predictions: tuple[int, ...] = field(default=(), repr=False)
     draft: Draft = field(default=EMPTY_DRAFT, repr=False)
-    candidates: Sequence[Sequence[tuple[int, float]]] = field(default=(), repr=False, compare=False)
+    candidates: Mapping[int, Sequence[tuple[int, float]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @property
+    def open_questions(self) -> dict[int, int]:
+        """Place by token of the questions that hang from the last accepted token: the answers of use."""
+        if not self.draft.questions:
+            return {}
+        children = self.draft.children_of(self.accepted[-1] if self.accepted else -1)
+        return {token: place for token, place in children.items() if token in self.draft.questions}
 
     def predictions_along(self, path: Iterable[int]) -> list[int]:
         """The model's own tokens after the root and after every token of ``path`` that was verified."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from local_backend.architecture import Architecture, guess_token_ids_of
 from local_backend.calls import Calls
-from local_backend.choice import chooser, likeliest_tokens, most_likely
+from local_backend.choice import chooser, most_likely, with_candidates
 from local_backend.compilation import compile_blocks
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
@@ -351,14 +351,12 @@ class Engine(Calls):
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
         """Accept, per row, the longest path of its draft that the model writes itself."""
         likeliest = most_likely(logits).tolist()  # [rows, 1 + longest draft]
-        num_candidates = max(draft.num_candidates for draft in drafts)
-        candidates = likeliest_tokens(logits, num_candidates) if num_candidates else [()] * len(rows)
         outcomes = []
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             predictions = likeliest[number][: 1 + len(draft)]
             choose = chooser(row, draft, logits, number, predictions)
-            outcomes.append(verify(draft, choose, predictions, candidates[number][: 1 + len(draft)]))
-        return outcomes
+            outcomes.append(verify(draft, choose, predictions))
+        return with_candidates(outcomes, logits)
 
     def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
         """Keep what was accepted, in the rows and in the cache, and tell the listeners."""

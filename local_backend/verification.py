@@ -22,7 +22,6 @@ def verify(
     draft: Draft,
     choose: Callable[[int], int],
     predictions: Sequence[int] = (),
-    candidates: Sequence[Sequence[tuple[int, float]]] = (),
 ) -> Outcome:
     """Walk down the draft along the model's own choices.
 
@@ -31,7 +30,6 @@ def verify(
         choose: The model's token after a place of the draft; place -1 is the row's last token. Called once
             for each emitted token, in order.
         predictions: Passed on to the outcome.
-        candidates: Passed on to the outcome.
 
     Returns:
         The longest accepted path and one bonus token.
@@ -44,7 +42,7 @@ def verify(
         token_ids.append(token)
         child = _child_with_token(draft, place, token)
         if child is None:
-            return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft, candidates)
+            return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft)
         accepted.append(child)
         place = child
 

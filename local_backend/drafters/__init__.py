@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from local_backend.drafters.autoregressive import Autoregressive
-from local_backend.drafters.base import Drafter, WritingRow
+from local_backend.drafters.base import AskingDrafter, Drafter, WritingRow
 from local_backend.drafters.combined import Combined
+from local_backend.drafters.guess_tokens import GuessTokens
 from local_backend.drafters.jacobi import Jacobi
 from local_backend.drafters.lookahead import Lookahead
 from local_backend.drafters.reference_copy import ReferenceCopy
 from local_backend.drafters.span_copy import SpanCopy
 
+
+def _jacobi(guess_token_ids: Sequence[int]) -> Drafter:
+    return GuessTokens(guess_token_ids) if guess_token_ids else Jacobi()
+
+
 _BY_NAME: dict[str, Callable[[Sequence[int]], Drafter]] = {
     "autoregressive": lambda _: Autoregressive(),
-    "combined": lambda guesses: Combined([ReferenceCopy(), Jacobi(guess_token_ids=guesses), Lookahead()]),
-    "jacobi": lambda guesses: Jacobi(guess_token_ids=guesses),
+    "combined": lambda guesses: Combined([ReferenceCopy(), _jacobi(guesses), Lookahead()]),
+    "jacobi": _jacobi,
     "lookahead": lambda _: Lookahead(),
     "reference_copy": lambda _: ReferenceCopy(),
     "span_copy": lambda _: SpanCopy(),
@@ -27,7 +33,8 @@ def drafter_of(drafter: str | Drafter, guess_token_ids: Sequence[int] = ()) -> D
 
     Args:
         drafter: A name or a drafter.
-        guess_token_ids: For one made by name, see :class:`~local_backend.drafters.jacobi.Jacobi`.
+        guess_token_ids: Those that the model was trained with, for one made by name; see
+            :class:`~local_backend.drafters.guess_tokens.GuessTokens`.
 
     Raises:
         ValueError: No drafter has that name.
@@ -43,9 +50,11 @@ def drafter_of(drafter: str | Drafter, guess_token_ids: Sequence[int] = ()) -> D
 
 
 __all__ = [
+    "AskingDrafter",
     "Autoregressive",
     "Combined",
     "Drafter",
+    "GuessTokens",
     "Jacobi",
     "Lookahead",
     "ReferenceCopy",

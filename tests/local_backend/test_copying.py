@@ -19,7 +19,7 @@ from local_backend.drafters.copy_weights import FITTED
 from local_backend.drafters.shared_indexes import SharedIndexes
 from local_backend.drafters.text_index import BORDER, MAX_MATCH_TOKENS, Match, TextIndex
 from local_backend.drafters.written_text import WrittenText
-from tests.local_backend.test_drafters import FakeRow, write
+from tests.local_backend.fake_rows import FakeRow, write
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=60), max_size=4)
 TEXT = st.lists(st.integers(0, 4), max_size=50)

@@ -16,6 +16,7 @@ from local_backend import (
     Combined,
     Drafter,
     Engine,
+    GuessTokens,
     Jacobi,
     Lookahead,
     SamplingParams,
@@ -135,7 +136,7 @@ def test_lossless_with_each_drafter(drafter: str, tokenizer: PreTrainedTokenizer
     [
         SpanCopy(min_match_tokens=1, num_copy_tokens=3),
         SpanCopy(min_match_tokens=3, num_copy_tokens=40),
-        Jacobi(block_size=5, guess_token_ids=(3, 4, 5, 6)),
+        GuessTokens((3, 4, 5, 6)),
         Jacobi(block_size=1, num_recycled=0),
         Jacobi(block_size=40, num_recycled=5, ngram_size=2),
         Lookahead(window_size=1, ngram_size=2, num_guesses=1),
@@ -157,7 +158,7 @@ def test_drafters_know_the_guess_tokens_a_configuration_tells(
     prompts = ragged_prompts(3, seed=13)
     with Engine(model, tokenizer, name) as engine:
         drafters = engine.drafter.drafters if isinstance(engine.drafter, Combined) else [engine.drafter]
-        assert [one.guess_token_ids for one in drafters if isinstance(one, Jacobi)] == [(11, 12, 13)]
+        assert [one.token_ids for one in drafters if isinstance(one, GuessTokens)] == [(11, 12, 13)]
         completions = engine.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS))
     for prompt, completion in zip(prompts, completions, strict=True):
         assert completion.token_ids == greedy(model, prompt, MAX_TOKENS)
