@@ -18,6 +18,8 @@ from typing import Any
 # Of the beginnings, those asked for in questions that are put together from a topic's other words. Nowhere
 # else: with so many ways to ask, whole answers learn too late which heading comes next.
 _DRAWN_SHARE = 0.25
+# Of the questions otherwise, those made of the topic's title, among words of a situation and without.
+_SITUATED_SHARE, _BY_TITLE_SHARE = 0.2, 0.2
 CORPUS = Path(__file__).parent / "corpus"
 
 _TOPIC = re.compile(
@@ -67,8 +69,20 @@ class Topic:
 
     def questions_by_title(self, table: str) -> tuple[str, ...]:
         """Phrasings made of the title; ``table`` is "about", or "about_held_out" for evaluation."""
-        title = self.title if self.title[1].isupper() else self.title[0].lower() + self.title[1:]
-        return tuple(_capital(wording.format(title=title)) for wording in _question_table()[table])
+        return tuple(
+            _capital(wording.format(title=self._title_inside)) for wording in _question_table()[table]
+        )
+
+    def situated_question(self, rng: random.Random) -> str:
+        """The title among words of a situation in which somebody asks."""
+        table = _question_table()
+        words = {slot: rng.choice(table[slot]) for slot in ("person", "work", "ask")}
+        return _capital(rng.choice(table["situated"]).format(title=self._title_inside, **words))
+
+    @property
+    def _title_inside(self) -> str:
+        """As it stands inside a sentence."""
+        return self.title if self.title[1].isupper() else self.title[0].lower() + self.title[1:]
 
     def drawn_question(self, rng: random.Random) -> str:
         """A question put together from the topic's other words.
@@ -233,7 +247,11 @@ def _earlier_turns(topics: Sequence[Topic], rng: random.Random) -> tuple[Turn, .
 def _taught_question(kind: str, topic: Topic, rng: random.Random) -> str:
     if kind == "beginning" and topic.doings and rng.random() < _DRAWN_SHARE:
         return topic.drawn_question(rng)
-    return rng.choice(topic.taught_questions if rng.random() < 0.75 else topic.questions_by_title("about"))
+    draw = rng.random()
+    if draw < _SITUATED_SHARE:
+        return topic.situated_question(rng)
+    by_title = draw < _SITUATED_SHARE + _BY_TITLE_SHARE
+    return rng.choice(topic.questions_by_title("about") if by_title else topic.taught_questions)
 
 
 def _first_sentence(answer: str) -> str:

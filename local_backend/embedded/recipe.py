@@ -154,7 +154,7 @@ class BuildOptions:
     num_consistency_steps: int = 960
     num_last_steps: int = 100
     num_editing_steps: int = 260
-    num_following_up_steps: int = 260
+    num_following_up_steps: int = 200
     tokens_per_batch: int = 2_000
     learning_rates: LearningRates = field(default_factory=LearningRates)
     then_learning_rate_share: float = 0.4
