@@ -71,7 +71,7 @@ bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/r
 	$(BIN)/python -m benchmarks.load --save
 	$(BIN)/python -m benchmarks.retrieval --save
 
-embedded: .venv/dev ## Train the embedded model anew from its corpus (little more than an hour on 2 cores with bfloat16 units, else an hour and a half)
+embedded: .venv/dev ## Train the embedded model anew from its corpus (81 minutes on 2 cores, less with bfloat16 units)
 	$(BIN)/python -m local_backend.embedded.build
 
 clean: ## Remove the environment and caches

@@ -1,8 +1,8 @@
 """Rebuilds the embedded model from its corpus: tokenizer, weights, model card.
 
-Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes an hour and a half,
-with units for bfloat16 less. First the model learns its corpus alone, then to land several tokens a forward
-under Jacobi decoding as well (:mod:`local_backend.embedded.consistency`), at last, at a low rate, to change
+Run ``python -m local_backend.embedded.build``; see ``--help``. On two CPU cores it takes 81 minutes, with
+units for bfloat16 less. First the model learns its corpus alone, then to land several tokens a forward under
+Jacobi decoding as well (:mod:`local_backend.embedded.consistency`), at last, at a low rate, to change
 its answers and to let follow-ups stand alone, and everything else once more.
 ``--without-consistency`` goes on with the corpus instead: the plain model that the tuned one is compared
 with. A build that was interrupted continues from its last checkpoint and ends with the same weights, because
