@@ -40,18 +40,19 @@ def test_it_indexes_once_and_answers(
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("Who may open the kiln?", "Only Hanna Brandt and Joris Feld may open the kiln"),
-        ("Where does the white clay come from?", "The white clay comes from a pit near Siershahn"),
+        ("Who may open the kiln?", "Only Hanna Brandt and Joris Feld may open the kiln."),
+        ("Where does the white clay come from?", "The white clay comes from a pit near Siershahn."),
+        ("Where is the key to the workshop?", "The key to the workshop hangs behind the door of the bakery"),
     ],
 )
 def test_the_questions_a_new_user_asks_first_are_answered_with_a_citation(
     question: str, answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What ``make rag`` asks by default, and what the README asks."""
+    """What ``make rag`` asks by default, what the README asks, and one more; to the end of the sentence."""
     notes = Path(__file__).parents[2] / "examples" / "pottery"
     assert main([str(notes), question, "--index", str(tmp_path / "index")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert answer in shown
+    assert f"The documents say: {answer}" in shown
     assert "[1]" in shown
 
 
