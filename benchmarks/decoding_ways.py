@@ -211,11 +211,6 @@ def figures_of(ways: Mapping[str, Way]) -> dict[str, Any]:
     """Tokens per forward and speed over the baseline, and whether drafts changed what was written."""
     baseline = ways[BASELINE]
     drafted = ("jacobi_tuned", "lookahead_tuned", "combined_tuned")
-    same = [
-        one.token_ids == other.token_ids
-        for kind in drafted
-        for one, other in zip(ways[kind].decoded, baseline.decoded, strict=True)
-    ]
     measured = [kind for kind in WAYS if kind in ways]
     return {
         "tokens_per_forward": {kind: round(ways[kind].tokens_per_forward, 3) for kind in measured},
@@ -227,8 +222,18 @@ def figures_of(ways: Mapping[str, Way]) -> dict[str, Any]:
         },
         "num_cases": len(baseline.decoded),
         "tokens_per_answer": round(baseline.num_tokens / len(baseline.decoded), 1),
-        "same_as_autoregressive": round(sum(same) / len(same), 4),
+        "same_as_autoregressive": share_the_same([ways[kind] for kind in drafted], baseline),
     }
+
+
+def share_the_same(ways: Sequence[Way], baseline: Way) -> float:
+    """The share of answers that are, token by token, those of the baseline."""
+    same = [
+        one.token_ids == other.token_ids
+        for way in ways
+        for one, other in zip(way.decoded, baseline.decoded, strict=True)
+    ]
+    return round(sum(same) / len(same), 4)
 
 
 def trajectory_counts(

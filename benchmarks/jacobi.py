@@ -7,7 +7,8 @@ them. What the plain model says is what its Jacobi drafts bring, which change no
 between models, speed is compared as tokens a second, the prompt's reading included; ``decode_speedup`` leaves
 out the prompt and each answer's first forward, which weigh little in long answers. Every engine keeps what
 prompts begin with, so that a schema is read once. Jacobi verifies whole drafts, so that its tokens a forward
-are a figure of the model; combined drafts are cut, as by default, to what pays on this machine. All of it
+are a figure of the model; combined drafts are cut, as by default, to what pays on this machine, and so are
+Jacobi's in ``jacobi_cut``, of the embedded model, whose drafts say what they are worth. All of it
 runs on one thread: for models so small a second one brings little, and the helpers of so many engines in one
 process, more than there are cores, would slow down all of them.
 
@@ -42,6 +43,7 @@ from benchmarks.decoding_ways import (
     figures_of,
     jacobi_of,
     run_alternating,
+    share_the_same,
     trajectory_counts,
     tuned_and_plain_ways,
 )
@@ -164,9 +166,12 @@ def measure_embedded(
     for kind, drafter in drafters.items():
         copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS, with_references=True)
         engines.append(engine)
+    cut, engine = engine_way(tuned, tokenizer, jacobi_of(tuned, block_size, num_recycled), _MAX_TOKENS)
+    engines.append(engine)
+    alone = {**ways, "jacobi_cut": cut}
     try:
-        run_alternating("phrasings", ways, prompts)
-        run_alternating("documents", {**ways, **copying}, cited)
+        run_alternating("phrasings", alone, prompts)
+        run_alternating("documents", {**alone, **copying}, cited)
     finally:
         for engine in engines:
             engine.close()
@@ -189,7 +194,13 @@ def measure_embedded(
         "quality": {kind: round(statistics.mean(marks), 4) for kind, marks in right.items()},
         "perplexity": {kind: round(perplexity(model, tokenizer, pairs), 4) for kind, model in models.items()},
         "block_size": block_size,
+        "jacobi_cut": {
+            "tokens_per_forward": round(cut.tokens_per_forward, 3),
+            "speedup": round(cut.tokens_per_second / ways[BASELINE].tokens_per_second, 3),
+            "same_as_autoregressive": share_the_same([cut], ways[BASELINE]),
+        },
         "cited": {
+            "same_as_autoregressive": share_the_same(list(copying.values()), copying[BASELINE]),
             "tokens_per_forward": {kind: round(way.tokens_per_forward, 3) for kind, way in copying.items()},
             "speedup": {
                 kind: round(way.tokens_per_second / copying[BASELINE].tokens_per_second, 3)
