@@ -5,7 +5,7 @@ place ahead; behind any token of an answer the model is to say on the n-th of th
 further on. That is the global consistency loss (CLLM, arXiv 2403.00835) for the guess that decoding begins
 with, which here is always the same; that tokens of their own stand for tokens to come is from PaSS (arXiv
 2311.13581) and BiTA (arXiv 2401.12522). A guess token sees the text before it and itself, and no other guess
-token: the tree that :class:`~local_backend.drafters.jacobi.Jacobi` drafts.
+token: as they hang in a draft of :class:`~local_backend.drafters.guess_tokens.GuessTokens`.
 
 What the model knew is kept by learning from the corpus beside it. Knows batches of text. Does not know
 drafters, optimizers or when the stage begins.
