@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from local_backend.training.pipeline import Report, tune
     from local_backend.training.prompts import read_prompts
     from local_backend.training.rounds import load_for_training, train_round
+    from local_backend.training.stored import StoredTrajectories
     from local_backend.training.trainer import ConsistencyTrainer, LossOptions, packed_losses
     from local_backend.training.trajectories import (
         CollectOptions,
         Recorder,
-        StoredTrajectories,
         collect_trajectories,
         decode_recorded,
     )
@@ -53,7 +53,7 @@ _HOMES = {
     "PackedForward": "masks",
     "Recorder": "trajectories",
     "Report": "pipeline",
-    "StoredTrajectories": "trajectories",
+    "StoredTrajectories": "stored",
     "Trajectory": "examples",
     "TuneOptions": "options",
     "autoregressive_loss": "losses",

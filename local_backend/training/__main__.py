@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in (tune, collect, train, evaluate):
         command.add_argument("--model", required=True, help="folder or name of a transformers causal LM")
         command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
-        command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
+    for command in (tune, collect, train, evaluate):
+        note = "; train takes what was collected" if command is train else ""
+        command.add_argument("--max-tokens", type=int, default=256, help=f"of an answer (%(default)s{note})")
     for command in (tune, collect, evaluate):
         command.add_argument(
             "--prompts",
@@ -136,10 +138,12 @@ def _prompts(
 ) -> list[list[int]]:
     from local_backend.training import PackedForward, read_prompts
 
+    forward = PackedForward(model)
     return read_prompts(
         given.prompts,
         tokenizer,
-        max_positions=PackedForward(model).max_positions,
+        max_positions=forward.max_positions,
+        vocabulary_size=forward.vocabulary_size,
         max_tokens=given.max_tokens,
         limit=given.limit,
     )

@@ -87,8 +87,11 @@ def estimate_cost(
         return time.perf_counter() - started
 
     rng_state = torch.get_rng_state()
+    was_training = model.training
+    model.train()  # where activations are computed anew, that is so in training alone
     step()  # warm-up
     seconds = step()
+    model.train(was_training)
     model.zero_grad(set_to_none=True)
     torch.set_rng_state(rng_state)
     tokens_per_step = examples.mean_tokens() * batch_size * accumulation_steps

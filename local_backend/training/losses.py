@@ -83,7 +83,7 @@ def agreement_loss(logits: Tensor, agrees_with: Tensor, divergence: Divergence =
     """
     row, column = (agrees_with != NOBODY).nonzero(as_tuple=True)
     if not len(row):
-        return logits.sum() * 0.0
+        return _nothing(logits)
     teacher = logits[row, agrees_with[row, column]]
     return divergence_of(divergence)(logits[row, column], teacher).mean()
 
@@ -139,9 +139,16 @@ def autoregressive_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """
     row, column = (labels != IGNORED).nonzero(as_tuple=True)
     if not len(row):
-        return logits.sum() * 0.0
+        return _nothing(logits)
     return functional.cross_entropy(logits[row, column].float(), labels[row, column])
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    return functional.log_softmax(logits.float(), dim=-1)
+    # Some models say -inf to tokens that are never to be written: no log probability is less than the least
+    # number, so that what both think impossible adds nothing, where it would be inf - inf.
+    return functional.log_softmax(logits.float(), dim=-1).clamp(min=torch.finfo(torch.float32).min)
+
+
+def _nothing(logits: Tensor) -> Tensor:
+    """A loss of 0 that hangs from the logits, whatever they are."""
+    return logits[:0].sum()

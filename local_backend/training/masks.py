@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from local_backend.architecture import Architecture
+from local_backend.row_maker import vocabulary_size
 from local_backend.training.packing import PackedBatch
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class PackedForward:
     def __init__(self, model: PreTrainedModel) -> None:
         architecture = Architecture.of(model)
         self.max_positions = architecture.max_positions
+        self.vocabulary_size = vocabulary_size(model)
         self._windows = architecture.windows
         self._is_additive = getattr(model.config, "_attn_implementation", None) == "eager"
         self._dtype = architecture.mask_dtype if architecture.mask_dtype != torch.bool else model.dtype

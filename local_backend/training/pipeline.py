@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from local_backend.training.evaluation import Evaluation, Quality, evaluate, perplexity
 from local_backend.training.examples import Joined, Trajectory
@@ -20,12 +20,10 @@ from local_backend.training.masks import PackedForward
 from local_backend.training.options import TuneOptions
 from local_backend.training.pictures import draw_progress
 from local_backend.training.prompts import read_examples, read_prompts
-from local_backend.training.rounds import load_for_training, train_round
-from local_backend.training.trajectories import (
-    Accept,
-    StoredTrajectories,
-    collect_trajectories,
-)
+from local_backend.training.resuming import claim, digest_of, digest_of_prompts, has_model, write_model
+from local_backend.training.rounds import WITHOUT_EFFECT, load_for_training, stored_dtype, train_round
+from local_backend.training.stored import StoredTrajectories
+from local_backend.training.trajectories import Accept, collect_trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,7 +68,8 @@ def tune(
         model_path: Folder, or name on the model hub, of the model.
         prompts: See :func:`~local_backend.training.prompts.read_prompts`.
         output: Where the tuned model goes. Work in progress lies in ``output/work``; called again with the
-            same arguments, or with more rounds, it goes on there.
+            same arguments, or with more rounds, it goes on there. The weights are of the type that those of
+            the model are stored in.
         options: How it is tuned.
         limit: Only the first so many prompts.
         examples: Prompts with right answers, see :func:`~local_backend.training.prompts.read_examples`. They
@@ -86,6 +85,8 @@ def tune(
             is checked before anything is computed.
     """
     options = options or TuneOptions()
+    if output.resolve() == Path(model_path).resolve():
+        raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
     model, tokenizer = load_for_training(model_path)
     forward = PackedForward(model)  # refuses what cannot be trained
     all_prompts = read_prompts(
@@ -93,14 +94,27 @@ def tune(
         tokenizer,
         max_positions=forward.max_positions,
         max_tokens=options.collect.max_tokens,
+        vocabulary_size=forward.vocabulary_size,
         limit=limit,
     )
     train_prompts, held_out = split_held_out(all_prompts, options)
     references: list[Trajectory] = []
     if examples is not None:
-        references = read_examples(examples, tokenizer, max_positions=forward.max_positions)
+        references = read_examples(
+            examples,
+            tokenizer,
+            max_positions=forward.max_positions,
+            vocabulary_size=forward.vocabulary_size,
+        )
     work = output / "work"
-    _begin_or_go_on(work, fingerprint(model, tokenizer), len(all_prompts), options)
+    wanted = {
+        "model": fingerprint(model, tokenizer),
+        "prompts": digest_of_prompts(all_prompts),
+        "examples": digest_of(references),
+        "options": asdict(options),
+    }
+    # Further rounds may be asked for later.
+    claim(work / _STATE, wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
 
     def measure_of(
         judge: Quality,
@@ -137,7 +151,7 @@ def tune(
             )
         )
         tell(f"round {number + 1}: {_describe_counts(counts[-1])}")
-        if not (folder / "model" / "config.json").exists():
+        if not has_model(folder / "model"):
             stored = StoredTrajectories(folder / "trajectories", model, tokenizer)
             trajectories = Joined(stored, references)
             train_round(model, tokenizer, trajectories, folder, options, measure=measure_of(judge), tell=tell)
@@ -145,14 +159,16 @@ def tune(
         log = json.loads((folder / "history.json").read_text("utf-8"))
         history += [{**record, "step": record["step"] + number * options.num_steps} for record in log]
 
+    # Measured as it will be used: its weights rounded to what is stored of them.
+    cast("Any", model).to(stored_dtype(model_path))
+    write_model(model, tokenizer, output)
+    model.float()
     after = _evaluate_timed(model, tokenizer, held_out, options, judge)
     report = Report(before, after, plain_perplexity, perplexity(model, texts), history, counts)
     tell(f"tuned: {describe(after)}")
     tell(
         f"perplexity of the plain model's answers: {plain_perplexity:.4f}, now {report.tuned_perplexity:.4f}"
     )
-    model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
     (output / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
     draw_progress(history).savefig(output / "progress.png", dpi=110)
     return report
@@ -230,23 +246,6 @@ def _evaluate_timed(
         quality=judge,
         num_timed=min(16, len(prompts)),
     )
-
-
-def _begin_or_go_on(work: Path, model_fingerprint: str, num_prompts: int, options: TuneOptions) -> None:
-    wanted = {"model": model_fingerprint, "num_prompts": num_prompts, "options": asdict(options)}
-    path = work / _STATE
-    if path.exists():
-        found = json.loads(path.read_text("utf-8"))
-        found["options"]["num_rounds"] = options.num_rounds  # further rounds may be asked for later
-        for name, value in wanted.items():
-            if found[name] != value:
-                raise ValueError(
-                    f"{work} holds a tuning with another {name} ({found[name]}; asked for {value}): give "
-                    "another output folder, or delete it"
-                )
-        return
-    work.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
 
 
 def _describe_counts(counts: Mapping[str, int]) -> str:

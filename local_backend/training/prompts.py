@@ -6,9 +6,11 @@ Knows tokenizers. Does not know models, but for how many positions one has.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
 
 from local_backend.training.examples import Trajectory
 
@@ -26,6 +28,7 @@ def read_prompts(
     *,
     max_positions: int,
     max_tokens: int,
+    vocabulary_size: int | None = None,
     split: str = "train",
     limit: int | None = None,
 ) -> list[list[int]]:
@@ -38,20 +41,25 @@ def read_prompts(
         tokenizer: The model's.
         max_positions: Tokens the model has positions for.
         max_tokens: Tokens an answer may have.
+        vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
         split: Of a dataset that has several.
         limit: Only the first so many.
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
         ValueError: There is no prompt, a record is none, the tokenizer has no end token or no chat template
-            where one is needed, or a prompt leaves no room for its answer. Says which and what to do.
+            where one is needed, a prompt leaves no room for its answer or holds token ids that the model does
+            not know, or the limit is less than 1. Says which and what to do.
     """
     check_tokenizer(tokenizer)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
     prompts: list[list[int]] = []
     for name, record in _records(source, split):
         if limit is not None and len(prompts) >= limit:
             break
         token_ids = _token_ids(name, record, tokenizer)
+        _check_ids(name, token_ids, vocabulary_size or len(tokenizer))
         if not token_ids:
             raise ValueError(f"{name} has an empty prompt: give at least one token")
         if len(token_ids) + max_tokens > max_positions:
@@ -70,6 +78,7 @@ def read_examples(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_positions: int,
+    vocabulary_size: int | None = None,
     split: str = "train",
 ) -> list[Trajectory]:
     """Prompts with their answers, as trajectories without iterates; the end token follows each answer.
@@ -78,24 +87,27 @@ def read_examples(
         source: As for :func:`read_prompts`; a record has an ``answer`` (text) or ``answer_ids``, too.
         tokenizer: The model's.
         max_positions: Tokens the model has positions for.
+        vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
         split: Of a dataset that has several.
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
-        ValueError: There is no example, a record is none or too long, or the tokenizer has no end token.
+        ValueError: There is no example, a record is none, too long or holds token ids that the model does not
+            know, or the tokenizer has no end token.
     """
     end = check_tokenizer(tokenizer)
     examples: list[Trajectory] = []
     for name, record in _records(source, split):
         prompt_ids = _token_ids(name, record, tokenizer)
-        if "answer_ids" in record:
-            answer_ids = [int(token) for token in record["answer_ids"]]
+        if record.get("answer_ids") is not None:
+            answer_ids = _ids(name, "answer_ids", record["answer_ids"])
         elif isinstance(record.get("answer"), str):
             answer_ids = list(tokenizer.encode(record["answer"], add_special_tokens=False))
         else:
             raise ValueError(f'{name} has no answer: expected "answer" (text) or "answer_ids", too')
         if answer_ids[-1:] != [end]:
             answer_ids.append(end)
+        _check_ids(name, [*prompt_ids, *answer_ids], vocabulary_size or len(tokenizer))
         if not prompt_ids or len(prompt_ids) + len(answer_ids) > max_positions:
             raise ValueError(
                 f"{name} has {len(prompt_ids)} tokens of prompt and {len(answer_ids)} of answer: give at "
@@ -152,22 +164,46 @@ def _json_lines(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
 
 def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if isinstance(record, Mapping):
-        if "prompt_ids" in record:
-            return [int(token) for token in record["prompt_ids"]]
+        # A dataset fills columns that a record lacks with None.
+        if record.get("prompt_ids") is not None:
+            return _ids(name, "prompt_ids", record["prompt_ids"])
         if isinstance(record.get("prompt"), str):
             return list(tokenizer.encode(record["prompt"], add_special_tokens=False))
-        if "messages" in record:
+        if record.get("messages") is not None:
             if not tokenizer.chat_template:
                 raise ValueError(
                     f"{name} has messages, but the tokenizer has no chat template: set one, or give "
                     'the whole text as "prompt"'
                 )
-            rendered = tokenizer.apply_chat_template(
-                list(record["messages"]), tokenize=False, add_generation_prompt=True
-            )
+            try:
+                rendered = tokenizer.apply_chat_template(
+                    list(record["messages"]), tokenize=False, add_generation_prompt=True
+                )
+            except (TemplateError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(
+                    f"{name} has messages that the chat template does not take ({error}): expected a list of "
+                    '{"role", "content"} as the model was trained on'
+                ) from error
             return list(tokenizer.encode(rendered, add_special_tokens=False))
     keys = ", ".join(record) if isinstance(record, Mapping) else type(record).__name__
     raise ValueError(f"{name} has no prompt (it has: {keys}): expected {_EXPECTED}")
+
+
+def _ids(name: str, key: str, value: object) -> list[int]:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        token_ids = [token for token in value if isinstance(token, int) and not isinstance(token, bool)]
+        if len(token_ids) == len(value):
+            return token_ids
+    raise ValueError(f'{name} has "{key}" that are no list of token ids: got {str(value)[:60]}')
+
+
+def _check_ids(name: str, token_ids: Sequence[int], vocabulary_size: int) -> None:
+    wrong = [token for token in token_ids if not 0 <= token < vocabulary_size]
+    if wrong:
+        raise ValueError(
+            f"{name} has the token id {wrong[0]}, of a model that knows 0 to {vocabulary_size - 1}: was "
+            "it made with another tokenizer?"
+        )
 
 
 def _name_of(source: object) -> str:

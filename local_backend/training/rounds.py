@@ -6,23 +6,42 @@ Knows ``transformers``' and ``peft``'s ways of training. Where trajectories come
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from local_backend.architecture import guess_token_ids_of
 from local_backend.training.cost import Cost, estimate_cost
 from local_backend.training.examples import NoisyExamples, Trajectory
+from local_backend.training.identity import fingerprint
 from local_backend.training.masks import use_fast_attention
 from local_backend.training.options import TuneOptions
 from local_backend.training.prompts import check_tokenizer
+from local_backend.training.resuming import claim, digest_of, newest_checkpoint, write_model
 from local_backend.training.trainer import ConsistencyTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# What the weights do not depend on: it may change before a round that was interrupted goes on.
+WITHOUT_EFFECT = frozenset(
+    ("options.save_steps", "options.activation_checkpointing", "options.collect.max_rows")
+)
+_log = logging.getLogger(__name__)
 
 
 def train_round(
@@ -45,6 +64,10 @@ def train_round(
         options: How it is trained.
         measure: Called a few times on the way.
         tell: Where the cost is said before it starts.
+
+    Raises:
+        ValueError: The folder holds a round on other trajectories, of another model or with other options;
+            or there is no trajectory.
     """
     examples = NoisyExamples(
         trajectories,
@@ -54,18 +77,28 @@ def train_round(
         with_next=options.losses.local_weight > 0,
         seed=options.seed,
     )
+    wanted = {
+        "model": fingerprint(model, tokenizer),
+        "trajectories": digest_of(trajectories),
+        "options": asdict(options),
+    }
+    # How many rounds there are is not a round's business.
+    claim(folder / "round.json", wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
     trained: Any = _with_adapters(model, options) if options.lora_rank else model
+    if options.activation_checkpointing:
+        trained.activation_checkpointing_enable()  # now: the step that is timed needs the memory, too
     tell(str(cost_of(trained, examples, options)))
     checkpoints = folder / "checkpoints"
     trainer = ConsistencyTrainer(
         trained,
-        training_arguments(checkpoints, options, measures=measure is not None),
+        training_arguments(checkpoints, options),
         examples,
         options.losses,
         pad_id=tokenizer.pad_token_id or 0,
         measure=measure,
+        callbacks=[_EvenlySpaced(options)] if measure else [],
     )
-    trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
+    trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
     history = [
         {
             "step": record["step"],
@@ -78,13 +111,25 @@ def train_round(
     if options.lora_rank:
         trained.save_pretrained(folder / "adapter")
         trained = trained.merge_and_unload()
-    tokenizer.save_pretrained(folder / "model")
-    trained.save_pretrained(folder / "model")
+    write_model(trained, tokenizer, folder / "model")
 
 
-def training_arguments(folder: Path, options: TuneOptions, *, measures: bool) -> TrainingArguments:
+class _EvenlySpaced(TrainerCallback):
+    """Has the model measured as often as asked for, the last time when the round ends."""
+
+    def __init__(self, options: TuneOptions) -> None:
+        count = min(options.num_evaluations, options.num_steps)
+        self._steps = {round(number * options.num_steps / count) for number in range(1, count + 1)}
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step in self._steps:
+            control.should_evaluate = True
+
+
+def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
     """``transformers``' arguments of one round."""
-    every = max(1, options.num_steps // options.num_evaluations)
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=options.num_steps,
@@ -103,8 +148,7 @@ def training_arguments(folder: Path, options: TuneOptions, *, measures: bool) ->
         logging_steps=max(1, min(25, options.num_steps // 4)),
         save_steps=options.save_steps,
         save_total_limit=1,
-        eval_strategy="steps" if measures else "no",
-        eval_steps=every,
+        eval_strategy="no",  # by a callback
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -131,6 +175,9 @@ def cost_of(model: PreTrainedModel, examples: NoisyExamples, options: TuneOption
 def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model with float32 weights, on the GPU where there is one, and its tokenizer.
 
+    What is trained and measured is Jacobi's block, so a model that names ``guess_token_ids`` is taken as one
+    that does not: they would be asked, and nobody has taught them what it says by then.
+
     Raises:
         OSError: There is no such model.
         ValueError: Its tokenizer has no end token.
@@ -141,7 +188,16 @@ def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedToke
     if torch.cuda.is_available():
         model = model.cuda()
     use_fast_attention(model)
+    if guess_token_ids_of(model):
+        _log.warning("%s names guess tokens: it is trained and measured without them, by blocks", path)
+        del model.config.guess_token_ids
     return model, tokenizer
+
+
+def stored_dtype(path: str | Path) -> torch.dtype:
+    """The type in which a model's weights are stored, as its configuration tells."""
+    dtype = AutoConfig.from_pretrained(path).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _with_adapters(model: PreTrainedModel, options: TuneOptions) -> Any:

@@ -1,4 +1,4 @@
-"""Jacobi trajectories: what the engine guesses on its way to an answer, kept in Parquet.
+"""Jacobi trajectories: what the engine guesses on its way to an answer, stored part by part.
 
 A trajectory is an answer (the fixed point) and the block of guesses before each forward (the iterates), as
 the engine's own Jacobi drafter makes them, many prompts at once. Collection that was interrupted goes on
@@ -7,13 +7,11 @@ with the first part that is missing.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
@@ -26,14 +24,12 @@ from local_backend.sampling import SamplingParams
 from local_backend.sequence import Completion
 from local_backend.training.examples import Trajectory
 from local_backend.training.filters import FAULTS, fault_of
-from local_backend.training.identity import fingerprint
-from local_backend.training.progress import progress_bar, without_bars_of_datasets
+from local_backend.training.progress import progress_bar
+from local_backend.training.stored import begin_manifest, write_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_MANIFEST = "trajectories.json"
-_FORMAT = 1
 _log = logging.getLogger(__name__)
 
 # Of prompts and answers, whether each answer is worth learning from.
@@ -170,7 +166,7 @@ def collect_trajectories(
             prompt is empty or too long.
     """
     options = options or CollectOptions()
-    manifest = _manifest_for(model, tokenizer, prompts, folder, options)
+    manifest = begin_manifest(model, tokenizer, prompts, folder, asdict(options))
     starts = range(0, len(prompts), options.prompts_per_part)
     with progress_bar(progress) as bar:
         task = bar.add_task("trajectories", total=len(prompts))
@@ -200,9 +196,7 @@ def collect_trajectories(
                     counts[fault or "kept"] += 1
                     if fault is None:
                         kept.append(trajectory)
-                _write_part(folder / f"part-{number:05d}.parquet", kept)
-                manifest["parts"][str(number)] = counts
-                _write_manifest(folder, manifest)
+                write_part(folder, manifest, number, kept, counts)
     counts = dict.fromkeys(("kept", *FAULTS), 0)
     for part_counts in manifest["parts"].values():
         for name, count in part_counts.items():
@@ -210,147 +204,3 @@ def collect_trajectories(
     left_out = ", ".join(f"{counts[fault]} {fault}" for fault in FAULTS)
     _log.info("%d trajectories kept of %d; left out: %s", counts["kept"], len(prompts), left_out)
     return counts
-
-
-class StoredTrajectories(Sequence[Trajectory]):
-    """Trajectories in a folder, read from disk one by one as they are asked for.
-
-    Args:
-        folder: Where :func:`collect_trajectories` put them.
-        model: The model they are to be of; ``None`` for whichever.
-        tokenizer: Its tokenizer.
-
-    Raises:
-        FileNotFoundError: The folder holds no trajectories.
-        ValueError: They are another model's, or none was kept.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        model: PreTrainedModel | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        from datasets import Dataset
-
-        manifest = read_manifest(folder)
-        if model is not None and tokenizer is not None:
-            _check_fingerprint(folder, manifest, fingerprint(model, tokenizer))
-        parts = [folder / f"part-{int(number):05d}.parquet" for number in sorted(manifest["parts"], key=int)]
-        kept = sum(counts["kept"] for counts in manifest["parts"].values())
-        if not kept:
-            raise ValueError(
-                f"{folder} holds no trajectory that was kept ({manifest['parts']}): does the model end its "
-                "answers within max_tokens?"
-            )
-        with without_bars_of_datasets():
-            self._dataset: Any = Dataset.from_parquet(
-                [str(part) for part in parts], cache_dir=str(folder / "cache")
-            )
-        self.lengths: list[int] = list(self._dataset["num_tokens"])
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    @overload
-    def __getitem__(self, place: int) -> Trajectory: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Trajectory]: ...
-    def __getitem__(self, place: int | slice) -> Trajectory | list[Trajectory]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        record = self._dataset[place]
-        return Trajectory(
-            tuple(record["prompt_ids"]),
-            tuple(record["answer_ids"]),
-            tuple(record["starts"]),
-            tuple(map(tuple, record["iterates"])),
-        )
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder of trajectories says of itself.
-
-    Raises:
-        FileNotFoundError: It holds none.
-        ValueError: They were written in a format this version does not know.
-    """
-    path = folder / _MANIFEST
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} holds no trajectories ({_MANIFEST} is missing): collect them first"
-        )
-    manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    if manifest.get("format") != _FORMAT:
-        raise ValueError(
-            f"{path} is of format {manifest.get('format')}, this version reads {_FORMAT}: collect them anew"
-        )
-    return manifest
-
-
-def _manifest_for(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[int]],
-    folder: Path,
-    options: CollectOptions,
-) -> dict[str, Any]:
-    digest = hashlib.sha256(json.dumps([list(map(int, prompt)) for prompt in prompts]).encode())
-    wanted = {
-        "format": _FORMAT,
-        "fingerprint": fingerprint(model, tokenizer),
-        "prompts": {"count": len(prompts), "digest": digest.hexdigest()[:16]},
-        "options": asdict(options),
-    }
-    if not (folder / _MANIFEST).exists():
-        return {**wanted, "parts": {}}
-    found = read_manifest(folder)
-    _check_fingerprint(folder, found, str(wanted["fingerprint"]))
-    for name in ("prompts", "options"):
-        if found[name] != wanted[name]:
-            raise ValueError(
-                f"{folder} holds trajectories of other {name}: {found[name]}, asked for {wanted[name]}. "
-                "Give another folder, or delete it"
-            )
-    return found
-
-
-def _check_fingerprint(folder: Path, manifest: dict[str, Any], wanted: str) -> None:
-    if manifest["fingerprint"] != wanted:
-        raise ValueError(
-            f"{folder} holds trajectories of another model: their fingerprint is {manifest['fingerprint']}, "
-            f"this model's is {wanted}. Collect this model's own, in another folder"
-        )
-
-
-def _write_part(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    from datasets import Dataset, Features, List, Value
-
-    token = Value("int32")
-    features = Features(
-        {
-            "prompt_ids": List(token),
-            "answer_ids": List(token),
-            "starts": List(token),
-            "iterates": List(List(token)),
-            "num_tokens": token,
-        }
-    )
-    columns = {
-        "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
-        "answer_ids": [trajectory.answer_ids for trajectory in trajectories],
-        "starts": [trajectory.starts for trajectory in trajectories],
-        "iterates": [trajectory.iterates for trajectory in trajectories],
-        "num_tokens": [trajectory.num_tokens for trajectory in trajectories],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    with without_bars_of_datasets():
-        Dataset.from_dict(columns, features=features).to_parquet(str(unfinished))
-    unfinished.replace(path)
-
-
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    unfinished = folder / f"{_MANIFEST}.unfinished"
-    unfinished.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(folder / _MANIFEST)

@@ -17,6 +17,7 @@ from local_backend.embedded.initialization import begin_copying
 from local_backend.precision import bf16_is_fast
 from local_backend.training.examples import NoisyExamples, Trajectory
 from local_backend.training.masks import use_fast_attention
+from local_backend.training.resuming import newest_checkpoint, write_model
 from local_backend.training.tasks.base import Case, Task, draw_cases
 from local_backend.training.trainer import ConsistencyTrainer, LossOptions, Measure
 
@@ -169,5 +170,5 @@ def train_plain(
         pad_id=tokenizer.pad_token_id,
         measure=measure,
     )
-    trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
-    model.save_pretrained(folder)
+    trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
+    write_model(model, tokenizer, folder)

@@ -20,6 +20,7 @@ from local_backend.training.evaluation import Quality
 from local_backend.training.noise import NoiseOptions
 from local_backend.training.options import TuneOptions
 from local_backend.training.pipeline import Report, tune
+from local_backend.training.resuming import has_model
 from local_backend.training.tasks.base import Case, Task, draw_cases
 from local_backend.training.tasks.plain import PlainOptions, train_plain
 from local_backend.training.trainer import LossOptions, Measure
@@ -126,10 +127,10 @@ def train_task(
     """
     recipe = recipe or RECIPES[task.name]
     max_tokens = recipe.tuning.collect.max_tokens
-    if "plain" in stages and not (folder / "plain" / "config.json").exists():
+    if "plain" in stages and not has_model(folder / "plain"):
         train_plain(task, folder / "plain", recipe.plain, measure=_measure(task, folder, max_tokens))
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "plain")
-    if "draft" in stages and not (folder / "draft" / "config.json").exists():
+    if "draft" in stages and not has_model(folder / "draft"):
         train_plain(task, folder / "draft", recipe.draft, tokenizer=tokenizer)
     if "tuned" not in stages:
         return None

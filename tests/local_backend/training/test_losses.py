@@ -209,6 +209,22 @@ def test_divergences_are_zero_for_equals_and_positive_else(name: str, seed: int,
     )  # of softmax alone
 
 
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_tokens_that_a_model_never_writes_change_no_loss(name: str) -> None:
+    """Some models say -inf to them."""
+    divergence = divergence_of(name)  # type: ignore[arg-type]  # a parameter
+    student, teacher = torch.randn(4, 7, requires_grad=True), torch.randn(4, 7)
+    never = torch.full((4, 1), -math.inf)
+    with_them = divergence(torch.cat([student, never], -1), torch.cat([teacher, never], -1))
+    assert torch.allclose(with_them, divergence(student, teacher))
+    with_them.sum().backward()
+    assert student.grad is not None
+    assert student.grad.isfinite().all()
+    assert student.grad.any()
+    nothing = global_consistency_loss(never.expand(4, 7)[None], torch.full((1, 4), NOBODY))
+    assert nothing.item() == 0
+
+
 def test_no_gradient_flows_through_the_teacher() -> None:
     student, teacher = (torch.randn(3, 6, requires_grad=True) for _ in range(2))
     for divergence in (forward_kl, reverse_kl, jsd):

@@ -11,9 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
-from local_backend.training import CollectOptions, LossOptions, NoiseOptions, TuneOptions, tune
+from local_backend.architecture import guess_token_ids_of
+from local_backend.drafters import Jacobi, drafter_of
+from local_backend.training import (
+    CollectOptions,
+    LossOptions,
+    NoiseOptions,
+    Trajectory,
+    TuneOptions,
+    load_for_training,
+    read_prompts,
+    train_round,
+    tune,
+)
 from local_backend.training.__main__ import main
 from local_backend.training.tasks import TASKS, draw_cases
 
@@ -120,8 +132,128 @@ def test_work_with_other_options_is_refused(folder: Path) -> None:
     prompts = _prompts_file(folder)
     options = replace(TOY, num_rounds=1, num_steps=1)
     tune(folder / "plain", prompts, folder / "tuned", options, tell=lambda _: None)
-    with pytest.raises(ValueError, match="another options"):
+    with pytest.raises(ValueError, match=r"options\.num_steps 1 \(asked for 4\)"):
         tune(folder / "plain", prompts, folder / "tuned", TOY, tell=lambda _: None)
+    examples = [{"prompt": "a", "answer": "b"}]
+    with pytest.raises(ValueError, match="examples"):
+        tune(folder / "plain", prompts, folder / "tuned", options, examples=examples, tell=lambda _: None)
+    # What the weights do not depend on may change.
+    less = replace(options, save_steps=9, collect=replace(options.collect, max_rows=2))
+    tune(folder / "plain", prompts, folder / "tuned", less, tell=lambda _: None)
+
+
+def test_a_round_goes_on_with_its_own_work_alone(folder: Path) -> None:
+    from dataclasses import replace
+
+    def train(some: list[Trajectory], options: TuneOptions) -> None:
+        model, tokenizer = load_for_training(folder / "plain")
+        train_round(model, tokenizer, some, folder / "round", options, tell=lambda _: None)
+
+    some = [Trajectory((5, 6), (7, 8, 9)), Trajectory((6, 7), (8, 9, 10))]
+    train(some, replace(TOY, num_steps=2))
+    with pytest.raises(ValueError, match="trajectories"):
+        train(some[:1] * 2, replace(TOY, num_steps=2))
+    with pytest.raises(ValueError, match=r"options\.learning_rate"):
+        train(some, replace(TOY, num_steps=2, learning_rate=0.5))
+    with torch.no_grad():
+        other = AutoModelForCausalLM.from_pretrained(folder / "plain")
+        other.lm_head.weight.mul_(1.1)
+        other.save_pretrained(folder / "plain")
+    with pytest.raises(ValueError, match="model"):
+        train(some, replace(TOY, num_steps=2))
+
+
+@pytest.mark.parametrize("what", ["model", "checkpoint"])
+def test_killed_while_writing_it_resumes_and_ends_with_the_same_weights(
+    folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from local_backend.training.trainer import ConsistencyTrainer
+
+    options = replace(TOY, num_rounds=1)
+    prompts = _prompts_file(folder)
+    tune(folder / "plain", prompts, folder / "whole", options, tell=lambda _: None)
+    with monkeypatch.context() as patch:
+        if what == "model":  # its configuration is there by then, its weights are not
+            patch.setattr(modeling_utils, "safe_save_file", _dies)
+        else:  # weights and optimizer are there, what is written last is not
+            save = ConsistencyTrainer._save_rng_state
+            num_saved = 0
+
+            def dying(self: Any, folder: str) -> None:
+                nonlocal num_saved
+                num_saved += 1
+                if num_saved == 2:
+                    raise _KilledError
+                save(self, folder)
+
+            patch.setattr(ConsistencyTrainer, "_save_rng_state", dying)
+        with pytest.raises(_KilledError):
+            tune(folder / "plain", prompts, folder / "cut", options, tell=lambda _: None)
+    tune(folder / "plain", prompts, folder / "cut", options, tell=lambda _: None)
+    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def _dies(*_: Any, **__: Any) -> None:
+    raise _KilledError
+
+
+def test_speed_is_measured_as_often_as_asked_for_and_at_the_end(folder: Path) -> None:
+    from dataclasses import replace
+
+    for asked, steps in ((3, [0, 1, 3, 4]), (9, [0, 1, 2, 3, 4])):
+        options = replace(TOY, num_rounds=1, num_evaluations=asked)
+        output = folder / f"measured-{asked}"
+        report = tune(folder / "plain", _prompts_file(folder), output, options, tell=lambda _: None)
+        assert [record["step"] for record in report.history] == steps
+
+
+def test_weights_keep_the_type_they_are_stored_in(folder: Path) -> None:
+    from dataclasses import replace
+
+    AutoModelForCausalLM.from_pretrained(folder / "plain").bfloat16().save_pretrained(folder / "plain")
+    options = replace(TOY, num_rounds=1)
+    tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
+    assert {weight.dtype for weight in _weights(folder / "tuned").values()} == {torch.bfloat16}
+
+
+def test_a_model_with_guess_tokens_is_tuned_without_them(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dataclasses import replace
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "plain")
+    model.config.guess_token_ids = [3, 4]
+    model.save_pretrained(folder / "plain")
+    options = replace(TOY, num_rounds=1)
+    tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
+    assert "guess tokens" in caplog.text
+    tuned = AutoModelForCausalLM.from_pretrained(folder / "tuned")
+    assert isinstance(drafter_of("jacobi", guess_token_ids_of(tuned)), Jacobi)  # as it was measured
+
+
+def test_activations_are_computed_anew_in_the_step_that_is_timed_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from local_backend.training import rounds
+
+    estimate = rounds.estimate_cost
+    checkpointed: list[bool] = []
+
+    def noting(model: Any, *args: Any, **options: Any) -> Any:
+        checkpointed.append(model.is_activation_checkpointing)
+        return estimate(model, *args, **options)
+
+    monkeypatch.setattr(rounds, "estimate_cost", noting)
+    model, tokenizer = load_for_training(folder / "plain")
+    some = [Trajectory((5, 6), (7, 8, 9)), Trajectory((6, 7), (8, 9, 10))]
+    options = replace(TOY, num_steps=1, activation_checkpointing=True)
+    train_round(model, tokenizer, some, folder / "round", options, tell=lambda _: None)
+    assert checkpointed == [True]
 
 
 def test_further_rounds_may_be_asked_for_later(folder: Path) -> None:
@@ -189,6 +321,14 @@ def test_bad_input_is_refused_before_any_work(folder: Path, capsys: pytest.Captu
     long = json.dumps({"prompt": "How many? " * 400})
     assert "exceeds the model's 1024 positions" in refusal(f'{{"prompt": "a"}}\n{long}\n')
     assert "too few" in refusal('{"prompt": "a"}\n')
+    assert "line 1" in refusal('{"prompt_ids": "abc"}\n')
+    assert "line 1" in refusal('{"prompt_ids": [[1, 2]]}\n')
+    assert "token id -3" in refusal('{"prompt_ids": [4, -3]}\n')
+    assert "token id 1000000" in refusal('{"prompt_ids": [4, 1000000]}\n')
+    assert "limit must be at least 1" in refusal('{"prompt": "a"}\n', "plain", "--limit", "0")
+    plain = folder / "plain"
+    given = ["tune", "--model", str(plain), "--prompts", str(good), "--output", str(plain)]
+    assert "give another output folder" in _refusal(given, capsys)
     assert "does not exist" in _refusal(
         ["tune", "--model", str(folder / "plain"), "--prompts", "none.jsonl", "--output", str(folder / "o")],
         capsys,
@@ -224,6 +364,33 @@ def test_a_trajectory_file_of_another_model_is_refused(
     assert not (folder / "output").exists()
 
 
+def test_messages_that_the_template_does_not_take_are_refused_by_line(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    talking = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        eos_token=tokenizer.eos_token,
+        chat_template="{% for m in messages %}{% if m.role != 'user' %}"
+        "{{ raise_exception('users alone') }}{% endif %}{{ m.content }}{% endfor %}",
+    )
+
+    def read(*records: dict[str, Any]) -> list[list[int]]:
+        return read_prompts(records, talking, max_positions=64, max_tokens=8)
+
+    user, system = ({"role": role, "content": "How many?"} for role in ("user", "system"))
+    # Columns a record lacks are None in a dataset.
+    told = read(
+        {"messages": [user], "prompt": None, "prompt_ids": None},
+        {"messages": None, "prompt": "How many?", "prompt_ids": None},
+        {"messages": None, "prompt": None, "prompt_ids": talking.encode("How many?")},
+    )
+    assert told[0] == told[1] == told[2]
+    with pytest.raises(ValueError, match=r"record 2 .*users alone"):
+        read({"messages": [user]}, {"messages": [system]})
+    with pytest.raises(ValueError, match="record 1 has messages"):
+        read({"messages": 5})
+
+
 def test_the_command_evaluates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", str(folder / "plain"), "--prompts", str(_prompts_file(folder, 4))]
     main(["evaluate", *arguments, "--max-tokens", "8", "--block-size", "4", "--timed", "1"])
@@ -247,8 +414,9 @@ def test_without_the_extra_an_error_names_it() -> None:
         "import sys; sys.modules['datasets'] = None; sys.modules['peft'] = None\n"
         "import local_backend.training as training\n"
         "from pathlib import Path\n"
-        "try:\n    training.StoredTrajectories\n    training.tune\n"
-        "except ImportError as error:\n    assert '[training]' in str(error), error\n"
-        "else:\n    raise SystemExit('no error')\n"
+        "for name in ('StoredTrajectories', 'tune'):\n"
+        "    try:\n        getattr(training, name)\n"
+        "    except ImportError as error:\n        assert '[training]' in str(error), error\n"
+        "    else:\n        raise SystemExit(f'no error for {name}')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
