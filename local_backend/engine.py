@@ -243,9 +243,10 @@ class Engine(Calls):
         return self._cache.peak_bytes
 
     def forget_prefixes(self) -> None:
-        """Drop the keys and values kept of finished rows, e.g. before the weights change; from any thread.
+        """Drop what was computed with the weights as they are, e.g. when they have changed; from any thread.
 
-        No row that is submitted from then on begins with them.
+        Keys and values kept of finished rows: no row that is submitted from then on begins with them. And
+        copies of weights, which are made anew.
         """
         self._is_to_forget = True  # done on the engine's thread, which may be reading them
         if not self._worker.is_closing:

@@ -51,6 +51,8 @@ _LEAST_EMULATED_COLUMNS = 2  # for one, the usual product in bfloat16 is faster:
 def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
     """Prepare the linear layers of a model on a CPU; they are used within ``prepacked_products``.
 
+    Where they are prepared already, the weights are copied again.
+
     Args:
         model: In float32 or bfloat16.
         unasked: Whether to do so only for products and numbers of columns for which it is faster here, by a
@@ -60,6 +62,7 @@ def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
         Whether any layer is prepared now; in a model without a large linear layer none ever is.
     """
     if has_prepacked(model):
+        lay_out_anew(model)  # somebody may have trained it since, by an optimizer that hides it from torch
         return True
     products = _products_of(model)
     if unasked:

@@ -45,7 +45,7 @@ class PrepackedProduct:
     """The weights of layers that read the same inputs, laid out as one matrix.
 
     Weights that change are laid out anew when they are next used. What torch does not count as a change,
-    because it was done to ``weight.data``, :meth:`forget` must tell.
+    because it was done to ``weight.data`` or by a fused optimizer, :meth:`forget` must tell.
 
     Args:
         modules: One or more, of the same type, with or without bias.

@@ -91,6 +91,24 @@ def test_an_engine_told_to_forget_reads_weights_changed_behind_torchs_back(
         assert engine.generate([[5, 6, 7]], params)[0].token_ids == prepacked.token_ids
 
 
+def test_an_engine_made_on_a_model_trained_since_reads_its_new_weights(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """By the optimizer that ``transformers.Trainer`` takes, whose steps torch does not count as changes."""
+    model = _model(vocabulary_size=len(tokenizer))
+    with Engine(model, tokenizer, prepacked=True) as engine:
+        engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    model(torch.tensor([[5, 6, 7]])).logits.square().sum().backward()
+    optimizer.step()
+    assert has_prepacked(model)
+    params = SamplingParams(max_tokens=8)
+    with Engine(model, tokenizer, prepacked=True) as engine:  # which compares with the model's own forward
+        (prepacked,) = engine.generate([[5, 6, 7]], params)
+    with Engine(model, tokenizer, prepacked=False) as engine:
+        assert engine.generate([[5, 6, 7]], params)[0].token_ids == prepacked.token_ids
+
+
 def test_a_model_converted_since_is_multiplied_in_its_new_type() -> None:
     layer, product = _layer(torch.float32)
     inputs = torch.randn(4, 640)

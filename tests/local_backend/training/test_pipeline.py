@@ -200,6 +200,23 @@ def _dies(*_: Any, **__: Any) -> None:
     raise _KilledError
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
+def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As larger ones than this are, by which what was laid out before a step would be wrong behind it."""
+    from dataclasses import replace
+
+    from local_backend import prepacked
+
+    monkeypatch.setattr(prepacked, "_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(prepacked, "_faster", list)  # prepared whether faster or not
+    options = replace(TOY, num_rounds=1, num_evaluations=2, learning_rate=0.1)
+    report = tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
+    assert [record["step"] for record in report.history] == [0, 2, 4]
+    assert report.history[-1]["tokens_per_forward"] == report.after.tokens_per_forward
+
+
 def test_speed_is_measured_as_often_as_asked_for_and_at_the_end(folder: Path) -> None:
     from dataclasses import replace
 
