@@ -79,10 +79,13 @@ class KeptPrefixes:
     def find(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
         """The one that shares most first tokens with ``token_ids``, and how many it shares."""
         best, best_shared = None, 0
+        wanted = tuple(token_ids)
         for prefix in self._kept.values():
-            shared = num_shared(prefix.token_ids, token_ids)
-            if shared > best_shared:
-                best, best_shared = prefix, shared
+            # Most share no more than the best so far, which one comparison tells.
+            if prefix.token_ids[: best_shared + 1] == wanted[: best_shared + 1]:
+                shared = num_shared(prefix.token_ids, wanted)
+                if shared > best_shared:
+                    best, best_shared = prefix, shared
         if best is not None:
             self._kept.move_to_end(best.token_ids)
         return best, best_shared
