@@ -144,7 +144,7 @@ async def test_a_real_stream_that_is_cut_is_mended(tmp_path: Path) -> None:
             message = await sot.ainvoke(question)
             assert message.text == whole.text
             assert message.response_metadata["sot"]["is_complete"]
-            between.after_bytes += [2500] * 4
+            between.after_bytes += [900] * 4
             chunks = [chunk async for chunk in sot.astream(question)]
             assert "".join(chunk.text for chunk in chunks) == whole.text
             assert between.num_cut >= 5
