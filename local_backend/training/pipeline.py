@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from local_backend.training.evaluation import Evaluation, Quality, evaluate, perplexity
 from local_backend.training.examples import Joined, Trajectory
-from local_backend.training.identity import fingerprint
+from local_backend.training.identity import digest_of, digest_of_prompts, fingerprint
 from local_backend.training.masks import PackedForward
 from local_backend.training.options import TuneOptions
 from local_backend.training.pictures import draw_progress
 from local_backend.training.prompts import read_examples, read_prompts
-from local_backend.training.resuming import claim, digest_of, digest_of_prompts, has_model, write_model
+from local_backend.training.resuming import claim, has_model, write_model
 from local_backend.training.rounds import WITHOUT_EFFECT, load_for_training, stored_dtype, train_round
 from local_backend.training.stored import StoredTrajectories
 from local_backend.training.trajectories import Accept, collect_trajectories

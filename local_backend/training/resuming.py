@@ -1,23 +1,19 @@
 """Work that goes on where it was: whose it is, and files that are there whole or not at all.
 
-Knows folders, and names and values. Does not know what is worked on.
+Knows folders, and in which order files are written. Does not know what is worked on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from local_backend.training.examples import Trajectory
-
 _MARKER = "config.json"  # of a model's folder; written last
-_NUM_DIGESTED = 256  # trajectories, beside the lengths of all
 
 
 def claim(path: Path, wanted: Mapping[str, Any], *, may_differ: Collection[str] = ()) -> None:
@@ -103,20 +99,3 @@ def newest_checkpoint(folder: Path) -> str | None:
             continue
         return str(path)
     return None
-
-
-def digest_of_prompts(prompts: Sequence[Sequence[int]]) -> str:
-    """Tells prompts from others."""
-    token_ids = json.dumps([list(map(int, prompt)) for prompt in prompts])
-    return hashlib.sha256(token_ids.encode()).hexdigest()[:16]
-
-
-def digest_of(trajectories: Sequence[Trajectory]) -> str:
-    """Tells trajectories from others: the lengths of all, the tokens of some, evenly spaced."""
-    from local_backend.training.examples import lengths_of
-
-    digest = hashlib.sha256(json.dumps(lengths_of(trajectories)).encode())
-    for place in range(0, len(trajectories), max(1, len(trajectories) // _NUM_DIGESTED)):
-        one = trajectories[place]
-        digest.update(repr((one.prompt_ids, one.answer_ids, one.starts, one.iterates)).encode())
-    return digest.hexdigest()[:16]

@@ -27,11 +27,11 @@ from transformers import (
 from local_backend.architecture import guess_token_ids_of
 from local_backend.training.cost import Cost, estimate_cost
 from local_backend.training.examples import NoisyExamples, Trajectory
-from local_backend.training.identity import fingerprint
+from local_backend.training.identity import digest_of, fingerprint
 from local_backend.training.masks import use_fast_attention
 from local_backend.training.options import TuneOptions
 from local_backend.training.prompts import check_tokenizer
-from local_backend.training.resuming import claim, digest_of, newest_checkpoint, write_model
+from local_backend.training.resuming import claim, newest_checkpoint, write_model
 from local_backend.training.trainer import ConsistencyTrainer
 
 if TYPE_CHECKING:

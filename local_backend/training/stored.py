@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from local_backend.training.examples import Trajectory
-from local_backend.training.identity import fingerprint
+from local_backend.training.identity import digest_of_prompts, fingerprint
 from local_backend.training.progress import without_bars_of_datasets
-from local_backend.training.resuming import digest_of_prompts, refuse_other, write_whole
+from local_backend.training.resuming import refuse_other, write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
