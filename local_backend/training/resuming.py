@@ -6,6 +6,7 @@ Knows folders, and in which order files are written. Does not know what is worke
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,8 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     tokenizer.save_pretrained(unfinished)
     model.save_pretrained(unfinished)
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == _MARKER):
+        if path.is_dir():  # chat templates beside the first; it does not replace one that holds something
+            shutil.rmtree(folder / path.name, ignore_errors=True)
         path.replace(folder / path.name)
     unfinished.rmdir()
 

@@ -27,6 +27,7 @@ from local_backend.training import (
     tune,
 )
 from local_backend.training.__main__ import main
+from local_backend.training.resuming import has_model, write_model
 from local_backend.training.tasks import TASKS, draw_cases
 
 TOY = TuneOptions(
@@ -215,6 +216,20 @@ def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
     report = tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
     assert [record["step"] for record in report.history] == [0, 2, 4]
     assert report.history[-1]["tokens_per_forward"] == report.after.tokens_per_forward
+
+
+def test_a_model_is_written_over_an_earlier_one(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """With several chat templates, which a tokenizer keeps in a folder of their own."""
+    talking = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, chat_template={"default": "a", "tool_use": "b"}
+    )
+    for _ in range(2):
+        write_model(model, talking, tmp_path)
+        assert has_model(tmp_path)
+        assert not (tmp_path / "unfinished").exists()
+        assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template["tool_use"] == "b"
 
 
 def test_speed_is_measured_as_often_as_asked_for_and_at_the_end(folder: Path) -> None:
