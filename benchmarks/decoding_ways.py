@@ -11,8 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from local_backend import Engine, GuessTokens, Jacobi, Lookahead, SamplingParams
-from local_backend.architecture import guess_token_ids_of
+from local_backend import Engine, Jacobi, Lookahead, SamplingParams
 from local_backend.drafters import Combined, Drafter, ReferenceCopy
 from local_backend.training.evaluation import num_stationary
 from local_backend.training.examples import Trajectory
@@ -163,13 +162,6 @@ def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way
     return Way(decode)
 
 
-def jacobi_of(model: Any, block_size: int, num_recycled: int = 0) -> Drafter:
-    """Jacobi's drafter, or that of the guess tokens that ``model`` was trained with, where there are any."""
-    if guess_token_ids := guess_token_ids_of(model):
-        return GuessTokens(guess_token_ids, num_asked=block_size, num_recycled=num_recycled)
-    return Jacobi(block_size, num_recycled)
-
-
 def tuned_and_plain_ways(
     plain: Any | None, tuned: Any, tokenizer: Any, block_size: int, max_tokens: int, *, num_recycled: int = 0
 ) -> tuple[dict[str, Way], list[Engine]]:
@@ -181,12 +173,12 @@ def tuned_and_plain_ways(
     """
     drafters: dict[str, tuple[Any, str | Drafter]] = {
         BASELINE: (tuned, "autoregressive"),
-        **({} if plain is None else {"jacobi_plain": (plain, jacobi_of(plain, block_size, num_recycled))}),
-        "jacobi_tuned": (tuned, jacobi_of(tuned, block_size, num_recycled)),
+        **({} if plain is None else {"jacobi_plain": (plain, Jacobi(block_size, num_recycled))}),
+        "jacobi_tuned": (tuned, Jacobi(block_size, num_recycled)),
         "lookahead_tuned": (tuned, Lookahead()),
         "combined_tuned": (
             tuned,
-            Combined([ReferenceCopy(), jacobi_of(tuned, block_size, num_recycled), Lookahead()]),
+            Combined([ReferenceCopy(), Jacobi(block_size, num_recycled), Lookahead()]),
         ),
     }
     ways: dict[str, Way] = {}

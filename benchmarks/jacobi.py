@@ -41,7 +41,6 @@ from benchmarks.decoding_ways import (
     assisted_way,
     engine_way,
     figures_of,
-    jacobi_of,
     run_alternating,
     share_the_same,
     trajectory_counts,
@@ -161,12 +160,12 @@ def measure_embedded(
         plain, tuned, tokenizer, block_size, _MAX_TOKENS, num_recycled=num_recycled
     )
     copying: dict[str, Way] = {}
-    combined = Combined([ReferenceCopy(), jacobi_of(tuned, block_size, num_recycled), Lookahead()])
+    combined = Combined([ReferenceCopy(), Jacobi(block_size, num_recycled), Lookahead()])
     drafters: dict[str, str | Drafter] = {"reference_copy": "reference_copy", "combined": combined}
     for kind, drafter in drafters.items():
         copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS, with_references=True)
         engines.append(engine)
-    cut, engine = engine_way(tuned, tokenizer, jacobi_of(tuned, block_size, num_recycled), _MAX_TOKENS)
+    cut, engine = engine_way(tuned, tokenizer, Jacobi(block_size, num_recycled), _MAX_TOKENS)
     engines.append(engine)
     alone = {**ways, "jacobi_cut": cut}
     try:

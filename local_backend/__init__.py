@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from local_backend.drafters import (
         Combined,
         Drafter,
-        GuessTokens,
         Jacobi,
         Lookahead,
         ReferenceCopy,
@@ -35,7 +34,6 @@ __all__ = [
     "Draft",
     "Drafter",
     "Engine",
-    "GuessTokens",
     "Jacobi",
     "Lookahead",
     "Outcome",
@@ -55,7 +53,6 @@ _HOMES = {
     "Draft": "draft",
     "Drafter": "drafters",
     "Engine": "engine",
-    "GuessTokens": "drafters",
     "Jacobi": "drafters",
     "Lookahead": "drafters",
     "Outcome": "draft",

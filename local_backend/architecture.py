@@ -26,11 +26,6 @@ _ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values")
 _NO_LIMIT = 2**31
 
 
-def guess_token_ids_of(model: PreTrainedModel) -> tuple[int, ...]:
-    """The guess tokens a model was trained with, as its configuration tells; most models have none."""
-    return tuple(getattr(model.config, "guess_token_ids", None) or ())
-
-
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """What the engine has to know of a model.

@@ -22,8 +22,6 @@ from local_backend.scheduling.admission import AdmissionPolicy
 if TYPE_CHECKING:
     from local_backend.offline.run import Report
 
-_EMBEDDED = Path(__file__).parent / "embedded" / "weights"
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; what the user got wrong ends it with a message and status 2."""
@@ -48,9 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", type=Path, metavar="IN.jsonl", help="requests, one a line")
     parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="answers, one a line")
     parser.add_argument(
-        "--model", default="embedded", help="folder or name of a transformers causal LM (%(default)s)"
+        "--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given"
     )
-    parser.add_argument("--max-tokens", type=int, help="of an answer; the model's positions, if not given")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="of an answer, at most (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="from which each line's follows (%(default)s)")
     parser.add_argument("--drafter", default="autoregressive", help='e.g. "combined" (%(default)s)')
@@ -74,7 +72,7 @@ def _run(given: argparse.Namespace) -> Report:
     from tqdm.auto import tqdm
 
     from local_backend.engine import Engine
-    from local_backend.loading import load
+    from local_backend.models.loading import load
     from local_backend.offline.output import OrderedOutput
     from local_backend.offline.run import OfflineRun
     from local_backend.sampling import SamplingParams
@@ -85,7 +83,7 @@ def _run(given: argparse.Namespace) -> Report:
     scheduling = Scheduling(given.scheduling, max_cache_bytes=max_cache_bytes)
     settings = {name: getattr(given, name) for name in ("model", "max_tokens", "temperature", "seed")}
     with OrderedOutput(given.output, settings) as output:
-        model, tokenizer = load(_EMBEDDED if given.model == "embedded" else given.model)
+        model, tokenizer = load(given.model)
         num_lines = _num_lines(given.source)
         with (
             Engine(

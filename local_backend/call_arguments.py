@@ -14,7 +14,7 @@ PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 """Of :class:`~local_backend.sampling.SamplingParams`, as attributes of the chat model or per call."""
 
 # LangChain adds `stream`.
-_KNOWN = frozenset({*PARAMETERS, "references", "logprobs", "top_logprobs", "stream"})
+_KNOWN = frozenset({*PARAMETERS, "max_new_tokens", "references", "logprobs", "top_logprobs", "stream"})
 _BEYOND_TEXT = frozenset({"tools", "tool_choice", "functions", "response_format"})
 
 
@@ -31,6 +31,12 @@ def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[s
             model, or is out of range.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
+    if "max_new_tokens" in given:
+        bound = given.pop("max_new_tokens")
+        if given.setdefault("max_tokens", bound) != bound:
+            raise ValueError(
+                f"max_tokens={given['max_tokens']} and max_new_tokens={bound} name one bound: give one"
+            )
     if beyond := _BEYOND_TEXT & given.keys():
         raise ValueError(
             f"this model writes text only, it calls no tools and fills no schema, but got {sorted(beyond)}: "

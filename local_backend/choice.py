@@ -6,14 +6,14 @@ and its logits. Does not know how choices become accepted tokens; see :mod:`loca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from local_backend.draft import Draft, Outcome
+from local_backend.draft import Draft
 from local_backend.sampling import sample
 
 if TYPE_CHECKING:
@@ -73,33 +73,6 @@ def token_logprob(logits: Tensor, token_id: int, num_top: int) -> TokenLogprob:
     values, ids = logprobs.topk(min(num_top, logprobs.numel()))
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprob(token_id, float(logprobs[token_id]), top)
-
-
-def with_candidates(outcomes: Sequence[Outcome], logits: Tensor) -> list[Outcome]:
-    """The outcomes, told what the model takes for likely on their open questions.
-
-    Of the others nobody will ask, and to look for the likeliest of a vocabulary takes time.
-
-    Args:
-        outcomes: One for each row.
-        logits: ``[rows, 1 + longest draft, vocabulary]``.
-    """
-    asked = [
-        (number, token, 1 + place)
-        for number, outcome in enumerate(outcomes)
-        for token, place in outcome.open_questions.items()
-    ]
-    if not asked:
-        return list(outcomes)
-    numbers, tokens, columns = zip(*asked, strict=True)
-    scores = logits[list(numbers), list(columns)].float()  # [questions, vocabulary]
-    count = max(outcome.draft.num_candidates for outcome in outcomes)
-    values, ids = scores.topk(min(count, scores.shape[-1]))
-    shares = (values - scores.logsumexp(-1, keepdim=True)).exp()
-    candidates: list[dict[int, list[tuple[int, float]]]] = [{} for _ in outcomes]
-    for number, token, likely, likeliness in zip(numbers, tokens, ids.tolist(), shares.tolist(), strict=True):
-        candidates[number][token] = list(zip(likely, likeliness, strict=True))
-    return [replace(outcome, candidates=said) for outcome, said in zip(outcomes, candidates, strict=True)]
 
 
 def chooser(

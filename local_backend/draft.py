@@ -5,8 +5,7 @@ Knows token ids and tree shape. Does not know where a draft comes from or how it
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -17,11 +16,8 @@ class Draft:
     Attributes:
         token_ids: The guessed tokens; a parent stands before its children.
         parents: For each token the place of its parent in ``token_ids``; -1 is the row's last token.
-        probabilities: For each token how likely it is to be accepted, its path included; of a question, how
-            many tokens what the model says on it will land; empty where the drafter does not say.
-        num_candidates: Of how many of the likeliest tokens on each question the drafter asks to be told.
-        questions: Tokens among these that are never written: they stand in the draft for what the model says
-            on them.
+        probabilities: For each token how likely it is to be accepted, its path included; empty where the
+            drafter does not say.
 
     Raises:
         ValueError: A parent does not stand before its child, or the lengths differ.
@@ -30,8 +26,6 @@ class Draft:
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = field(default=(), compare=False)
-    num_candidates: int = field(default=0, compare=False)
-    questions: frozenset[int] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
@@ -47,41 +41,6 @@ class Draft:
         return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
 
     @classmethod
-    def likeliest_paths(
-        cls, candidates: Sequence[Sequence[tuple[int, float]]], *, max_tokens: int, least_probability: float
-    ) -> Draft:
-        """The tree of the likeliest paths, where what stands at one depth does not depend on another.
-
-        The sparse candidate tree of Medusa (arXiv 2401.10774), grown anew from each forward's probabilities.
-
-        Args:
-            candidates: For each depth tokens and how likely they are, the likeliest first.
-            max_tokens: Size of the tree, at most.
-            least_probability: Of a token together with its path.
-        """
-        token_ids: list[int] = []
-        parents: list[int] = []
-        probabilities: list[float] = []
-        # Paths that may grow: minus how likely one is, its last token, that one's parent, its depth.
-        open_paths: list[tuple[float, int, int, int]] = []
-
-        def open_below(place: int, depth: int, probability: float) -> None:
-            if depth < len(candidates):
-                for token, share in candidates[depth]:
-                    heapq.heappush(open_paths, (-probability * share, token, place, depth + 1))
-
-        open_below(-1, 0, 1.0)
-        while open_paths and len(token_ids) < max_tokens:
-            lost, token, parent, depth = heapq.heappop(open_paths)
-            if -lost < least_probability:
-                break
-            open_below(len(token_ids), depth, -lost)
-            token_ids.append(token)
-            parents.append(parent)
-            probabilities.append(-lost)
-        return cls(tuple(token_ids), tuple(parents), tuple(probabilities))
-
-    @classmethod
     def merged(cls, drafts: Iterable[Draft], *, max_tokens: int | None = None) -> Draft:
         """One tree with every path of ``drafts``, in which what they begin with in common stands once.
 
@@ -94,13 +53,10 @@ class Draft:
         token_ids: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
-        all_say, num_candidates = True, 0
-        questions: frozenset[int] = frozenset()
+        all_say = True
         place_of: dict[tuple[int, int], int] = {}
         for draft in drafts:
             all_say &= not draft.token_ids or bool(draft.probabilities)
-            num_candidates = max(num_candidates, draft.num_candidates)
-            questions |= draft.questions
             new_place = {-1: -1}
             for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
                 if parent not in new_place:
@@ -117,21 +73,16 @@ class Draft:
                 new_place[place] = place_of[key]
                 probabilities[place_of[key]] = max(probabilities[place_of[key]], probability)
         said = tuple(probabilities) if all_say else ()
-        return cls(tuple(token_ids), tuple(parents), said, num_candidates, questions)
+        return cls(tuple(token_ids), tuple(parents), said)
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def num_guesses(self) -> int:
-        """How many of its tokens are guesses at what is written next, and not there to ask the model."""
-        return sum(token not in self.questions for token in self.token_ids)
 
     def expected_below(self, place: int) -> float:
         """How many more tokens are accepted if the one at ``place`` is, by the draft's own probabilities."""
         below = {place}
         for child in range(place + 1, len(self)):
-            if self.parents[child] in below and self.token_ids[child] not in self.questions:
+            if self.parents[child] in below:
                 below.add(child)
         return sum(self.probabilities[child] for child in below) / max(self.probabilities[place], 1e-9) - 1
 
@@ -154,53 +105,6 @@ class Draft:
         for place, key in enumerate(zip(self.parents, self.token_ids, strict=True)):
             children.setdefault(key, place)
         return children
-
-    def children_of(self, parent: int) -> dict[int, int]:
-        """Place by token of what hangs from the token at a place, or from the root, which is -1."""
-        children: dict[int, int] = {}
-        for place in range(parent + 1, len(self)):
-            if self.parents[place] == parent:
-                children.setdefault(self.token_ids[place], place)
-        return children
-
-    def with_questions(
-        self, token_ids: Sequence[int], worths: Sequence[float], *, max_depth: int, least_worth: float
-    ) -> Draft:
-        """The draft with tokens that ask the model hanging from wherever the accepted path may well end.
-
-        What is asked behind a token is of use only where that token is the last one accepted: as likely as it
-        is itself, less what hangs from it.
-
-        Args:
-            token_ids: The questions, for the place after next, the one behind it and so on.
-            worths: How many tokens the answer to each lands in the next forward, where it is of use, in
-                descending order; none more than one, so that no question is worth more than the token it
-                hangs from.
-            max_depth: Of the questions.
-            least_worth: What a question must be worth, its chance to be of use included.
-
-        Raises:
-            ValueError: The draft does not say how likely its tokens are.
-        """
-        if self.token_ids and not self.probabilities:
-            raise ValueError("where questions are of use cannot be told: the draft has no probabilities")
-        lasts = [1.0, *self.probabilities]
-        for parent, probability in zip(self.parents, self.probabilities, strict=True):
-            lasts[parent + 1] -= probability
-        asked = []
-        for parent, (depth, last) in enumerate(zip([0, *self.depths()], lasts, strict=True), -1):
-            if depth < max_depth:
-                for token, worth in zip(token_ids, worths, strict=True):
-                    if last * worth < least_worth:
-                        break
-                    asked.append((parent, token, last * worth))
-        return replace(
-            self,
-            token_ids=(*self.token_ids, *(token for _, token, _ in asked)),
-            parents=(*self.parents, *(parent for parent, _, _ in asked)),
-            probabilities=(*self.probabilities, *(worth for _, _, worth in asked)),
-            questions=self.questions | frozenset(token_ids),
-        )
 
     @property
     def is_chain(self) -> bool:
@@ -286,25 +190,12 @@ class Outcome:
             sampling only the visited places are filled; the others hold the most likely token.
         draft: What was verified: the drafter's guess or, where the row or the budget had no room for all
             of it, a part. ``accepted`` and ``predictions`` speak of places in it.
-        candidates: For each question that hangs from the last accepted token, as many as the drafter asked
-            for of the likeliest tokens there, the likeliest first, with their probabilities.
     """
 
     accepted: tuple[int, ...]
     token_ids: tuple[int, ...]
     predictions: tuple[int, ...] = field(default=(), repr=False)
     draft: Draft = field(default=EMPTY_DRAFT, repr=False)
-    candidates: Mapping[int, Sequence[tuple[int, float]]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    @property
-    def open_questions(self) -> dict[int, int]:
-        """Place by token of the questions that hang from the last accepted token: the answers of use."""
-        if not self.draft.questions:
-            return {}
-        children = self.draft.children_of(self.accepted[-1] if self.accepted else -1)
-        return {token: place for token, place in children.items() if token in self.draft.questions}
 
     def predictions_along(self, path: Iterable[int]) -> list[int]:
         """The model's own tokens after the root and after every token of ``path`` that was verified."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from local_backend.architecture import Architecture, guess_token_ids_of
+from local_backend.architecture import Architecture
 from local_backend.calls import Calls
-from local_backend.choice import chooser, most_likely, with_candidates
+from local_backend.choice import chooser, most_likely
 from local_backend.compilation import compile_blocks
 from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafters import Drafter, drafter_of
@@ -109,7 +109,7 @@ class Engine(Calls):
         self.max_rows = max_rows
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.drafter = drafter_of(drafter, guess_token_ids_of(model))
+        self.drafter = drafter_of(drafter)
         self.stats = EngineStats()
         architecture = Architecture.of(model)
         if grouped_attention_in_place:
@@ -357,7 +357,7 @@ class Engine(Calls):
             predictions = likeliest[number][: 1 + len(draft)]
             choose = chooser(row, draft, logits, number, predictions)
             outcomes.append(verify(draft, choose, predictions))
-        return with_candidates(outcomes, logits)
+        return outcomes
 
     def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
         """Keep what was accepted, in the rows and in the cache, and tell the listeners."""

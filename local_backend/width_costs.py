@@ -112,8 +112,6 @@ class WidthCosts:
 
         All rows of a forward are as wide as the widest, so one width is chosen for all: that at which the
         expected number of tokens, one bonus for each row and what is accepted, stands highest above the cost.
-        What tokens that ask the model are worth counts beside it: they land tokens in the next forward, so
-        they pay where they land more than their seconds would have done otherwise.
 
         Args:
             drafts: One for each row; those that do not say how likely they are count as wanted whole.
@@ -121,24 +119,19 @@ class WidthCosts:
         """
         least = max((len(draft) for draft in drafts if not draft.probabilities), default=0)
         most = max(map(len, drafts), default=0)
-        gained, gained_later = [0.0] * (most + 1), [0.0] * (most + 1)
+        gained = [0.0] * (most + 1)
         gained[0] = len(drafts)
         for draft in drafts:
             for width, place in enumerate(draft.ranked(), 1):
-                asks = draft.token_ids[place] in draft.questions
-                (gained_later if asks else gained)[width] += draft.probabilities[place]
-        expected, expected_later = list(accumulate(gained)), list(accumulate(gained_later))
-        widths = range(least, most + 1)
+                gained[width] += draft.probabilities[place]
+        expected = list(accumulate(gained))
+
+        def rate(width: int) -> float:  # tokens a second
+            seconds = self(context=context, rows=len(drafts), width=padded_width(1 + width))
+            return expected[width] / seconds
+
         # Costs rise in steps where kernels do: a wider forward may pay where a narrower does not.
-        seconds = {
-            width: self(context=context, rows=len(drafts), width=padded_width(1 + width)) for width in widths
-        }
-        best_rate = max(expected[width] / seconds[width] for width in widths)
-
-        def worth(width: int) -> float:
-            return expected[width] + expected_later[width] - best_rate * seconds[width]
-
-        return max(widths, key=worth)  # of equals the narrowest
+        return max(range(least, most + 1), key=rate)  # of equals the narrowest
 
 
 def _between(axis: Sequence[int], value: int) -> tuple[int, float]:

@@ -1,11 +1,36 @@
-"""For every test: nothing beyond this machine can be reached, and no key or tracer of the user is used."""
+"""For every test: nothing beyond this machine can be reached, and no key or tracer of the user is used.
+
+And the default model, loaded once for all tests of a worker.
+"""
 
 import ipaddress
 import os
 import socket
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from local_backend import ChatLocal
+
+
+@pytest.fixture(scope="session")
+def default_chat() -> "Iterator[ChatLocal]":
+    """The default model in float32, in which ways of decoding can be compared word for word."""
+    from local_backend import ChatLocal
+
+    with ChatLocal.default(dtype="float32", max_tokens=48) as chat:
+        yield chat
+
+
+@pytest.fixture(scope="session")
+def default_copying(default_chat: "ChatLocal") -> "Iterator[ChatLocal]":
+    """The same weights, with reference copy."""
+    from local_backend import ChatLocal, Engine
+
+    with Engine(default_chat.engine.model, default_chat.engine.tokenizer, "reference_copy") as engine:
+        yield ChatLocal(engine=engine, model_name=default_chat.model_name, max_tokens=48)
 
 
 def _is_local(host: object) -> bool:

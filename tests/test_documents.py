@@ -9,11 +9,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from local_backend.embedded.corpus import load_topics
 from nbclient import NotebookClient
 from nbclient.output_widget import OutputWidget
 
 from local_backend import ChatLocal
-from local_backend.embedded.corpus import load_topics
 from sot_chains import SkeletonOfThought
 
 from .sot_chains.server import chat_server

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from local_backend.embedded import WEIGHTS
 from local_backend.embedded.corpus import load_topics
+
 from sot_chains import ProviderError, SkeletonOfThought
 
 from .servers import free_port, transformers_serve

@@ -47,23 +47,3 @@ class Drafter(Protocol):
         A row may have ended with it, and a row may end without a word: keep what is known of one in
         :class:`~local_backend.drafters.per_row.PerRow`.
         """
-
-
-@runtime_checkable
-class AskingDrafter(Drafter, Protocol):
-    """A drafter whose drafts hold questions, and who may ask behind the guesses of others as well.
-
-    What it proposes is what it guesses, with its questions hanging from it.
-    """
-
-    def guess(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
-        """What it proposes, without the questions."""
-
-    def ask(self, row: WritingRow, draft: Draft, *, worth: float = 1.0) -> Draft:
-        """A draft with questions where it may well end.
-
-        Args:
-            row: The draft's.
-            draft: Of whatever origin; it says how likely its tokens are.
-            worth: Of what the answers land, the share that nobody lands without asking.
-        """

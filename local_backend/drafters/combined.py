@@ -3,8 +3,7 @@
 What a drafter would have gained can be told in hindsight, drafted or not: a member proposes, the row then
 writes, and how far the proposal agrees with what was written is its gain. A member that gains nothing rests,
 each time twice as long, and is not even asked; then it is drafted for a while, because one that lives on what
-its verified guesses teach it shows nothing while it rests. A member that asks the model does so where the
-guesses of all of them end, not its own alone.
+its verified guesses teach it shows nothing while it rests.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from local_backend.draft import Draft, Outcome
-from local_backend.drafters.base import AskingDrafter, Drafter, WritingRow
+from local_backend.drafters.base import Drafter, WritingRow
 from local_backend.drafters.per_row import PerRow
 
 # Gains are averaged with weights that fall to a third in ten forwards; older ones are not kept.
@@ -79,9 +78,6 @@ class Combined:
         if token_cost < 0:
             raise ValueError(f"token_cost must be 0 or more, got {token_cost}")
         self.drafters = tuple(drafters)
-        self._asking = {
-            number: drafter for number, drafter in enumerate(drafters) if isinstance(drafter, AskingDrafter)
-        }
         self.max_draft_tokens = max_draft_tokens
         self.token_cost = token_cost
         self.first_rest = first_rest
@@ -97,13 +93,12 @@ class Combined:
         for number, drafter in enumerate(self.drafters):
             asked = [place for place, state in enumerate(states) if self._is_asked(state.members[number])]
             if asked:
-                guess = self._asking[number].guess if number in self._asking else drafter.propose
-                proposals = guess([rows[place] for place in asked])
+                proposals = drafter.propose([rows[place] for place in asked])
                 for place, proposal in zip(asked, proposals, strict=True):
                     states[place].members[number].proposal = proposal.truncated(
                         max_tokens=self.max_draft_tokens, max_depth=rows[place].room - 1
                     )
-        return [self._mix(row, state) for row, state in zip(rows, states, strict=True)]
+        return [self._mix(state) for state in states]
 
     def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
         """Judge every proposal by what was written, and let who made it learn."""
@@ -142,26 +137,20 @@ class Combined:
             member.trial_left = _TRIAL_FORWARDS
         return False
 
-    def _mix(self, row: WritingRow, state: _State) -> Draft:
+    def _mix(self, state: _State) -> Draft:
         weighed, taken_as_certain = [], []
-        chosen = self._choose(state)
-        for number in chosen:
+        for number in self._choose(state):
             member = state.members[number]
             draft = member.proposal
             assert draft is not None
-            if draft.probabilities or number in self._asking:
+            if draft.probabilities:
                 weighed.append(draft)
             elif draft:
                 if member.trial_left:
                     draft = draft.truncated(max_tokens=_TRIAL_TOKENS, max_depth=_TRIAL_TOKENS)
                 taken_as_certain.append(self._with_probabilities(draft, state, number))
             member.trial_left = max(0, member.trial_left - 1)
-        tree = Draft.merged(weighed)
-        for number in chosen:
-            if number in self._asking:
-                worth = self._share_of_its_own(state, number, chosen)
-                tree = self._asking[number].ask(row, tree, worth=worth)
-        tree = tree.likeliest(self.max_draft_tokens)
+        tree = Draft.merged(weighed).likeliest(self.max_draft_tokens)
         return Draft.merged([tree, *taken_as_certain], max_tokens=self.max_draft_tokens)
 
     def _with_probabilities(self, draft: Draft, state: _State, number: int) -> Draft:
@@ -207,8 +196,7 @@ class Combined:
             if size >= self.max_draft_tokens and len(history) < 2 * _TRIAL_FORWARDS:
                 continue  # too early to say that the others deserve all the room
             assert member.proposal is not None
-            says_more = bool(member.proposal.probabilities) or number in self._asking
-            if says_more and len(state.gains) < 2 * _TRIAL_FORWARDS:
+            if member.proposal.probabilities and len(state.gains) < 2 * _TRIAL_FORWARDS:
                 continue  # nor, from other rows, that this one has nothing to gain: hindsight will tell
             member.rest_left = member.next_rest
             if size < self.max_draft_tokens:  # not for lack of room: it promises nothing
@@ -224,17 +212,9 @@ class Combined:
         cost = (
             0.0
             if proposal.probabilities
-            else self.token_cost * min(proposal.num_guesses, self.max_draft_tokens - size)
+            else self.token_cost * min(len(proposal), self.max_draft_tokens - size)
         )
         return _promise([gains[number] for gains in history], best) - max(cost, _LEAST_WORTH_TOKENS)
-
-    def _share_of_its_own(self, state: _State, number: int, chosen: Sequence[int]) -> float:
-        """How much of what a member gains the others that are drafted do not gain without it."""
-        history = self._history(state)
-        others = [other for other in chosen if other != number]
-        best = [max((gains[other] or 0 for other in others), default=0) for gains in history]
-        gains = [each[number] for each in history]
-        return _promise(gains, best) / max(_promise(gains, [0] * len(history)), 1e-9)
 
     def _history(self, state: _State) -> list[Gains]:
         """The row's gains; of others before it, while it has few of its own."""
@@ -244,7 +224,7 @@ class Combined:
 
 
 def _gain(member: _Member, outcome: Outcome) -> int | None:
-    if member.proposal is None or not member.proposal.num_guesses:
+    if not member.proposal:
         return None
     places = member.proposal.places_along(outcome.token_ids)
     gain = len(places)
@@ -253,7 +233,7 @@ def _gain(member: _Member, outcome: Outcome) -> int | None:
         gain += round(member.proposal.expected_below(places[-1]))
     # What was not drafted may have missed for that reason.
     is_known = member.is_drafted or bool(member.proposal.probabilities)
-    return gain if gain or (member.proposal and is_known) else None
+    return gain if gain or is_known else None
 
 
 def _promise(gains: Sequence[int | None], had: Sequence[int]) -> float:

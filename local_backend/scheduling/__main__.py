@@ -39,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     for command in (train, evaluate):
         command.add_argument("data", type=Path, metavar="DATA", help="JSON lines: a prompt and num_tokens")
         command.add_argument(
-            "--model", required=True, help='folder or name of the model that answers, or "embedded"'
+            "--model",
+            help="folder, GGUF file or hub name of the model that answers; the default one if omitted",
         )
     train.add_argument("--output", type=Path, required=True, help="folder for what is learned")
     train.add_argument(
@@ -90,15 +91,12 @@ def _evaluate(given: argparse.Namespace) -> None:
 
 def _load(given: argparse.Namespace) -> tuple[PreTrainedModel, list[LengthExample]]:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from local_backend.embedded import WEIGHTS
+    from local_backend.models.loading import load
     from local_backend.scheduling.length_log import read_lengths
 
-    path = WEIGHTS if given.model == "embedded" else given.model
-    examples = read_lengths(given.data, AutoTokenizer.from_pretrained(path))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    return model, examples
+    model, tokenizer = load(given.model, dtype=torch.float32)
+    return model.eval(), read_lengths(given.data, tokenizer)
 
 
 def _split(examples: Sequence[LengthExample], seed: int) -> tuple[list[LengthExample], list[LengthExample]]:

@@ -150,7 +150,7 @@ def _prompts(
 
 
 def _options(given: argparse.Namespace) -> TuneOptions:
-    from local_backend.precision import bf16_is_fast
+    from local_backend.models.loading import bf16_is_fast
     from local_backend.training import CollectOptions, LossOptions, NoiseOptions, TuneOptions
 
     return TuneOptions(

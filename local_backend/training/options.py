@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from local_backend.precision import bf16_is_fast
+from local_backend.models.loading import bf16_is_fast
 from local_backend.training.noise import NoiseOptions
 from local_backend.training.trainer import LossOptions
 from local_backend.training.trajectories import CollectOptions

@@ -6,7 +6,6 @@ Knows ``transformers``' and ``peft``'s ways of training. Where trajectories come
 from __future__ import annotations
 
 import json
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,15 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
 
-from local_backend.architecture import guess_token_ids_of
+from local_backend.models.loading import is_gguf, load
 from local_backend.training.cost import Cost, estimate_cost
 from local_backend.training.examples import NoisyExamples, Trajectory
 from local_backend.training.identity import digest_of, fingerprint
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
 WITHOUT_EFFECT = frozenset(
     ("options.save_steps", "options.activation_checkpointing", "options.collect.max_rows")
 )
-_log = logging.getLogger(__name__)
 
 
 def train_round(
@@ -175,27 +171,23 @@ def cost_of(model: PreTrainedModel, examples: NoisyExamples, options: TuneOption
 def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model with float32 weights, on the GPU where there is one, and its tokenizer.
 
-    What is trained and measured is Jacobi's block, so a model that names ``guess_token_ids`` is taken as one
-    that does not: they would be asked, and nobody has taught them what it says by then.
+    Args:
+        path: A folder, a GGUF file, or a name on the model hub.
 
     Raises:
         OSError: There is no such model.
         ValueError: Its tokenizer has no end token.
     """
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    model, tokenizer = load(path, dtype=torch.float32, device="cuda" if torch.cuda.is_available() else None)
     check_tokenizer(tokenizer)
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    if torch.cuda.is_available():
-        model = model.cuda()
     use_fast_attention(model)
-    if guess_token_ids_of(model):
-        _log.warning("%s names guess tokens: it is trained and measured without them, by blocks", path)
-        del model.config.guess_token_ids
     return model, tokenizer
 
 
 def stored_dtype(path: str | Path) -> torch.dtype:
-    """The type in which a model's weights are stored, as its configuration tells."""
+    """The type in which a model's weights are stored, as its configuration tells; float32 for a GGUF file."""
+    if is_gguf(path):
+        return torch.float32
     dtype = AutoConfig.from_pretrained(path).dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 

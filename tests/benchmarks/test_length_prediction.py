@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from local_backend.embedded import WEIGHTS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.length_prediction import TASKS, main, measure, task_prompts, write_log
 from local_backend import Engine
-from local_backend.embedded import WEIGHTS
 from local_backend.scheduling.length_log import LengthExample, read_lengths
 
 

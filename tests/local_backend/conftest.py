@@ -1,4 +1,4 @@
-"""A tiny tokenizer and random-weight models: real components, small enough to run anywhere."""
+"""Invariants run on a tiny tokenizer and random-weight models; see :mod:`tests.tiny`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from local_backend import Engine
-from local_backend.embedded.build import train_tokenizer
-from local_backend.embedded.corpus import load_topics
+from local_backend import ChatLocal, Engine
 
-VOCABULARY = 500
+from ..tiny import VOCABULARY, random_llama, tiny_chat, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer(load_topics()[:6], VOCABULARY)
-
-
-def random_llama(**changes: object) -> LlamaForCausalLM:
-    """A model whose answers wander, so that a wrong position or mask shows."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **{
-            "vocab_size": VOCABULARY,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "initializer_range": 0.3,
-            "bos_token_id": None,
-            "eos_token_id": 7,
-            "pad_token_id": 0,
-            **changes,
-        }
-    )
-    return LlamaForCausalLM(config).eval()
+    return tiny_tokenizer()
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +28,13 @@ def model() -> LlamaForCausalLM:
 def engine(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Iterator[Engine]:
     with Engine(model, tokenizer, max_rows=8, prefill_chunk_tokens=48) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def chat() -> Iterator[ChatLocal]:
+    """A chat model of random weights: quick, and what it says means nothing."""
+    with tiny_chat() as chat:
+        yield chat
 
 
 def ragged_prompts(count: int, *, seed: int = 0, longest: int = 70) -> list[list[int]]:

@@ -6,7 +6,7 @@ With them any guess can be judged, and what a drafter proposes depends on nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from local_backend import Drafter, Outcome
 from local_backend.verification import verify
@@ -31,19 +31,7 @@ class FakeRow:
         return self.max_length - len(self.token_ids)
 
 
-def certain(token: int) -> list[tuple[int, float]]:
-    """That a model takes nothing else for likely."""
-    return [(token, 1.0)]
-
-
-def step(
-    drafter: Drafter,
-    row: FakeRow,
-    model: NextToken,
-    *,
-    max_draft_tokens: int = 1000,
-    candidates_of: Callable[[int], Sequence[tuple[int, float]]] = certain,
-) -> Outcome:
+def step(drafter: Drafter, row: FakeRow, model: NextToken, *, max_draft_tokens: int = 1000) -> Outcome:
     """One forward of ``model``: what the engine does for a row."""
     (proposed,) = drafter.propose([row])
     draft = proposed.truncated(max_tokens=max_draft_tokens, max_depth=row.room - 1)
@@ -52,8 +40,6 @@ def step(
         paths.append([*paths[parent + 1], token])
     predictions = [model([*row.token_ids, *path]) for path in paths]
     outcome = verify(draft, lambda place: predictions[place + 1], predictions)
-    said = {token: candidates_of(predictions[1 + place]) for token, place in outcome.open_questions.items()}
-    outcome = replace(outcome, candidates=said)
     row.token_ids.extend(outcome.token_ids)
     drafter.observe([row], [outcome])
     return outcome
@@ -80,15 +66,3 @@ def by_last(text: Sequence[int]) -> int:
 def by_position(text: Sequence[int]) -> int:
     """The easiest case for Jacobi iteration: a wrong guess spoils nothing behind it."""
     return (len(text) * len(text) * 7) % 89
-
-
-GUESSES = (901, 902, 903)
-
-
-def trained_with_guesses(text: Sequence[int]) -> int:
-    """Says on a guess token what stands so many places ahead of the token after its parent."""
-    place = GUESSES.index(text[-1]) + 1 if text[-1] in GUESSES else 0
-    text = [token for token in text if token not in GUESSES]
-    for _ in range(place):
-        text.append(by_last_two(text))
-    return by_last_two(text)

@@ -1,11 +1,10 @@
-"""``ChatLocal`` on the embedded model: one engine under all ways of calling."""
+"""``ChatLocal``: one engine under all ways of calling."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -13,15 +12,11 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from local_backend import ChatLocal, Engine
+from local_backend import ChatLocal
+
+from ..tiny import tiny_chat
 
 QUESTION = "How can I bake bread at home?"
-
-
-@pytest.fixture(scope="module")
-def chat() -> Iterator[ChatLocal]:
-    with ChatLocal.embedded(max_tokens=40) as chat:
-        yield chat
 
 
 def _is_idle(chat: ChatLocal) -> bool:
@@ -57,11 +52,11 @@ def test_usage_and_decoding_are_reported_once_in_a_stream(chat: ChatLocal) -> No
     assert merged.response_metadata["decoding"]["drafter"] == "autoregressive"
 
 
-def test_a_final_assistant_message_is_continued(chat: ChatLocal) -> None:
-    whole = chat.invoke(QUESTION).text
+def test_a_final_assistant_message_is_continued(default_chat: ChatLocal) -> None:
+    whole = default_chat.invoke(QUESTION, max_tokens=16).text
     begun = " ".join(whole.split(" ")[:6])
-    rest = chat.invoke([HumanMessage(QUESTION), AIMessage(begun)]).text
-    assert (begun + rest).startswith(whole[:80])
+    rest = default_chat.invoke([HumanMessage(QUESTION), AIMessage(begun)], max_tokens=16).text
+    assert (begun + rest).startswith(whole)
 
 
 def test_system_message_and_earlier_turns_are_read(chat: ChatLocal) -> None:
@@ -76,8 +71,9 @@ def test_parameters_per_call(chat: ChatLocal) -> None:
     assert len(chat.invoke(QUESTION, max_tokens=5).text) < len(chat.invoke(QUESTION).text)
     sampled = [chat.invoke(QUESTION, temperature=2.0, seed=seed).text for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
-    word = chat.invoke(QUESTION).text.split(" ")[3]
-    assert word not in chat.bind(stop=[word]).invoke(QUESTION).text
+    whole = chat.invoke(QUESTION).text
+    part = whole[12:15]
+    assert chat.bind(stop=[part]).invoke(QUESTION).text == whole[: whole.index(part)]
     assert chat.get_num_tokens("bread at home") == len(chat.get_token_ids("bread at home")) > 0
 
 
@@ -152,19 +148,42 @@ def test_a_missing_model_and_a_missing_template_are_named(
         ChatLocal.from_pretrained(folder)
 
 
+def test_an_answer_is_bounded_unless_told_otherwise(chat: ChatLocal) -> None:
+    """A small model that repeats itself never ends by itself."""
+    unset = ChatLocal(engine=chat.engine)
+    assert unset.max_tokens == 1024
+    message = unset.invoke(QUESTION)
+    assert message.usage_metadata is not None
+    assert message.usage_metadata["output_tokens"] == 1024
+    assert message.response_metadata["finish_reason"] == "length"
+    unbounded = ChatLocal(engine=chat.engine, max_tokens=None).invoke(QUESTION)
+    assert unbounded.usage_metadata is not None
+    assert unbounded.usage_metadata["total_tokens"] == chat.engine.max_positions
+
+
+def test_max_new_tokens_is_another_name(chat: ChatLocal) -> None:
+    named = ChatLocal(engine=chat.engine, max_new_tokens=7)  # type: ignore[call-arg]  # pydantic's other name
+    assert named.max_tokens == 7
+    for message in (named.invoke(QUESTION), chat.invoke(QUESTION, max_new_tokens=7)):
+        assert message.usage_metadata is not None
+        assert message.usage_metadata["output_tokens"] == 7
+    with pytest.raises(ValueError, match="name one bound"):
+        chat.invoke(QUESTION, max_tokens=6, max_new_tokens=7)
+
+
 def test_closing_is_final() -> None:
-    chat = ChatLocal.embedded()
-    assert isinstance(chat.engine, Engine)
+    chat = tiny_chat()
     chat.close()
     with pytest.raises(RuntimeError, match="closed"):
         chat.invoke(QUESTION)
 
 
-def test_what_was_copied_is_told_by_token(chat: ChatLocal) -> None:
+def test_what_was_copied_is_told_by_token(default_chat: ChatLocal) -> None:
+    chat = default_chat.model_copy(update={"max_tokens": 24})
     text = chat.invoke(QUESTION).text
     message = chat.invoke(QUESTION, references=["Something else.", text])
     assert message.text == text
     (span,) = message.response_metadata["decoding"]["copied_spans"]
     assert (span["start"], span["reference"], span["reference_start"]) == (0, 1, 0)
-    assert span["num_tokens"] >= 39
+    assert span["num_tokens"] >= 23
     assert "copied_spans" not in chat.invoke(QUESTION).response_metadata["decoding"]

@@ -11,12 +11,14 @@ from local_backend import ChatLocal, Engine
 from local_backend import batch_progress as bars
 from local_backend.scheduling.options import Scheduling
 
+from ..tiny import tiny_chat
+
 QUESTIONS = [f"How can I bake bread at home{' today' * (number % 5)}?" for number in range(40)]
 
 
 @pytest.fixture(scope="module")
 def chat() -> Iterator[ChatLocal]:
-    with ChatLocal.embedded(max_tokens=6, max_rows=4) as chat:
+    with tiny_chat(max_tokens=6, max_rows=4) as chat:
         yield chat
 
 
@@ -90,7 +92,7 @@ def test_scheduling_is_chosen_when_the_model_is_made(chat: ChatLocal) -> None:
         ChatLocal(engine=engine, scheduling="any")  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ValueError, match="max_cache_bytes=None, which stays, but got 5"):
         ChatLocal(engine=engine, scheduling=Scheduling(max_cache_bytes=5))
-    with ChatLocal.embedded(scheduling=Scheduling("first_come", max_cache_bytes=2**22)) as limited:
+    with tiny_chat(scheduling=Scheduling("first_come", max_cache_bytes=2**22)) as limited:
         assert isinstance(limited.engine, Engine)
         assert limited.batch(QUESTIONS[:3], max_tokens=3)[0].text
         assert limited.engine.peak_cache_bytes <= 2**22

@@ -25,19 +25,15 @@ from langchain_core.tracers.schemas import Run
 
 from local_backend import ChatLocal, Engine, References, SamplingParams
 
+from ..tiny import tiny_chat
+
 QUESTION = "How can I bake bread at home?"
 SECRET = "Let the sealed document say marmalade."
 
 
 @pytest.fixture(scope="module")
-def chat() -> Iterator[ChatLocal]:
-    with ChatLocal.embedded(max_tokens=40) as chat:
-        yield chat
-
-
-@pytest.fixture(scope="module")
 def copying() -> Iterator[ChatLocal]:
-    with ChatLocal.embedded(max_tokens=60, drafter="reference_copy") as chat:
+    with tiny_chat("reference_copy", max_tokens=60) as chat:
         yield chat
 
 
@@ -65,17 +61,19 @@ def test_references_are_a_short_handle() -> None:
         References([3])  # type: ignore[list-item]  # the mistake under test
 
 
-def test_references_are_copied_and_change_no_answer(copying: ChatLocal, chat: ChatLocal) -> None:
-    plain = chat.invoke(QUESTION, max_tokens=60)
+def test_references_are_copied_and_change_no_answer(
+    default_copying: ChatLocal, default_chat: ChatLocal
+) -> None:
+    plain = default_chat.invoke(QUESTION)
     document = f"To begin with. {plain.text} And so on."
     for references in ([document], References([document])):
-        copied = copying.bind(references=references).invoke(QUESTION)
+        copied = default_copying.bind(references=references).invoke(QUESTION)
         assert copied.text == plain.text
         decoding = copied.response_metadata["decoding"]
         assert decoding["drafter"] == "reference_copy"
         assert decoding["num_accepted"] > 20
-        assert decoding["num_forwards"] < 40
-        assert decoding["tokens_per_forward"] > 1.5
+        assert decoding["num_forwards"] < 24
+        assert decoding["tokens_per_forward"] > 2
         assert decoding["num_drafted"] >= decoding["num_accepted"]
 
 
@@ -153,7 +151,7 @@ def test_the_cache_tells_models_and_stops_apart(chat: ChatLocal) -> None:
     for model in models:
         model.invoke(QUESTION)
     assert len(cache._cache) == len(models)
-    assert any("weights" in key for key in next(iter(cache._cache)))  # where the model lies
+    assert any("tests/tiny" in key for key in next(iter(cache._cache)))  # where the model lies
 
 
 # What a call may ask -------------------------------------------------------------------------------
@@ -164,20 +162,20 @@ def test_what_would_be_passed_over_is_an_error(chat: ChatLocal) -> None:
         ({"max_token": 4}, r"unknown arguments \['max_token'\]; there are .*'max_tokens'"),
         ({"tools": [{"name": "search"}]}, "it calls no tools"),
         ({"response_format": {"type": "json_object"}}, "fills no schema"),
-        ({"model": "gpt-5"}, "runs 'embedded' and cannot switch to 'gpt-5'"),
+        ({"model": "gpt-5"}, "runs 'tiny' and cannot switch to 'gpt-5'"),
         ({"stop": [""]}, "non-empty strings"),
         ({"references": SECRET}, "give a list of str"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             chat.invoke(QUESTION, **arguments)  # type: ignore[arg-type]  # the mistakes under test
-    assert chat.invoke(QUESTION, model="embedded", top_k=None, max_tokens=2).text
+    assert chat.invoke(QUESTION, model="tiny", top_k=None, max_tokens=2).text
     # One string is one stop string, not one for each of its letters.
     whole = chat.invoke(QUESTION).text
     assert chat.invoke(QUESTION, stop=whole[30:36]).text == whole[: whole.index(whole[30:36])]  # type: ignore[arg-type]  # a string, as users write it
 
 
-def test_logprobs_come_in_openais_shape(chat: ChatLocal) -> None:
-    message = chat.invoke(QUESTION, logprobs=True, top_logprobs=2, max_tokens=12)
+def test_logprobs_come_in_openais_shape(default_chat: ChatLocal) -> None:
+    message = default_chat.invoke(QUESTION, logprobs=True, top_logprobs=2, max_tokens=12)
     content = message.response_metadata["logprobs"]["content"]
     assert len(content) == 12
     assert "".join(entry["token"] for entry in content) == message.text
@@ -191,8 +189,8 @@ def test_logprobs_come_in_openais_shape(chat: ChatLocal) -> None:
             == entry["top_logprobs"][0]["logprob"]
             <= 0
         )
-    assert "logprobs" not in chat.invoke(QUESTION, max_tokens=2).response_metadata
-    chunks = list(chat.stream(QUESTION, logprobs=True, max_tokens=12))
+    assert "logprobs" not in default_chat.invoke(QUESTION, max_tokens=2).response_metadata
+    chunks = list(default_chat.stream(QUESTION, logprobs=True, max_tokens=12))
     assert "logprobs" not in chunks[0].response_metadata or len(chunks) == 1
     assert len(chunks[-1].response_metadata["logprobs"]["content"]) == 12
 
@@ -245,7 +243,7 @@ def test_configuring_does_not_load_weights_again(
 def test_retries_and_fallbacks(chat: ChatLocal) -> None:
     text = chat.invoke(QUESTION).text
     assert chat.with_retry(stop_after_attempt=2).invoke(QUESTION).text == text
-    closed = ChatLocal.embedded()
+    closed = tiny_chat()
     closed.close()
     assert closed.with_fallbacks([chat]).invoke(QUESTION).text == text
     assert chat.with_config(tags=["a"]).invoke(QUESTION).text == text
@@ -283,16 +281,17 @@ async def test_batches_keep_their_order(chat: ChatLocal, max_concurrency: int | 
 # Ends and errors -----------------------------------------------------------------------------------
 
 
-def test_a_stop_string_inside_a_draft_ends_the_answer_there(copying: ChatLocal, chat: ChatLocal) -> None:
-    whole = chat.invoke(QUESTION, max_tokens=60).text
-    words = whole.split(" ")
-    for stop in (words[8], whole[50:53], words[20]):
-        plain = chat.invoke(QUESTION, stop=[stop], max_tokens=60)
-        copied = copying.invoke(QUESTION, stop=[stop], references=[whole])
+def test_a_stop_string_inside_a_draft_ends_the_answer_there(
+    default_copying: ChatLocal, default_chat: ChatLocal
+) -> None:
+    whole = default_chat.invoke(QUESTION).text
+    for stop in (whole.split(" ")[8], whole[50:53]):
+        plain = default_chat.invoke(QUESTION, stop=[stop])
+        copied = default_copying.invoke(QUESTION, stop=[stop], references=[whole])
         assert copied.text == plain.text == whole[: whole.index(stop)]
         assert copied.response_metadata["finish_reason"] == "stop"
         assert copied.usage_metadata == plain.usage_metadata
-        streamed = [chunk.text for chunk in copying.stream(QUESTION, stop=[stop], references=[whole])]
+        streamed = [chunk.text for chunk in default_copying.stream(QUESTION, stop=[stop], references=[whole])]
         assert "".join(streamed) == plain.text
     assert copied.response_metadata["decoding"]["num_accepted"] > 0
 
@@ -336,7 +335,7 @@ async def test_an_error_reaches_its_caller_alone(chat: ChatLocal) -> None:
 @pytest.mark.parametrize("drafter", [pytest.param("autoregressive", marks=pytest.mark.slow), "combined"])
 async def test_64_threads_and_64_tasks_with_a_third_cancelled(drafter: str) -> None:
     rng = random.Random(8)
-    with ChatLocal.embedded(drafter=drafter) as chat:
+    with tiny_chat(drafter) as chat:
         # Half of the questions begin alike, lengths of prompt and answer differ.
         questions = [f"{QUESTION} {'Now. ' * rng.randrange(9)}{number % 9}" for number in range(18)]
         lengths = [rng.randrange(2, 26) for _ in questions]
@@ -401,7 +400,7 @@ def _memory_after(chat: ChatLocal, first: int, last: int) -> tuple[int, int]:
 @pytest.mark.parametrize(("few", "many"), [(100, 160), pytest.param(100, 1000, marks=pytest.mark.slow)])
 def test_memory_after_many_requests_is_what_it_was_after_few(few: int, many: int) -> None:
     """What is lost with requests is lost with each of them; what an allocator keeps once is not."""
-    with ChatLocal.embedded(drafter="combined") as chat:
+    with tiny_chat("combined") as chat:
         tracemalloc.start()
         try:
             marks = [

@@ -1,14 +1,13 @@
-"""Several drafters at once, against made-up models: who is drafted, who rests, and who asks."""
+"""Several drafters at once, against made-up models: who is drafted and who rests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from local_backend import Combined, Draft, GuessTokens, Outcome
+from local_backend import Combined, Draft, Outcome
 from local_backend.drafters import WritingRow
 
-from .fake_rows import GUESSES, FakeRow, by_last_two, step, trained_with_guesses, write
+from .fake_rows import FakeRow, by_last_two, step, write
 
 
 class Guesses:
@@ -70,48 +69,3 @@ def test_combined_keeps_to_its_budget() -> None:
     drafter, row = Combined([Guesses(wrong), Guesses(right)], max_draft_tokens=8), FakeRow([1, 2], 102)
     while row.room > 0:
         assert len(step(drafter, row, by_last_two).draft) <= 8
-
-
-def test_combined_does_not_judge_by_tokens_that_only_ask_the_model() -> None:
-    """Guess tokens for which forwards have no room gain nothing then, and everything when they have."""
-    guess_tokens = GuessTokens(GUESSES, num_recycled=0)
-    drafter, row = Combined([Guesses(wrong), guess_tokens]), FakeRow([1, 2], 132)
-    while row.room > 100:
-        step(drafter, row, trained_with_guesses, max_draft_tokens=0)
-    assert write(drafter, row, trained_with_guesses) <= 100 / (1 + len(GUESSES)) * 1.25
-
-
-class EveryOtherTime:
-    """Proposes the next three tokens, and says that they are likely, or nothing."""
-
-    def __init__(self) -> None:
-        self.num_asked = 0
-
-    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
-        self.num_asked += 1
-        if self.num_asked % 2 == 0:
-            return [Draft()] * len(rows)
-        return [replace(Draft.chain(right(row)[:3]), probabilities=(0.9, 0.85, 0.8)) for row in rows]
-
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn."""
-
-
-def test_combined_asks_where_the_guesses_of_all_members_end() -> None:
-    """The other's tokens, and what guess tokens hung behind the last of them stand for, land in turns."""
-    drafter, row = Combined([EveryOtherTime(), GuessTokens(GUESSES, num_recycled=0)]), FakeRow([1, 2], 202)
-    outcome = step(drafter, row, trained_with_guesses)
-    assert outcome.draft.token_ids[:3] == tuple(right(FakeRow([1, 2]))[:3])
-    assert {2} == {outcome.draft.parents[place] for place in outcome.open_questions.values()}
-    assert write(drafter, row, trained_with_guesses) <= 196 / 4 + 1
-
-
-def test_combined_asks_behind_nothing_that_a_member_only_supposes() -> None:
-    """What a member proposes that does not say how likely it is counts as certain and is not: see Jacobi."""
-    drafter, row = Combined([Guesses(wrong), GuessTokens(GUESSES, num_recycled=0)]), FakeRow([1, 2], 202)
-    while row.room > 0:
-        draft = step(drafter, row, trained_with_guesses).draft
-        supposed = {place for place, token in enumerate(draft.token_ids) if token == 777}
-        assert supposed.isdisjoint(
-            parent for token, parent in zip(draft.token_ids, draft.parents, strict=True) if token in GUESSES
-        )

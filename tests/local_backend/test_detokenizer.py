@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from local_backend.detokenizer import Detokenizer
-from local_backend.embedded.build import train_tokenizer
-from local_backend.embedded.corpus import load_topics
 
-TOKENIZER: PreTrainedTokenizerBase = train_tokenizer(load_topics()[:4], 400)
+from ..tiny import tiny_tokenizer
+
+TOKENIZER: PreTrainedTokenizerBase = tiny_tokenizer(400)
 
 
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(1, 4), max_size=60))

@@ -6,15 +6,6 @@ import pytest
 
 from local_backend.draft import Draft
 
-QUESTION = 9
-
-
-def test_what_asks_the_model_is_no_guess() -> None:
-    draft = Draft((5, QUESTION, 6, QUESTION), (-1, 0, 0, 2), questions=frozenset({QUESTION}))
-    assert draft.num_guesses == 2
-    assert Draft((QUESTION,), (-1,), questions=frozenset({QUESTION})).num_guesses == 0
-    assert Draft().num_guesses == 0
-
 
 def test_what_is_expected_below_a_token_is_counted_where_it_was_accepted() -> None:
     # 1 -> 2 -> 3, and 4 beside 2; what hangs elsewhere does not count.
@@ -22,5 +13,3 @@ def test_what_is_expected_below_a_token_is_counted_where_it_was_accepted() -> No
     assert draft.expected_below(0) == pytest.approx((0.25 + 0.125 + 0.1) / 0.5)
     assert draft.expected_below(1) == pytest.approx(0.5)
     assert draft.expected_below(2) == draft.expected_below(4) == 0.0
-    asking = Draft((1, QUESTION), (-1, 0), (0.5, 0.4), questions=frozenset({QUESTION}))
-    assert asking.expected_below(0) == 0.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend import Combined, Draft, Drafter, GuessTokens, Jacobi, Lookahead, Outcome, SpanCopy
+from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome, SpanCopy
 from local_backend.drafters import drafter_of
 from local_backend.drafters.ngram_pool import NgramPool
 from local_backend.drafters.per_row import PerRow
@@ -34,10 +34,9 @@ def test_whatever_is_drafted_the_text_is_the_models(name: str, max_draft_tokens:
         assert row.token_ids == want
 
 
-@pytest.mark.parametrize("guesses", [(), (7, 8, 9)])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_draft_is_deeper_than_the_row_has_room_for(name: str, guesses: tuple[int, ...]) -> None:
-    drafter = drafter_of(name, guesses)
+def test_no_draft_is_deeper_than_the_row_has_room_for(name: str) -> None:
+    drafter = drafter_of(name)
     row = FakeRow([1, 2, 1, 2], 12, references=((1, 2) * 30,))
     while row.room > 0:
         (draft,) = drafter.propose([row])
@@ -211,9 +210,6 @@ def test_predictions_along_a_path_end_where_the_draft_does() -> None:
         (lambda: Jacobi(block_size=0), "block_size"),
         (lambda: Jacobi(num_recycled=-1), "num_recycled must be at least 0"),
         (lambda: Jacobi(ngram_size=1), "ngram_size must be at least 2"),
-        (lambda: GuessTokens([]), "no guess token"),
-        (lambda: GuessTokens([7], num_asked=0), "num_asked must be at least 1, got 0"),
-        (lambda: GuessTokens([7], least_probability=1), "least_probability"),
         (lambda: Lookahead(window_size=0), "window_size"),
         (lambda: Lookahead(ngram_size=1), "ngram_size"),
         (lambda: Lookahead(num_guesses=0), "num_guesses"),

@@ -20,7 +20,8 @@ from local_backend import Draft, Engine, Outcome, SamplingParams
 from local_backend.drafters import WritingRow
 from local_backend.sequence import Update
 
-from .conftest import greedy, ragged_prompts, random_llama
+from ..tiny import random_llama
+from .conftest import greedy, ragged_prompts
 
 
 class RandomTrees:

@@ -1,8 +1,7 @@
-"""LangChain's own acceptance tests of a chat model, on the embedded model as it ships."""
+"""LangChain's own acceptance tests of a chat model, on the default model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from local_backend import ChatLocal, Engine
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Engine]:
-    with ChatLocal.embedded() as chat:
-        yield chat.engine
+from local_backend import ChatLocal
 
 
 class _WhatChatLocalIs:
@@ -28,8 +21,8 @@ class _WhatChatLocalIs:
     """
 
     @pytest.fixture(autouse=True)
-    def _engine(self, loaded: Engine) -> None:
-        self.engine = loaded
+    def _engine(self, default_chat: ChatLocal) -> None:
+        self.engine = default_chat.engine
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -37,7 +30,7 @@ class _WhatChatLocalIs:
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"engine": self.engine, "model_name": "embedded"}
+        return {"engine": self.engine, "model_name": "SmolLM2-135M-Instruct"}
 
     @property
     def supports_model_override(self) -> bool:

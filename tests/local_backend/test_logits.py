@@ -19,7 +19,8 @@ from transformers import (
 from local_backend import Engine, SamplingParams
 from local_backend.sampling import probabilities
 
-from .conftest import greedy, ragged_prompts, random_llama
+from ..tiny import random_llama
+from .conftest import greedy, ragged_prompts
 from .test_engine import RandomTrees
 
 MAX_TOKENS = 30

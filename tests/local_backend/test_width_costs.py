@@ -73,21 +73,6 @@ def test_a_draft_is_as_wide_as_pays() -> None:
     assert dear.best_width([Draft.chain([1, 2])], context=1) == 2  # who does not say is not cut
 
 
-def test_questions_pay_where_they_land_more_than_their_seconds_would() -> None:
-    costs = WidthCosts((1,), (1,), (1, 2, 4), (((1.0, 1.2, 1.4),),))
-    question = 7
-
-    def width(guess: float, asked: float) -> int:
-        draft = Draft((1, question), (-1, -1), (guess, asked), questions=frozenset({question}))
-        return costs.best_width([draft], context=1)
-
-    # With the guess, 1.5 tokens take 1.2: a further token of width costs 0.25 tokens.
-    assert width(0.5, 0.3) == 2
-    assert width(0.5, 0.2) == 1
-    # What was asked for the next forward makes no room dearer in this one: it will count there.
-    assert width(0.3, 0.9) == 2
-
-
 def test_rows_share_one_budget() -> None:
     """What one row alone would not be given is spent when others need the width anyway, and the reverse."""
     costs = WidthCosts((1,), (1, 2), (1, 2), (((1.0, 1.3), (1.0, 1.5)),))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from local_backend.embedded import WEIGHTS
 from local_backend.embedded.corpus import load_topics
+
 from sot_chains import ProviderError, Retries, SkeletonOfThought, close_clients
 from tests.servers import Aimock, aimock, cutter, transformers_serve
 from tests.sot_chains.aimock_prompts import WHOLE

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from local_backend.embedded import WEIGHTS
 from local_backend.embedded.corpus import load_topics
+
 from sot_chains import Limits, ProviderError, SkeletonOfThought, close_clients
 from tests.servers import vllm_serve
 from tests.sot_chains.fakes import nothing_runs

@@ -20,14 +20,11 @@ def main(folder: Path, num_rows: int, num_kills: int) -> None:
     from local_backend.offline.output import OrderedOutput
     from local_backend.offline.run import OfflineRun
     from local_backend.scheduling.options import Scheduling
-    from tests.local_backend.conftest import VOCABULARY, random_llama
     from tests.local_backend.offline.work import write_requests
+    from tests.tiny import random_llama, tiny_tokenizer
 
     torch.set_num_threads(1)
-    from local_backend.embedded.build import train_tokenizer
-    from local_backend.embedded.corpus import load_topics
-
-    tokenizer = train_tokenizer(load_topics()[:2], VOCABULARY)
+    tokenizer = tiny_tokenizer()
     model = random_llama(num_hidden_layers=2)
     source = folder / "in.jsonl"
     write_requests(source, num_rows)

@@ -14,6 +14,7 @@ import pytest
 from local_backend import ChatLocal, SamplingParams
 from local_backend.batch import main
 
+from ...tiny import tiny_chat_model, tiny_tokenizer
 from .work import write_requests
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +57,9 @@ def test_killed_five_times_it_writes_what_an_undisturbed_run_writes(
 def test_the_command_answers_as_the_chat_model_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    model = tmp_path / "model"
+    tiny_chat_model().save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
     question = "How can I bake bread at home?"
     begun = [{"role": "user", "content": question}, {"role": "assistant", "content": "First"}]
     records: list[object] = [
@@ -70,12 +74,12 @@ def test_the_command_answers_as_the_chat_model_does(
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     text = "\n\n".join(map(json.dumps, records)) + "\nnot JSON"
     source.write_text(text, "utf-8")
-    main([str(source), str(output), "--max-tokens", "12", "--no-progress"])
+    main([str(source), str(output), "--model", str(model), "--max-tokens", "12", "--no-progress"])
     answers = _lines(output)
     assert [one["line"] for one in answers] == [1, 3, 5, 7, 9, 11, 13, 14]
     assert [one.get("id") for one in answers] == ["a", None, None, "b", "c", "d", None, None]
     assert "8 rows, 4 of them not answered" in capsys.readouterr().err
-    with ChatLocal.embedded(max_tokens=12) as chat:
+    with ChatLocal.from_pretrained(model, max_tokens=12) as chat:
         assert answers[0]["text"] == chat.invoke(question).text
         assert (
             answers[1]["text"]
@@ -91,7 +95,7 @@ def test_the_command_answers_as_the_chat_model_does(
     ):
         assert words in error
     written = output.read_bytes()
-    main([str(source), str(output), "--max-tokens", "12", "--no-progress"])
+    main([str(source), str(output), "--model", str(model), "--max-tokens", "12", "--no-progress"])
     assert output.read_bytes() == written
     assert "0 rows" in capsys.readouterr().err
 

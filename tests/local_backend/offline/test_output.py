@@ -10,7 +10,7 @@ import pytest
 from local_backend.offline import output as module
 from local_backend.offline.output import OrderedOutput
 
-SETTINGS = {"model": "embedded", "seed": 0}
+SETTINGS = {"model": "tiny", "seed": 0}
 LINES = [f'{{"line": {number}, "text": "{"é" * (number % 7)}\\n"}}\n' for number in range(60)]
 
 

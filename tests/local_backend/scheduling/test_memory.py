@@ -20,7 +20,8 @@ from local_backend.scheduling.options import Scheduling
 from local_backend.scheduling.row_scheduler import RowScheduler
 from local_backend.sequence import Update
 
-from ..conftest import ragged_prompts, random_llama
+from ...tiny import random_llama
+from ..conftest import ragged_prompts
 
 POLICIES: tuple[AdmissionPolicy, ...] = ("first_come", "shortest_first", "longest_first")
 

@@ -30,7 +30,8 @@ from local_backend.scheduling.quantiles import (
 )
 from local_backend.scheduling.trained import TrainedLengths
 
-from ..conftest import ragged_prompts, random_llama
+from ...tiny import random_llama
+from ..conftest import ragged_prompts
 
 QUICK = FitOptions(num_hidden=8, num_networks=2, dropout=0.0, learning_rate=0.02, max_steps=150)
 

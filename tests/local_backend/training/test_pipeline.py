@@ -13,8 +13,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
-from local_backend.architecture import guess_token_ids_of
-from local_backend.drafters import Jacobi, drafter_of
 from local_backend.training import (
     CollectOptions,
     LossOptions,
@@ -249,21 +247,6 @@ def test_weights_keep_the_type_they_are_stored_in(folder: Path) -> None:
     options = replace(TOY, num_rounds=1)
     tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
     assert {weight.dtype for weight in _weights(folder / "tuned").values()} == {torch.bfloat16}
-
-
-def test_a_model_with_guess_tokens_is_tuned_without_them(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from dataclasses import replace
-
-    model = AutoModelForCausalLM.from_pretrained(folder / "plain")
-    model.config.guess_token_ids = [3, 4]
-    model.save_pretrained(folder / "plain")
-    options = replace(TOY, num_rounds=1)
-    tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
-    assert "guess tokens" in caplog.text
-    tuned = AutoModelForCausalLM.from_pretrained(folder / "tuned")
-    assert isinstance(drafter_of("jacobi", guess_token_ids_of(tuned)), Jacobi)  # as it was measured
 
 
 def test_activations_are_computed_anew_in_the_step_that_is_timed_too(

