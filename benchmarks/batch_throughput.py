@@ -10,10 +10,10 @@ The same prompts, limits and model for all, in float32, greedy, in alternating r
 - ``slots_first_come``, ``slots_predicted``: the engine, whose slots refill as rows end, in order of arrival
   and longest predicted first; ``slots_combined``: the latter with the ``combined`` drafter.
 
-Two models: the embedded one, which ends its answers itself, on a mix of its tasks; and a Llama of about 100 M
-random parameters, whose answers (behind short prompts) are a quarter as long as Vicuna's where those are at
-hand, and else as drawn from a log-normal distribution. What the length predictor knows is the actual length
-times a random error, which the output names: how well lengths can be told is measured by
+Two models: a pretrained one (``--model``) that is asked questions, its answers cut at 96 tokens; and a Llama
+of about 100 M random parameters, whose answers (behind short prompts) are a quarter as long as Vicuna's where
+those are at hand, and else as drawn from a log-normal distribution. What the length predictor knows is the
+actual length times a random error, which the output names: how well lengths can be told is measured by
 ``benchmarks.length_prediction``.
 """
 
@@ -42,9 +42,11 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from benchmarks.copy_workloads import random_llama
 from benchmarks.peers import aside
 from benchmarks.results import save
+from benchmarks.workloads import add_model_argument, questions
 from local_backend import ChatLocal, Completion, Engine, SamplingParams
+from local_backend.chat_prompt import chat_prompt
 from local_backend.drafters import Drafter
-from local_backend.embedded.tasks import KINDS, make_example
+from local_backend.models.loading import load
 from local_backend.scheduling.admission import AdmissionPolicy
 from local_backend.scheduling.lengths import Prediction
 from local_backend.scheduling.options import Scheduling
@@ -58,6 +60,7 @@ _LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "lengths" / "vicuna7b
 _ERROR = 0.3  # standard deviation of the logarithm of predicted over actual lengths
 _MAX_QUANTILE_DEVIATIONS = 1.2816  # of a normal distribution, where nine of ten lie below
 _PAGE_TOKENS = 32
+_PRETRAINED_TOKENS = 96
 _SEED = 0
 
 
@@ -255,31 +258,20 @@ def _until_end(answer: Sequence[int], work: Work) -> tuple[int, ...]:
     return ids[: ids.index(end) + 1] if end is not None and end in ids else ids
 
 
-def embedded_work(num_rows: int, batch_rows: int) -> Work:
-    """A mix of the embedded model's tasks; it ends its answers itself."""
-    with aside(ChatLocal.embedded) as chat:
+def pretrained_work(model_name: str | None, num_rows: int, batch_rows: int) -> Work:
+    """Questions to a pretrained model, float32; it ends its answers itself, or is cut."""
+    with aside(lambda: ChatLocal.from_pretrained(model_name, dtype="float32")) as chat:
         tokenizer, model = chat.engine.tokenizer, chat.engine.model
-    kinds, number = list(KINDS), 0
-    prompts: list[list[int]] = []
-    while len(prompts) < num_rows:
-        rng = random.Random(f"batch_throughput {number}")
-        example = make_example(kinds[number % len(kinds)], rng)
-        number += 1
-        request, start, _ = example.branches[0]
-        turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
-        text = tokenizer.apply_chat_template(
-            [*turns, {"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
-        )
-        ids = list(tokenizer.encode(f"{text}{start}", add_special_tokens=False))
-        if len(ids) <= 300 and ids not in prompts:
-            prompts.append(ids)
-    return Work(_sdpa_copy(model), model, tokenizer, prompts, [200] * num_rows, ends=True, rows=batch_rows)
+    found = questions()
+    turns = [[{"role": "user", "content": found[number % len(found)]}] for number in range(num_rows)]
+    prompts = [chat_prompt(tokenizer, each)[0] for each in turns]
+    limits = [_PRETRAINED_TOKENS] * num_rows
+    return Work(_sdpa_copy(model), model, tokenizer, prompts, limits, ends=True, rows=batch_rows)
 
 
 def random_work(shape: str, num_rows: int, batch_rows: int) -> Work:
     """A model of random weights, whose answers are as long as they are told to be."""
-    with aside(ChatLocal.embedded) as chat:
-        tokenizer = chat.engine.tokenizer
+    _, tokenizer = aside(load)
     rng = random.Random(_SEED)
     model = aside(lambda: cast("Any", random_llama(shape, 8192, "cpu")).float())
     prompts = [[rng.randrange(10, 8192) for _ in range(rng.randrange(4, 16))] for _ in range(num_rows)]
@@ -351,20 +343,23 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_throughput", description=__doc__)
+    add_model_argument(parser)
     parser.add_argument("--rows", type=int, default=48, help="answers of each model (%(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="rows in a forward, at most (%(default)s)")
     parser.add_argument("--repeats", type=int, default=2, help="rounds (%(default)s)")
     parser.add_argument("--shape", default="100m", help="of the model with random weights (%(default)s)")
-    parser.add_argument("--models", nargs="+", default=["embedded", "random"], choices=["embedded", "random"])
+    parser.add_argument(
+        "--models", nargs="+", default=["pretrained", "random"], choices=["pretrained", "random"]
+    )
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     results: dict[str, Any] = {
         "predictions": f"actual lengths times a log-normal error of {_ERROR}, not those of a predictor"
     }
     with Progress(console=Console(stderr=True)) as progress:
-        if "embedded" in options.models:
-            work = embedded_work(options.rows, options.batch)
-            results["embedded"] = measure(work, options.repeats, progress, "embedded")
+        if "pretrained" in options.models:
+            work = pretrained_work(options.model, options.rows, options.batch)
+            results["pretrained"] = measure(work, options.repeats, progress, "pretrained")
         if "random" in options.models:
             work = random_work(options.shape, options.rows, options.batch)
             results[options.shape] = measure(work, options.repeats, progress, options.shape)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--k", type=int, nargs="+", default=COPIES)
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
-    with aside(ChatLocal.embedded) as chat, Progress(console=Console(stderr=True)) as progress:
+    with aside(ChatLocal.default) as chat, Progress(console=Console(stderr=True)) as progress:
         tokenizer = chat.engine.tokenizer
         tasks = [[task] for task in forced_tasks(tokenizer, options.cases, seed=2)]
         model = aside(lambda: random_llama(options.shape, 32_000, options.device))

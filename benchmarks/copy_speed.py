@@ -6,13 +6,13 @@ Three workloads, in one run, alternating:
   leaves one token possible), the same for all: passages quoted from documents, and edits of earlier answers,
   a few words in a hundred changed. Where the LLMA paper's answers (arXiv 2304.04487) are at hand, each
   behind its ten retrieved documents, they are a workload of their own, ``100m_forced_rag``.
-- ``embedded_unforced``: the embedded model in float32 writes what it likes behind prompts that hold what it
-  will quote: questions about documents and edits of an earlier answer, as many of each
-  (``embedded_unforced_by_kind`` has them apart); all answers must be the same.
+- ``unforced``: a pretrained model (``--model``) in float32 writes what it likes behind prompts that hold what
+  it may quote: questions about documents and edits of an earlier answer, as many of each
+  (``unforced_by_kind`` has them apart); all answers must be the same.
 - ``batch_8``: the first one, eight rows at once. Prompt lookup takes no batches and goes one by one.
 
 Beside them ``nothing_to_copy``: what ``combined`` costs over ``autoregressive`` where answers are noise; and
-``bfloat16``: how many answers of the embedded model change with the shape of forwards in bf16, and how close
+``bfloat16``: how many answers of that model change with the shape of forwards in bf16, and how close
 the two tokens were where they did.
 
 A ratio above 1 says how many times faster a drafter is: the geometric mean over the answers, of each of which
@@ -40,7 +40,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.copy_workloads import (
-    QUOTING_KINDS,
+    QUOTING_REQUESTS,
     SHAPES,
     forced_tasks,
     given_tasks,
@@ -50,6 +50,7 @@ from benchmarks.copy_workloads import (
 )
 from benchmarks.peers import Run, Task, aside, run_engine, run_prompt_lookup, run_transformers
 from benchmarks.results import save
+from benchmarks.workloads import add_model_argument
 from local_backend import ChatLocal
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ def _next_logits(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_speed", description=__doc__)
+    add_model_argument(parser)
+    parser.add_argument("--max-tokens", type=int, default=128, help="of an unforced answer (%(default)s)")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="100m", help="of the random model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cases", type=int, default=4, help="answers of each workload")
@@ -191,11 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.data, options.tokenizer = _PAPER_CASES, _PAPER_TOKENIZER
     results: dict[str, Any] = {}
     with Progress(console=Console(stderr=True)) as progress:
-        chat = aside(ChatLocal.embedded)
+        chat = aside(lambda: ChatLocal.from_pretrained(options.model, dtype=torch.float32))
         contests = _Contests(results, progress, options.repeats)
         _random_model(contests, chat, options)
         if options.device == "cpu":
-            _embedded_model(contests, chat, options.cases)
+            _pretrained_model(contests, chat, options.cases, options.max_tokens)
         chat.close()
     Console(width=100).print(_table(results))
     if options.save:
@@ -254,25 +257,25 @@ def _random_model(contests: _Contests, chat: ChatLocal, options: argparse.Namesp
     }
 
 
-def _embedded_model(contests: _Contests, chat: ChatLocal, num_cases: int) -> None:
-    """The workloads of the embedded model: what it writes by itself, in float32 and in bf16."""
-    num_kinds = len(QUOTING_KINDS)
-    prompts = [[task] for task in quoting_prompts(chat, num_kinds * num_cases, 400)]
+def _pretrained_model(contests: _Contests, chat: ChatLocal, num_cases: int, max_tokens: int) -> None:
+    """The workloads of the pretrained model: what it writes by itself, in float32 and in bf16."""
+    num_kinds = len(QUOTING_REQUESTS)
+    prompts = [[task] for task in quoting_prompts(chat, num_kinds * num_cases, max_tokens)]
     ways = ways_of(chat.engine.model, aside(lambda: _copy_of(chat, torch.float32)), chat.engine.tokenizer)
-    medians = contests.hold("embedded_unforced", ways, prompts)
+    medians = contests.hold("unforced", ways, prompts)
     if len({tuple(run.token_ids for run in runs) for runs in medians.values()}) != 1:
         raise RuntimeError("the ways of decoding have written different answers in float32")
-    contests.results["embedded_unforced_by_kind"] = {
+    contests.results["unforced_by_kind"] = {
         kind: ratios({way: runs[number::num_kinds] for way, runs in medians.items()}, end_to_end=False)
-        for number, kind in enumerate(QUOTING_KINDS)
+        for number, kind in enumerate(QUOTING_REQUESTS)
     }
     half = aside(lambda: _copy_of(chat, torch.bfloat16))
-    many = quoting_prompts(chat, 10 * num_cases, 200)
+    many = quoting_prompts(chat, 4 * num_cases, max_tokens)
     contests.results["bfloat16"] = bfloat16_report(half, chat.engine.tokenizer, many)
 
 
 def _copy_of(chat: ChatLocal, dtype: torch.dtype) -> PreTrainedModel:
-    """The embedded model once more, for those who must not share ours."""
+    """The pretrained model once more, for those who must not share ours."""
     model: PreTrainedModel = copy.deepcopy(cast("Any", chat.engine.model)).to(dtype)
     model.set_attn_implementation("sdpa")
     return model

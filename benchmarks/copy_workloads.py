@@ -6,7 +6,6 @@ Knows prompts, references and answers. Does not know who decodes them, nor clock
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,9 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.copy_steps import load_cases, tokenizer_of
 from benchmarks.peers import Task
+from benchmarks.workloads import document_request, edit_request, edited_answer, quoting_answer
 from local_backend import ChatLocal
-from local_backend.embedded.corpus import Topic, load_topics
-from local_backend.embedded.tasks import make_example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,8 +36,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 32,
     },
 }
-QUOTING_KINDS = ("documents", "edit")  # what the embedded model answers by quoting
-_LEADS = ("On this the documents say:", "One of them adds:", "Then:", "It also holds that", "Besides,")
+QUOTING_REQUESTS = {"documents": document_request, "edit": edit_request}  # which ask to quote the prompt
 
 
 def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausalLM:
@@ -62,38 +59,11 @@ def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausa
             torch.set_default_dtype(previous)
 
 
-def quoting_answer(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[str], str]:
-    """Documents, and an answer that quotes passages of theirs with a few words of its own between."""
-    chosen = rng.sample(list(topics), 3)
-    documents = [" ".join(point.text for point in topic.points) for topic in chosen]
-    parts = []
-    for topic in chosen:
-        first = rng.randrange(len(topic.points) - 1)
-        passage = " ".join(point.text for point in topic.points[first : first + 2])
-        parts.append(f"{rng.choice(_LEADS)} {_altered(passage, rng, share=0.02)}")
-    return documents, " ".join(parts)
-
-
-def edited_answer(rng: random.Random, topics: Sequence[Topic]) -> tuple[list[str], str]:
-    """An earlier answer, and the same with a point left out, another moved and some words changed."""
-    points = [point.text for point in rng.choice(list(topics)).points]
-    edited = list(points)
-    del edited[rng.randrange(len(edited))]
-    edited.append(edited.pop(rng.randrange(len(edited) - 1)))
-    return [" ".join(points)], _altered(" ".join(edited), rng, share=0.04)
-
-
-def _altered(text: str, rng: random.Random, share: float) -> str:
-    """``text`` with that share of its words replaced by others of its words."""
-    words = text.split(" ")
-    return " ".join(rng.choice(words) if rng.random() < share else word for word in words)
-
-
 def forced_tasks(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[Task]:
-    """Answers that quote documents and edits of earlier answers, in turns, from the project's own texts."""
-    rng, topics, tasks = random.Random(seed), load_topics(), []
+    """Answers that quote documents and edits of earlier answers, in turns."""
+    rng, tasks = random.Random(seed), []
     for number in range(count):
-        texts, answer = (edited_answer if number % 2 else quoting_answer)(rng, topics)
+        texts, answer = (edited_answer if number % 2 else quoting_answer)(rng)
         request = "Now with these changes:" if number % 2 else "What do the documents say?"
         prompt = tuple(tokenizer.encode("\n\n".join([*texts, request]), add_special_tokens=False))
         target = tuple(tokenizer.encode(f" {answer}", add_special_tokens=False))
@@ -112,18 +82,14 @@ def noise_tasks(vocabulary_size: int, count: int, num_tokens: int) -> list[Task]
 
 
 def quoting_prompts(chat: ChatLocal, count: int, num_tokens: int) -> list[Task]:
-    """Prompts of each of ``QUOTING_KINDS`` in turn."""
-    tasks = []
+    """Prompts of each of ``QUOTING_REQUESTS`` in turn."""
+    kinds, tasks = list(QUOTING_REQUESTS), []
     for number in range(count):
-        kind = QUOTING_KINDS[number % len(QUOTING_KINDS)]
-        example = make_example(kind, random.Random(f"copy_speed {number}"))
-        request, start, _ = example.branches[0]
-        turns = [{"role": turn.role, "content": turn.content} for turn in example.turns]
-        prompt = chat.engine.tokenizer.apply_chat_template(
-            [*turns, {"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
+        turns = QUOTING_REQUESTS[kinds[number % len(kinds)]](random.Random(f"copy_speed {number}"))
+        ids = chat.engine.tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=False, add_generation_prompt=True
         )
-        ids = tuple(chat.engine.tokenizer.encode(f"{prompt}{start}", add_special_tokens=False))
-        tasks.append(Task(ids, (), None, num_tokens))
+        tasks.append(Task(tuple(map(int, cast("Any", ids))), (), None, num_tokens))
     return tasks
 
 

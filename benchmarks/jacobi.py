@@ -7,21 +7,20 @@ them. What the plain model says is what its Jacobi drafts bring, which change no
 between models, speed is compared as tokens a second, the prompt's reading included; ``decode_speedup`` leaves
 out the prompt and each answer's first forward, which weigh little in long answers. Every engine keeps what
 prompts begin with, so that a schema is read once. Jacobi verifies whole drafts, so that its tokens a forward
-are a figure of the model; combined drafts are cut, as by default, to what pays on this machine, and so are
-Jacobi's in ``jacobi_cut``, of the embedded model, whose drafts say what they are worth. All of it
+are a figure of the model; combined drafts are cut, as by default, to what pays on this machine. All of it
 runs on one thread: for models so small a second one brings little, and the helpers of so many engines in one
 process, more than there are cores, would slow down all of them.
 
-The models are made by ``python -m local_backend.training.tasks train NAME`` and, the embedded model without
-its consistency stage, by ``python -m local_backend.embedded.build --without-consistency --output
-build/embedded/plain``. A task whose models are not there is left out, and the summary says so; with
-``--without-plain`` the embedded model is measured by itself, without the hour its plain twin takes.
+The tasks' models are made by ``python -m local_backend.training.tasks train NAME``; a task whose models are
+not there is left out, and the summary says so. ``pretrained`` is any model as it is (``--model``) on
+questions and on requests that quote documents (``cited``), every drafter beside autoregressive decoding.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 from collections.abc import Sequence
 from itertools import islice
@@ -47,21 +46,12 @@ from benchmarks.decoding_ways import (
     tuned_and_plain_ways,
 )
 from benchmarks.results import save
-from local_backend.drafters import Combined, Drafter, Lookahead, ReferenceCopy
-from local_backend.embedded import WEIGHTS
-from local_backend.embedded.corpus import load_topics
-from local_backend.embedded.evaluation import (
-    held_out_pairs,
-    held_out_phrasings,
-    perplexity,
-    quotes_the_fact,
-    render,
-    unseen_documents,
-)
+from benchmarks.workloads import add_model_argument, document_request, questions, repeats_itself
+from local_backend.chat_prompt import chat_prompt
+from local_backend.models.loading import load
 from local_backend.training.tasks import TASKS, draw_cases
 
 _MODELS = Path("build/tasks")
-_EMBEDDED_PLAIN = Path("build/embedded/plain")
 _MAX_TOKENS = 160
 _PLAIN = "jacobi_plain"  # the one way of the plain model
 _BLOCK_SIZE = 23
@@ -127,77 +117,47 @@ def _assisted(folder: Path, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[s
     }
 
 
-def measure_embedded(
-    tuned_folder: Path, plain_folder: Path | None, num_cases: int, block_size: int
+def measure_pretrained(
+    name: str | None, num_cases: int, block_size: int, max_tokens: int = _MAX_TOKENS
 ) -> Measured:
-    """The embedded model on held-out phrasings and on documents it never saw, half of each.
+    """A model as it is, on questions and on requests that quote documents, half of each.
 
-    Quality is the share of answers that begin with their topic's first heading or quote the fact asked for.
-    Answers from documents are also decoded with the documents as references: the cited ones.
+    The latter are also decoded with the documents as references: the cited ones.
 
-    Raises:
-        FileNotFoundError: The plain model was not kept.
+    Args:
+        name: Of the model; ``None`` is the default one.
+        num_cases: Prompts.
+        block_size: Jacobi's.
+        max_tokens: Of an answer.
     """
-    if plain_folder is not None and not (plain_folder / "config.json").exists():
-        raise FileNotFoundError(
-            f"{plain_folder} holds no plain model: python -m local_backend.embedded.build "
-            f"--without-consistency --output {plain_folder}, or measure --without-plain"
-        )
-    tokenizer: Any = AutoTokenizer.from_pretrained(tuned_folder)
-    tuned = _load(tuned_folder)
-    plain = None if plain_folder is None else _load(plain_folder)
-    models = {"tuned": tuned} if plain is None else {"plain": plain, "tuned": tuned}
-    topics = load_topics()
-    phrasings = held_out_phrasings(topics, min(num_cases // 2, 4 * len(topics)))
-    documents = unseen_documents(num_cases - len(phrasings))
-    prompts = [Prompt(render(tokenizer, [("user", question)])) for _, question in phrasings]
-    cited = [
-        Prompt(render(tokenizer, one.messages), [document.text for document in one.case.documents])
-        for one in documents
+    model, tokenizer = load(name, dtype=torch.float32)
+    asked = [[{"role": "user", "content": question}] for question in questions(num_cases // 2)]
+    quoting = [
+        document_request(random.Random(f"jacobi {number}")) for number in range(num_cases - len(asked))
     ]
-    num_recycled = 2  # half of the answers quote
-    ways, engines = tuned_and_plain_ways(
-        plain, tuned, tokenizer, block_size, _MAX_TOKENS, num_recycled=num_recycled
-    )
+    prompts = [Prompt(chat_prompt(tokenizer, turns)[0]) for turns in asked]
+    cited = [Prompt(chat_prompt(tokenizer, turns)[0], [turns[0]["content"]]) for turns in quoting]
+    ways, engines = tuned_and_plain_ways(None, model, tokenizer, block_size, max_tokens)
     copying: dict[str, Way] = {}
-    combined = Combined([ReferenceCopy(), Jacobi(block_size, num_recycled), Lookahead()])
-    drafters: dict[str, str | Drafter] = {"reference_copy": "reference_copy", "combined": combined}
-    for kind, drafter in drafters.items():
-        copying[kind], engine = engine_way(tuned, tokenizer, drafter, _MAX_TOKENS, with_references=True)
+    for kind in ("reference_copy", "combined"):
+        copying[kind], engine = engine_way(model, tokenizer, kind, max_tokens, with_references=True)
         engines.append(engine)
-    cut, engine = engine_way(tuned, tokenizer, Jacobi(block_size, num_recycled), _MAX_TOKENS)
-    engines.append(engine)
-    alone = {**ways, "jacobi_cut": cut}
     try:
-        run_alternating("phrasings", alone, prompts)
-        run_alternating("documents", {**alone, **copying}, cited)
+        run_alternating("questions", ways, prompts)
+        run_alternating("documents", {**ways, **copying}, cited)
     finally:
         for engine in engines:
             engine.close()
-    for kind, name in ((BASELINE, BASELINE), ("jacobi", "jacobi_tuned")):
-        copying[kind] = ways[name].last(len(cited))  # which copy nothing from references
-
-    def judged(texts: Sequence[str]) -> list[bool]:
-        headings = [topic.points[0].heading for topic, _ in phrasings]
-        answers, quotations = texts[: len(phrasings)], texts[len(phrasings) :]
-        return [
-            *(text.startswith(f"1. **{heading}") for text, heading in zip(answers, headings, strict=True)),
-            *(quotes_the_fact(tokenizer, text, one) for text, one in zip(quotations, documents, strict=True)),
-        ]
-
-    said_by = {"plain": _PLAIN, "tuned": BASELINE}
-    right = {kind: judged(ways[said_by[kind]].texts) for kind in models}
-    pairs = held_out_pairs(tokenizer, topics)
+    copying[BASELINE] = ways[BASELINE].last(len(cited))  # which copies nothing from references
+    figures = figures_of(ways)
+    for key in ("tokens_per_forward", "speedup", "decode_speedup"):  # nobody tuned it
+        figures[key] = {kind.removesuffix("_tuned"): value for kind, value in figures[key].items()}
     entry = {
-        **figures_of(ways),
-        "quality": {kind: round(statistics.mean(marks), 4) for kind, marks in right.items()},
-        "perplexity": {kind: round(perplexity(model, tokenizer, pairs), 4) for kind, model in models.items()},
+        **figures,
+        "model": name or "default",
+        "quality": {},
         "block_size": block_size,
-        "jacobi_cut": {
-            "tokens_per_forward": round(cut.tokens_per_forward, 3),
-            "speedup": round(cut.tokens_per_second / ways[BASELINE].tokens_per_second, 3),
-            "same_as_autoregressive": share_the_same([cut], ways[BASELINE]),
-        },
+        "repeat_themselves": sum(repeats_itself(one.token_ids) for one in ways[BASELINE].decoded),
         "cited": {
             "same_as_autoregressive": share_the_same(list(copying.values()), copying[BASELINE]),
             "tokens_per_forward": {kind: round(way.tokens_per_forward, 3) for kind, way in copying.items()},
@@ -207,10 +167,7 @@ def measure_embedded(
             },
         },
     }
-    return entry, [
-        {"answer": text, "right": {kind: marks[number] for kind, marks in right.items()}}
-        for number, text in enumerate(ways[BASELINE].texts)
-    ]
+    return entry, [{"answer": text} for text in ways[BASELINE].texts]
 
 
 def _load(folder: Path) -> Any:
@@ -225,15 +182,10 @@ def _check_models(folder: Path, command: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jacobi", description=__doc__)
-    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, "embedded"), help="only these")
+    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, "pretrained"), help="only these")
     parser.add_argument("--models", type=Path, default=_MODELS, help="folder of the tasks' models")
-    parser.add_argument("--embedded", type=Path, default=WEIGHTS, help="folder of the embedded model")
-    parser.add_argument(
-        "--embedded-plain", type=Path, default=_EMBEDDED_PLAIN, help="of the same before it was tuned"
-    )
-    parser.add_argument(
-        "--without-plain", action="store_true", help="measure the embedded model without its plain twin"
-    )
+    add_model_argument(parser)
+    parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, help="of a pretrained model's answer")
     parser.add_argument("--cases", type=int, default=500, help="held-out cases of a task (%(default)s)")
     parser.add_argument(
         "--block-size",
@@ -248,12 +200,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     records: list[dict[str, Any]] = []
-    for name in options.tasks or (*TASKS, "embedded"):
+    for name in options.tasks or (*TASKS, "pretrained"):
         try:
-            if name == "embedded":
-                plain = None if options.without_plain else options.embedded_plain
-                results[name], cases = measure_embedded(
-                    options.embedded, plain, options.cases, options.block_size
+            if name == "pretrained":
+                results[name], cases = measure_pretrained(
+                    options.model, options.cases, options.block_size, options.max_tokens
                 )
             else:
                 results[name], cases = measure_task(
@@ -269,8 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if left_out:
         summary["left_out"] = left_out
     if options.save:
-        parts = ["jacobi", *(options.tasks or ()), *(["without_plain"] if options.without_plain else [])]
-        save("_".join(parts), summary, records)
+        save("_".join(["jacobi", *(options.tasks or ())]), summary, records)
     print(json.dumps(summary))
 
 
@@ -278,9 +228,10 @@ def _print_table(results: dict[str, Any]) -> None:
     table = Table("task", *(f"{way}\ntokens/forward, speed-up" for way in WAYS), "quality\nplain, tuned")
     for name, entry in results.items():
         per_forward, speedup = entry["tokens_per_forward"], entry["speedup"]
+        shown = [way if way in speedup else way.removesuffix("_tuned") for way in WAYS]
         figures = (
             f"{per_forward[way]:.2f}  {speedup[way]:.2f}x" if way in speedup else "not measured"
-            for way in WAYS
+            for way in shown
         )
         table.add_row(name, *figures, "  ".join(f"{share:.3f}" for share in entry["quality"].values()))
     Console(width=130).print(table)

@@ -1,6 +1,6 @@
-"""How well the length of an answer is predicted from its prompt, on what the embedded model writes itself.
+"""How well the length of an answer is predicted from its prompt, on what a local model writes itself.
 
-The engine answers a mix of the embedded model's tasks, sampled, and logs how long every answer was. A light
+The engine answers requests of several kinds, sampled, and logs how long every answer was. A light
 predictor (a small network on the model's hidden states over the prompt) learns from three quarters of the
 log; all are measured on the prompts of the last quarter, which none has seen. Beside it: the best constant,
 perception in advance (the model is asked; where it names no number the constant is taken), running
@@ -28,10 +28,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.results import save
+from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
-from local_backend.embedded import WEIGHTS, known_topics
-from local_backend.embedded.tasks import KINDS, make_example
-from local_backend.loading import load
+from local_backend.chat_prompt import chat_prompt
+from local_backend.models.loading import load
 from local_backend.scheduling.features import HiddenStates, TextEmbeddings
 from local_backend.scheduling.length_log import LengthExample, LengthLog, read_lengths
 from local_backend.scheduling.lengths import MAX_QUANTILE, LengthErrors, Prediction, quantile_of
@@ -43,33 +43,37 @@ from local_backend.training.identity import fingerprint
 
 PAPER_ACC_100 = 0.81
 _LOGS = Path("build") / "length_prediction"
-_MIN_TOKENS, _MAX_TOKENS = 5, 400
+_MIN_TOKENS, _MAX_TOKENS = 5, 256
 _CHUNK = 300  # answers logged at once: enough that the last ones of them, which write alone, are few
 _HELD_OUT_SHARE = 0.25
-# Beginnings of answers end where they were cut, not where an answer ends.
-TASKS = tuple(kind for kind in KINDS if kind != "beginning")
+# What is asked about a chapter: some want a line, some a page.
+TASKS = {
+    "explain": "Explain {title} to a beginner.",
+    "line": "Say in one short sentence what this is about: {title}.",
+    "list": "List five things to know about {title}.",
+    "quote": "Repeat this text: {sentence}",
+    "title": "Give a title of at most five words to this text: {sentence}",
+    "yes_no": "Answer with yes or no only: is {title} a part of the Python language?",
+}
 
 
 def task_prompts(engine: Engine, count: int) -> list[tuple[str, list[int]]]:
     """Prompts of all tasks in turn, each with its task's name; fewer are the first of more."""
-    topics = known_topics()
     prompts: list[tuple[str, list[int]]] = []
-    seen: set[tuple[int, ...]] = set()
-    number = 0
+    seen: set[str] = set()
+    names, number = list(TASKS), 0
     while len(prompts) < count:
         rng = random.Random(f"length prediction {number}")
-        task = TASKS[number % len(TASKS)]
+        task = names[number % len(names)]
         number += 1
-        example = make_example(task, rng, topics)
-        request = rng.choice(example.branches)[0]
-        messages = [{"role": turn.role, "content": turn.content} for turn in example.turns]
-        text = engine.tokenizer.apply_chat_template(
-            [*messages, {"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
-        )
-        token_ids = engine.tokenizer.encode(str(text), add_special_tokens=False)
-        if tuple(token_ids) not in seen:
-            seen.add(tuple(token_ids))
-            prompts.append((task, token_ids))
+        chapter = rng.choice(chapters())
+        fields = {"title": chapter.title, "sentence": rng.choice(chapter.sentences)}
+        # Titles are few: what was just read makes each request another one.
+        context = "" if "{sentence}" in TASKS[task] else f"{rng.choice(chapter.sentences)}\n\n"
+        request = context + TASKS[task].format(**fields)
+        if request not in seen:
+            seen.add(request)
+            prompts.append((task, chat_prompt(engine.tokenizer, [{"role": "user", "content": request}])[0]))
     return prompts
 
 
@@ -106,6 +110,7 @@ def measure(
     *,
     embed: Callable[[list[str]], list[list[float]]] | None = None,
     lora_steps: int = 0,
+    model_name: str | None = None,
 ) -> dict[str, Any]:
     """Errors of every way on held-out prompts, and by how much the light predictor's loss is lower.
 
@@ -114,6 +119,7 @@ def measure(
         examples: What it answered.
         embed: A sentence embedding to try, too.
         lora_steps: Steps to train adapters for; 0 is not at all.
+        model_name: Where the model is loaded from, for the copy with adapters.
     """
     shuffled = random.Random(0).sample(list(examples), len(examples))
     num_held_out = round(_HELD_OUT_SHARE * len(shuffled))
@@ -136,7 +142,7 @@ def measure(
         features = TextEmbeddings(engine.tokenizer, embed)
         ways["embedding"] = TrainedLengths.fit(features, learned).predict(prompts)
     if lora_steps:
-        own_copy, _ = load(WEIGHTS)
+        own_copy, _ = load(model_name, dtype=torch.float32)
         options = LoraOptions(num_steps=lora_steps)
         ways["lora"] = LoraLengths.fit(own_copy, learned, options).predict(prompts)
     errors = {
@@ -167,6 +173,7 @@ def _embedding() -> Callable[[list[str]], list[list[float]]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.length_prediction", description=__doc__)
+    add_model_argument(parser)
     parser.add_argument("--prompts", type=int, default=2400, help="how many are answered (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8, help="of the answers (%(default)s)")
     parser.add_argument("--logs", type=Path, default=_LOGS, help="folder of the logs (%(default)s)")
@@ -179,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.prompts < 100:
         parser.error(f"--prompts must be at least 100 to learn and to measure, got {options.prompts}")
     torch.manual_seed(0)
-    with ChatLocal.embedded(max_rows=32) as chat:
+    with ChatLocal.from_pretrained(options.model, max_rows=32, dtype=torch.float32) as chat:
         engine = chat.engine
         model_print = fingerprint(engine.model, engine.tokenizer)[:12]
         path = options.logs / f"{model_print}_{options.temperature:g}.jsonl"
@@ -187,7 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logged = read_lengths(path, engine.tokenizer)[: options.prompts]
         examples = [example for example in logged if example.num_tokens >= _MIN_TOKENS]
         embed = _embedding() if options.embedding else None
-        summary = measure(engine, examples, embed=embed, lora_steps=options.lora_steps)
+        summary = measure(
+            engine, examples, embed=embed, lora_steps=options.lora_steps, model_name=options.model
+        )
     _print_table(summary)
     if options.save:
         save("length_prediction", summary, [])

@@ -2,7 +2,7 @@
 
 Questions arrive at random (Poisson) at rising rates, the same ones at the same moments for every way: plain,
 Skeleton-of-Thought always, by the shipped router (SoT-R), and load-aware. Twice: against one engine with the
-embedded model, where more rows make every forward slower, and against an API that writes at a fixed pace
+a local model, where more rows make every forward slower, and against an API that writes at a fixed pace
 but takes only so many requests in a window. Seconds are from a question's arrival to the end of its answer,
 waiting included. The API is paced in this process; the limiter before it is the one that ships.
 """
@@ -27,8 +27,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.results import RESULTS, save
+from benchmarks.workloads import add_model_argument
+from benchmarks.workloads import questions as questions_at_hand
 from local_backend import ChatLocal
-from local_backend.embedded import known_topics
 from sot_chains import Delta, Limits, SkeletonOfThought
 from sot_chains.router import LoadAwareRouter, Route, Router, TrainedRouter
 
@@ -62,7 +63,7 @@ class _Plainly(Router):
 class PacedProvider:
     """An API that answers at a fixed pace: an outline, a point or a whole answer of typical length.
 
-    What it writes is as long as the answers of the embedded model; which words it writes does not matter.
+    Its answers are of a realistic length; which words it writes does not matter.
     """
 
     supports_prefill = False
@@ -92,9 +93,8 @@ class PacedProvider:
             yield Delta(" ".join(part) + " ")
 
 
-def engine_service(rates: Sequence[float], *, num_needed: int) -> tuple[Service, ChatLocal]:
-    """The embedded model on one engine. To be closed."""
-    chat = ChatLocal.embedded()
+def engine_service(chat: ChatLocal, rates: Sequence[float], *, num_needed: int) -> Service:
+    """A local model on one engine."""
     busy = LoadAwareRouter(chat.engine, num_needed=num_needed)
     chains = {
         "plain": SkeletonOfThought(chat, router=_Plainly()),
@@ -102,7 +102,7 @@ def engine_service(rates: Sequence[float], *, num_needed: int) -> tuple[Service,
         "sot_r": SkeletonOfThought(chat, router=TrainedRouter()),
         "load_aware": SkeletonOfThought(chat, router=busy),
     }
-    return Service("engine", chains, rates, chat.engine.forget_prefixes), chat
+    return Service("engine", chains, rates, chat.engine.forget_prefixes)
 
 
 def api_service(
@@ -239,17 +239,19 @@ def picture(cases: Sequence[dict[str, Any]]) -> Any:
 
 
 def questions_of(count: int) -> list[str]:
-    """The same ``count`` questions each time, about what the embedded model knows."""
-    topics = known_topics()
-    return [topics[number % len(topics)].held_out_question for number in range(count)]
+    """The same ``count`` questions each time, some of them again where there are too few."""
+    found = questions_at_hand()
+    return [found[number % len(found)] for number in range(count)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
+    add_model_argument(parser)
+    parser.add_argument("--max-tokens", type=int, default=128, help="of a reply, at most (%(default)s)")
     parser.add_argument("--service", choices=("engine", "api", "both"), default="both")
     parser.add_argument("--questions", type=int, default=24, help="for each run (24)")
     parser.add_argument("--repeats", type=int, default=3, help="of which the median counts (3)")
-    parser.add_argument("--engine-rates", type=float, nargs="+", default=[0.25, 0.5, 1, 2, 4, 8])
+    parser.add_argument("--engine-rates", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4])
     parser.add_argument("--api-rates", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, 16])
     parser.add_argument(
         "--engine-needs", type=int, default=8, help="free rows of 64 for Skeleton-of-Thought (8)"
@@ -265,8 +267,8 @@ def main() -> None:
     questions = questions_of(options.questions)
     cases: list[dict[str, Any]] = []
     if options.service in ("engine", "both"):
-        service, chat = engine_service(options.engine_rates, num_needed=options.engine_needs)
-        with chat:
+        with ChatLocal.from_pretrained(options.model, max_tokens=options.max_tokens) as chat:
+            service = engine_service(chat, options.engine_rates, num_needed=options.engine_needs)
             asyncio.run(run(service.chains["sot"], questions[:2], 10.0, seed=0))  # warms up
             cases += measure(service, questions, repeats=options.repeats)
     if options.service in ("api", "both"):

@@ -1,13 +1,13 @@
-"""What copying brings where people retrieve: three scenarios on the embedded model, float32, nothing forced.
+"""What copying brings where people retrieve: three scenarios on a local model, float32, nothing forced.
 
-``documents``: questions about documents that were invented for the occasion, found by BM25 among those of
-all cases. ``similar_answers``: a question asked before in other words, whose answer is found by its
-embedding. ``earlier_turns``: the request to edit an answer that stands in the conversation.
+``documents``: questions about chapters of Python's language reference, found by BM25 among all of them.
+``similar_answers``: a question asked before in other words, whose answer is found by its embedding.
+``earlier_turns``: the request to edit an answer that stands in the conversation.
 
 With the documents go the chain's last answers, as they do by default; how many tokens a forward there are
-without them is told beside. A question asks for one sentence, because of two the embedded model often loses
-the second. A model that loses its thread may say one word for ever, which is easy to copy and worth nothing:
-answers still being written when they were cut off count as ``unfinished`` and in no figure of speed.
+without them is told beside. Answers are cut at ``--max-tokens``. A model that loses its thread may say the
+same for ever, which is easy to copy and worth nothing: answers that repeat themselves are counted and in no
+figure of speed.
 
 Each prompt is decoded in one run, alternating, by the engine with references, by the engine without
 (``autoregressive``), by ``transformers`` and by ``transformers`` with prompt lookup. The bounds are on
@@ -20,19 +20,17 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, HumanMessage, convert_to_openai_messages
+from langchain_core.messages import convert_to_messages, convert_to_openai_messages
 from langchain_core.vectorstores import InMemoryVectorStore
 from rich.console import Console
 from rich.progress import track
@@ -40,17 +38,21 @@ from rich.table import Table
 from transformers.utils import logging
 
 from benchmarks.results import save
+from benchmarks.workloads import (
+    add_model_argument,
+    chapters,
+    edit_request,
+    question_pairs,
+    repeats_itself,
+)
 from local_backend import ChatLocal, Engine, References, SamplingParams
-from local_backend.embedded.corpus import load_topics
-from local_backend.embedded.documents import make_document_case
 from retrieval_copy import BM25Retriever, RetrievalCopyChain, Search, SentenceEmbeddings, SimilarAnswers
 from retrieval_copy.answering import Request
 from retrieval_copy.driving import drive
 
-_DOCUMENTS_A_CASE, _SENTENCES, _RETRIEVED = 4, 6, 3
-_POINTS_TO_EDIT = 4
+_PASSAGE_SENTENCES, _RETRIEVED = 5, 3
 _LOOKUP_TOKENS = 10  # as transformers' documentation has it
-_MAX_TOKENS = 640
+_MAX_TOKENS = 128
 _METHODS = ("reference_copy", "autoregressive", "transformers_greedy", "prompt_lookup")
 
 
@@ -73,48 +75,34 @@ class Case:
 
 
 def document_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
-    """Questions about invented documents, every document of every case in one index."""
-    made = [
-        make_document_case(rng, num_documents=_DOCUMENTS_A_CASE, num_sentences=_SENTENCES)
-        for _ in range(count)
-    ]
+    """Questions about chapters, the passages of all of them in one index."""
     documents = [
-        Document(document.text, id=f"{number}.{place}", metadata={"title": document.name})
-        for number, case in enumerate(made)
-        for place, document in enumerate(case.documents)
+        Document(
+            " ".join(chapter.sentences[start : start + _PASSAGE_SENTENCES]), metadata={"title": chapter.title}
+        )
+        for chapter in chapters()
+        for start in range(0, len(chapter.sentences), _PASSAGE_SENTENCES)
     ]
     chain = RetrievalCopyChain(BM25Retriever(documents=documents, k=_RETRIEVED), chat)
-    return (Case(case.question, chain, {}) for case in made)
+    chosen = rng.sample(chapters(), min(count, len(chapters())))
+    return (Case(f"What does the reference say about {chapter.title}?", chain, {}) for chapter in chosen)
 
 
 def similar_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
-    """A question in a wording never taught, when a taught wording of every topic has been answered."""
-    topics = rng.sample(load_topics(), min(count, len(load_topics())))
+    """A question in one wording, when another wording of it has been answered."""
     answers = SimilarAnswers(InMemoryVectorStore(SentenceEmbeddings()))
     learning = RetrievalCopyChain(None, chat, references=[answers])
-    asked = [rng.choice(topic.taught_questions) for topic in topics]
-    learning.batch(list(asked), max_tokens=_MAX_TOKENS)
+    pairs = question_pairs(count)
+    learning.batch([before for before, _ in pairs], max_tokens=_MAX_TOKENS)
     answers.remember = False
-    return (Case(rng.choice(topic.held_out_questions), learning, {}) for topic in topics)
+    return (Case(again, learning, {}) for _, again in pairs)
 
 
 def edit_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
-    """Requests to change an answer: a word of it, its length, or one more point."""
+    """Requests to change an answer a little."""
     chain = RetrievalCopyChain(None, chat)
-    for number in range(count):
-        topic = rng.choice(load_topics())
-        *points, new = rng.sample(topic.points, _POINTS_TO_EDIT + 1)
-        text = "\n\n".join(
-            f"{place}. **{point.heading}**: {point.text}" for place, point in enumerate(points, start=1)
-        )
-        old = rng.choice([word for word in re.findall(r"\w+", text) if len(word) > 4])
-        requests = (
-            f"Replace {old} by {rng.choice(('zinnia', 'harbour', 'quartz', 'seven kites'))}.",
-            f"Add a point on {new.heading[0].lower()}{new.heading[1:]}.",
-            "Shorter, please.",
-        )
-        history = [HumanMessage(rng.choice(topic.taught_questions)), AIMessage(text)]
-        yield Case([*history, HumanMessage(requests[number % len(requests)])], chain, {"retrieve": False})
+    for _ in range(count):
+        yield Case(convert_to_messages(edit_request(rng)), chain, {"retrieve": False})
 
 
 _SCENARIOS: dict[str, Callable[[ChatLocal, int, random.Random], Iterator[Case]]] = {
@@ -130,8 +118,9 @@ _SCENARIOS: dict[str, Callable[[ChatLocal, int, random.Random], Iterator[Case]]]
 class Peers:
     """The four ways of decoding one prompt."""
 
-    def __init__(self, chat: ChatLocal) -> None:
+    def __init__(self, chat: ChatLocal, max_tokens: int = _MAX_TOKENS) -> None:
         self.chat = chat
+        self.max_tokens = max_tokens
         engine = chat.engine
         self._plain = Engine(engine.model, engine.tokenizer, "autoregressive")
 
@@ -157,7 +146,7 @@ class Peers:
 
     def num_forwards(self, prompt: list[int], texts: References) -> int:
         """What the engine needs with these references."""
-        params = SamplingParams(max_tokens=_MAX_TOKENS)
+        params = SamplingParams(max_tokens=self.max_tokens)
         return self.chat.engine.generate([prompt], params, references=[texts])[0].stats.num_forwards
 
     def _transformers(self, method: str, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
@@ -200,16 +189,16 @@ def measure(peers: Peers, case: Case, number: int, repeats: int) -> dict[str, An
         turn = (number + repeat) % len(_METHODS)
         for method in _METHODS[turn:] + _METHODS[:turn]:
             _, one_token = peers.decode(method, prompt, texts, 1)
-            answers[method], whole = peers.decode(method, prompt, texts, _MAX_TOKENS)
+            answers[method], whole = peers.decode(method, prompt, texts, peers.max_tokens)
             seconds[method].append(whole)
             begin_seconds[method].append(one_token)
         peers.chat.engine.forget_prefixes()
         begin = time.perf_counter()
-        message = case.chain.invoke(case.given, max_tokens=_MAX_TOKENS, **case.arguments)
+        message = case.chain.invoke(case.given, max_tokens=peers.max_tokens, **case.arguments)
         chain_seconds.append(time.perf_counter() - begin)
     decoding = message.response_metadata["decoding"]
     alone = References([document.page_content for document in request.documents])
-    is_same = message.text == peers.chat.invoke(request.messages, max_tokens=_MAX_TOKENS).text
+    is_same = message.text == peers.chat.invoke(request.messages, max_tokens=peers.max_tokens).text
     literal = all(
         message.text[citation["start"] : citation["end"]]
         == request.documents[citation["document"]].page_content[
@@ -220,6 +209,7 @@ def measure(peers: Peers, case: Case, number: int, repeats: int) -> dict[str, An
     return {
         "num_tokens": len(answers["reference_copy"]),
         "num_prompt_tokens": len(prompt),
+        "repeats_itself": repeats_itself(answers["reference_copy"]),
         "num_forwards": decoding["num_forwards"],
         "num_forwards_documents_alone": peers.num_forwards(prompt, alone) if alone else None,
         "num_citations": len(message.response_metadata["citations"]),
@@ -242,11 +232,11 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One scenario's figures; times and forwards are added up over its cases before they are compared.
 
     Raises:
-        ValueError: No answer came to its end.
+        ValueError: Every answer repeats itself.
     """
-    every, cases = cases, [case for case in cases if case["num_tokens"] < _MAX_TOKENS]
+    every, cases = cases, [case for case in cases if not case["repeats_itself"]]
     if not cases:
-        raise ValueError(f"none of {len(every)} answers came to its end within {_MAX_TOKENS} tokens")
+        raise ValueError(f"all of {len(every)} answers repeat themselves: try another model or seed")
 
     def ratio(kind: str, method: str) -> float:
         ours, theirs = (sum(case[kind][one] for case in cases) for one in ("reference_copy", method))
@@ -261,7 +251,7 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     num_tokens = sum(case["num_tokens"] for case in cases)
     return {
         "cases": len(every),
-        "unfinished": len(every) - len(cases),
+        "repeat_themselves": len(every) - len(cases),
         "tokens_per_forward": round(num_tokens / sum(case["num_forwards"] for case in cases), 3),
         "tokens_per_forward_documents_alone": None if None in alone else round(num_tokens / sum(alone), 3),
         **{name: ratio("decode_seconds", method) for name, method in names.items()},
@@ -297,7 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=2, help="runs of each case; the median counts")
     parser.add_argument("--seed", type=int, default=20, help="of the cases")
     parser.add_argument("--scenarios", nargs="+", choices=_SCENARIOS, default=list(_SCENARIOS))
-    parser.add_argument("--model", help="a local model's folder; by default the embedded one")
+    add_model_argument(parser)
+    parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, help="of an answer (%(default)s)")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     if options.cases < 1 or options.repeats < 1:
@@ -305,9 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.disable_progress_bar()
     kept: list[dict[str, Any]] = []
     scenarios: dict[str, dict[str, Any]] = {}
-    load = partial(ChatLocal.from_pretrained, options.model) if options.model else ChatLocal.embedded
-    with load(drafter="reference_copy", dtype="float32") as chat:
-        peers = Peers(chat)
+    with ChatLocal.from_pretrained(options.model, drafter="reference_copy", dtype="float32") as chat:
+        peers = Peers(chat, options.max_tokens)
         for name in options.scenarios:
             cases = list(_SCENARIOS[name](chat, options.cases, random.Random(options.seed)))
             measure(peers, cases[0], 0, 1)  # the first calls are slow; they should count for none
@@ -319,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             kept.extend(measured)
         peers.close()
     print_table(scenarios)
-    summary = {"scenarios": scenarios}
+    summary = {"model": options.model or "default", "scenarios": scenarios}
     if options.save:
         save("retrieval", summary, kept)
     print(json.dumps(summary))

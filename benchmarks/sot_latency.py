@@ -1,9 +1,8 @@
-"""How much sooner Skeleton-of-Thought ends than plain decoding, on the embedded model, float32.
+"""How much sooner Skeleton-of-Thought ends than plain decoding, on a local model.
 
 Every question is answered plainly and by Skeleton-of-Thought in one run, alternating, and in turns one or the
-other goes first. Nothing computed for one answer is left for the next. The embedded model was taught
-about the topics of some Vicuna questions (not their wording); the others it answers with what it has. Its
-answers are a workload of realistic shape, and what is measured is time, not quality.
+other goes first. Nothing computed for one answer is left for the next. Beside the times stand the tokens, and
+how many answers repeat themselves: what a model repeats without end takes time and is worth nothing.
 """
 
 from __future__ import annotations
@@ -22,24 +21,25 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.results import save
+from benchmarks.workloads import add_model_argument, repeats_itself
+from benchmarks.workloads import questions as questions_of
 from local_backend import ChatLocal
-from local_backend.embedded import closest_topic
 from sot_chains import SkeletonOfThought
-
-_QUESTIONS = Path(__file__).parents[2] / "shared" / "data" / "questions" / "vicuna80.jsonl"
 
 
 async def measure(
     chat: ChatLocal, sot: SkeletonOfThought, question: str, *, sot_first: bool
 ) -> dict[str, Any]:
     """Answer one question both ways; seconds, tokens and the critical path of each."""
-    case: dict[str, Any] = {"in_corpus": closest_topic(question) is not None}
+    case: dict[str, Any] = {}
     for way in ("sot", "plain") if sot_first else ("plain", "sot"):
         chat.engine.forget_prefixes()
         begin = time.perf_counter()
         answer = await (sot if way == "sot" else chat).ainvoke(question)
         case[f"{way}_seconds"] = time.perf_counter() - begin
-        case[f"{way}_tokens"] = chat.get_num_tokens(answer.text)
+        token_ids = chat.get_token_ids(answer.text)
+        case[f"{way}_tokens"] = len(token_ids)
+        case[f"{way}_repeats_itself"] = repeats_itself(token_ids)
         case[f"{way}_characters"] = len(answer.text.strip())
         if way == "sot":
             trace = answer.response_metadata["sot"]
@@ -49,10 +49,16 @@ async def measure(
     return case
 
 
-async def measure_all(questions: Sequence[str], *, repeats: int) -> list[dict[str, Any]]:
-    """The median of ``repeats`` runs for each question."""
+async def measure_all(questions: Sequence[str], *, repeats: int, **loading: Any) -> list[dict[str, Any]]:
+    """The median of ``repeats`` runs for each question.
+
+    Args:
+        questions: What is asked.
+        repeats: Runs of each question.
+        loading: Arguments of ``ChatLocal.from_pretrained``.
+    """
     cases = []
-    with ChatLocal.embedded() as chat:
+    with ChatLocal.from_pretrained(**loading) as chat:
         sot = SkeletonOfThought(chat)
         for warm_up in questions[:2]:
             await measure(chat, sot, warm_up, sot_first=False)
@@ -81,6 +87,9 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "questions": len(cases),
         "answered": sum(case["sot_characters"] > 0 and case["plain_characters"] > 0 for case in cases),
         "by_sot": len(by_sot),
+        "repeat_themselves": {
+            way: sum(case[f"{way}_repeats_itself"] for case in cases) for way in ("plain", "sot")
+        },
         "tokens_ratio": median([case["sot_tokens"] / max(1, case["plain_tokens"]) for case in by_sot]),
         "speedup_median": median(speedups),
         "speedup_p10": round(speedups[len(speedups) // 10], 3) if speedups else None,
@@ -94,8 +103,7 @@ def print_table(cases: Sequence[dict[str, Any]]) -> None:
     table = Table("", "questions", "points", "plain s", "SoT s", "plain tokens", "SoT tokens", "speed-up")
     by_sot = [case for case in cases if case["route"] == "sot"]
     groups = {
-        "about a topic of the corpus": [case for case in by_sot if case["in_corpus"]],
-        "about something else": [case for case in by_sot if not case["in_corpus"]],
+        "answered point by point": by_sot,
         "answered plainly": [case for case in cases if case["route"] != "sot"],
     }
     for title, group in groups.items():
@@ -108,22 +116,30 @@ def print_table(cases: Sequence[dict[str, Any]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sot_latency", description=__doc__)
-    parser.add_argument(
-        "--questions", type=Path, default=_QUESTIONS, help="JSON lines with a 'question' each"
-    )
+    add_model_argument(parser)
+    parser.add_argument("--dtype", default="auto", help="number format of the model (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="of a reply, at most (%(default)s)")
+    parser.add_argument("--questions", type=Path, help="JSON lines with a 'question' each")
     parser.add_argument("--limit", type=int, help="only the first so many")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each question; the median counts")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
-    if not options.questions.exists():
-        parser.error(f"{options.questions} does not exist; give a file with --questions")
-    lines = options.questions.read_text("utf-8").splitlines()
-    questions = [json.loads(line)["question"] for line in lines if line.strip()][: options.limit]
-    if not questions:
-        parser.error(f"{options.questions} holds no question")
-    cases = asyncio.run(measure_all(questions, repeats=options.repeats))
+    try:
+        questions = questions_of(options.limit, options.questions)
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
+    cases = asyncio.run(
+        measure_all(
+            questions,
+            repeats=options.repeats,
+            path_or_name=options.model,
+            dtype=options.dtype,
+            max_tokens=options.max_tokens,
+        )
+    )
     print_table(cases)
-    summary = summarize(cases)
+    settings = {"model": options.model or "default", "max_tokens": options.max_tokens}
+    summary = {**settings, **summarize(cases)}
     if options.save:
         save("sot_latency", summary, cases)
     print(json.dumps(summary))

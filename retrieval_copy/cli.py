@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from platformdirs import user_cache_path
 from rich.console import Console
 
 from retrieval_copy.answering import RetrievalError
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--index", type=Path, help="where the index is kept; by default in your cache folder"
     )
-    arguments.add_argument("--model", help="a local model's folder or name; by default the embedded one")
+    arguments.add_argument("--model", help="a folder, GGUF file or hub name (SmolLM2-135M-Instruct)")
     arguments.add_argument("--k", type=int, default=4, help="passages to retrieve")
     arguments.add_argument("--max-tokens", type=int, default=400, help="tokens of the answer, at most")
     arguments.add_argument("--min-citation-tokens", type=int, default=8, help="words of a citation, at least")
@@ -108,9 +108,8 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
 
     from local_backend import ChatLocal
 
-    logging.disable_progress_bar()  # 12 MB load at once
-    load = ChatLocal.embedded if options.model is None else ChatLocal.from_pretrained
-    with load(*([] if options.model is None else [options.model]), drafter="reference_copy") as chat:
+    logging.disable_progress_bar()
+    with ChatLocal.from_pretrained(options.model, drafter="reference_copy") as chat:
         chain = RetrievalCopyChain(retriever, chat, min_citation_tokens=options.min_citation_tokens)
         message = chain.invoke(options.question, max_tokens=options.max_tokens)
     console.print()
@@ -123,5 +122,4 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "langchain-parallel-decoding" / "rag"
+    return user_cache_path("langchain-parallel-decoding") / "rag"

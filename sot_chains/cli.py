@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
+import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sot_chains import cli_eval
+
+if TYPE_CHECKING:
+    from sot_chains.chain import SkeletonOfThought
 
 _EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 _PIPED_WIDTH = 100
@@ -44,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Answers a question plainly and by Skeleton-of-Thought, side by side.",
     )
     ask.add_argument("question", metavar="QUESTION")
-    ask.add_argument("--model", required=True, metavar="VENDOR:NAME", help="such as openai:gpt-4.1-mini")
+    ask.add_argument("--model", metavar="VENDOR:NAME", help=cli_eval.MODELS)
     ask.add_argument(
         "--base-url", metavar="URL", help="a compatible server, such as http://127.0.0.1:8000/v1"
     )
@@ -64,18 +67,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ask(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # Here rather than above: "sot --help" should not wait for them.
-    from rich.console import Console
-
     from sot_chains.chain import SkeletonOfThought
-    from sot_chains.display import compare
-    from sot_chains.providers import ProviderError
 
     if not options.question.strip():
         parser.error("the question is empty")
-    try:
-        sot = SkeletonOfThought(options.model, **_provider_options(options, parser))
-    except ValueError as error:
-        parser.error(str(error))
+    with contextlib.ExitStack() as opened:
+        try:
+            model = cli_eval.model_of(
+                options.model, opened, base_url=options.base_url, key_name=options.api_key_env
+            )
+            sot = SkeletonOfThought(model)
+        except (ValueError, TypeError) as error:
+            parser.error(str(error))
+        except (OSError, ImportError) as error:
+            print(f"sot: {error}", file=sys.stderr)
+            return _EXIT_FAILED
+        return _compare(sot, options)
+
+
+def _compare(sot: SkeletonOfThought, options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from sot_chains.display import compare
+    from sot_chains.providers import ProviderError
+
     if sys.stdout.isatty():
         console = Console(highlight=False)
     else:
@@ -88,17 +103,6 @@ def _ask(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
     return 0
-
-
-def _provider_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    if options.base_url:
-        given["base_url"] = options.base_url
-    if options.api_key_env:
-        if not (key := os.environ.get(options.api_key_env)):
-            parser.error(f"the environment variable {options.api_key_env} named by --api-key-env is not set")
-        given["api_key"] = key
-    return given
 
 
 if __name__ == "__main__":

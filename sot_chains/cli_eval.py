@@ -17,7 +17,11 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
-_PYTHON = "python:"
+_PYTHON, _LOCAL = "python:", "local:"
+MODELS = (
+    "such as openai:gpt-4.1-mini, local:PATH for a folder, GGUF file or hub name that runs here, or "
+    "python:PACKAGE.FUNCTION for what a function of yours returns; by default the local default model"
+)
 ROUTERS = ("shipped", "rules", "none")
 
 
@@ -32,11 +36,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("questions", type=Path, metavar="FILE", help="JSON lines: question, category")
     parser.add_argument(
         "--model",
-        required=True,
         action="append",
         metavar="VENDOR:NAME",
-        help="such as openai:gpt-4.1-mini, or python:PACKAGE.FUNCTION for what a function of yours returns; "
-        "may be given several times",
+        help=f"{MODELS}; may be given several times",
     )
     parser.add_argument("--base-url", metavar="URL", help="a compatible server for the models")
     parser.add_argument("--api-key-env", metavar="NAME", help="the environment variable with their key")
@@ -90,13 +92,13 @@ async def _run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as opened:
         store = opened.enter_context(Store(options.out / "store.sqlite"))
         models = {
-            name: _model(name, opened, base_url=options.base_url, key_name=options.api_key_env)
-            for name in options.model
+            name: model_of(name, opened, base_url=options.base_url, key_name=options.api_key_env)
+            for name in options.model or [_LOCAL]
         }
         judge = None
         if options.judge:
             judge = Judge(
-                _model(
+                model_of(
                     options.judge, opened, base_url=options.judge_base_url, key_name=options.judge_api_key_env
                 ),
                 store=store,
@@ -124,10 +126,30 @@ async def _run(options: argparse.Namespace) -> int:
     return 0 if num_answered else _EXIT_FAILED
 
 
-def _model(name: str, opened: contextlib.ExitStack, *, base_url: str | None, key_name: str | None) -> Any:
-    """A provider by vendor and name, or what a function of the user's returns."""
+def model_of(
+    name: str | None, opened: contextlib.ExitStack, *, base_url: str | None, key_name: str | None
+) -> Any:
+    """The model that a command's ``--model`` names.
+
+    Args:
+        name: A provider by vendor and name, ``local:PATH``, ``python:PACKAGE.FUNCTION``, or ``None`` for the
+            default model of ``local_backend``.
+        opened: Closes a model that can be closed.
+        base_url: Of a server that is compatible with the vendor's.
+        key_name: Of the environment variable that holds the key.
+
+    Raises:
+        ValueError: The name makes no sense, or the variable is not set.
+        ImportError: A local model was asked for, and the ``local`` extra is not installed.
+        OSError: There is no such local model.
+    """
     from sot_chains.providers import provider_of
 
+    name = name or _LOCAL
+    if name.startswith(_LOCAL):
+        # By name, so that this package needs no torch: whoever asks for a local model has it.
+        path = name.removeprefix(_LOCAL) or None
+        return _from_python("local_backend.ChatLocal.from_pretrained", opened, path)
     if name.startswith(_PYTHON):
         return _from_python(name.removeprefix(_PYTHON), opened)
     given: dict[str, Any] = {}
@@ -135,12 +157,14 @@ def _model(name: str, opened: contextlib.ExitStack, *, base_url: str | None, key
         given["base_url"] = base_url
     if key_name:
         if not (key := os.environ.get(key_name)):
-            raise ValueError(f"the environment variable {key_name} is not set")
+            raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
         given["api_key"] = key
     return provider_of(name, **given)
 
 
-def _from_python(path: str, opened: contextlib.ExitStack) -> Runnable[LanguageModelInput, Any]:
+def _from_python(
+    path: str, opened: contextlib.ExitStack, *arguments: Any
+) -> Runnable[LanguageModelInput, Any]:
     """``package.Class.method``: the longest part that is a module is imported, the rest called."""
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
@@ -155,7 +179,7 @@ def _from_python(path: str, opened: contextlib.ExitStack) -> Runnable[LanguageMo
             continue
         for part in parts[length:]:
             found = getattr(found, part)
-        model = found()
+        model = found(*arguments)
         if hasattr(model, "close"):
             opened.callback(model.close)
         return model  # type: ignore[no-any-return]  # the user's; what is no model is refused when it is used

@@ -76,7 +76,6 @@ async def compare(
     *,
     console: Console,
     forwards: Callable[[], int] | None = None,
-    warning: str | None = None,
     plain: bool = True,
 ) -> Comparison:
     """Answers ``question`` plainly and by Skeleton-of-Thought and shows both, then a table.
@@ -86,7 +85,6 @@ async def compare(
         question: What to ask.
         console: Where to show it.
         forwards: The number of forward passes the model has made so far, if anyone counts them.
-        warning: Shown first, for instance that the model knows nothing of this topic.
         plain: Whether to run plain decoding at all.
 
     Raises:
@@ -95,8 +93,6 @@ async def compare(
     """
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
     count = forwards or (lambda: 0)
-    if warning:
-        console.print(Text(f"Warning: {warning}", style="yellow"))
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     board = _Board(with_plain=plain)
     live = Live(board, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)

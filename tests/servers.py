@@ -65,11 +65,11 @@ def transformers_serve(
 
 @contextmanager
 def vllm_serve(python: str, model: Path, scratch: Path, *, timeout_seconds: float = 400) -> Iterator[int]:
-    """vLLM hosting ``model`` as "embedded", from an environment of its own; yields its port."""
+    """vLLM hosting ``model`` as "default", from an environment of its own; yields its port."""
     port = free_port()
     command = [
         *(python, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(model), "--served-model-name", "embedded", "--enforce-eager"),
+        *("--model", str(model), "--served-model-name", "default", "--enforce-eager"),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--dtype", "float32"),
     ]
     offline = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}

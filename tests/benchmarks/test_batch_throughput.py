@@ -13,12 +13,12 @@ WAYS = {"vanilla", "generate_batch", "static", "slots_first_come", "slots_predic
 
 @pytest.mark.parametrize(
     "model",
-    ["random", pytest.param("embedded", marks=pytest.mark.slow)],
+    ["random", pytest.param("pretrained", marks=pytest.mark.slow)],
 )
 def test_every_way_writes_the_same(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--rows", "7", "--batch", "3", "--repeats", "1", "--shape", "tiny", "--models", model])
     results = json.loads(capsys.readouterr().out.splitlines()[-1])
-    figures = results["tiny" if model == "random" else "embedded"]
+    figures = results["tiny" if model == "random" else "pretrained"]
     assert figures["rows"] == 7
     assert figures["tokens"] >= 7
     assert figures["answers_that_differ"] == dict.fromkeys(WAYS, 0)

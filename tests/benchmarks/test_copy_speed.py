@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks import copy_ablation, copy_speed, copy_workloads
 from benchmarks.copy_speed import ratios
-from benchmarks.peers import Run
+from benchmarks.peers import Run, aside
+
+from ..tiny import tiny_tokenizer
 
 
 def _run(seconds: float, num_tokens: int) -> Run:
@@ -25,31 +27,29 @@ def test_a_ratio_says_how_many_times_faster() -> None:
 
 def test_forced_answers_are_the_same_by_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     """Every way of decoding writes the target, ours and others'."""
-    from benchmarks.peers import aside
-    from local_backend import ChatLocal
-
-    with aside(ChatLocal.embedded) as chat:
-        tokenizer = chat.engine.tokenizer
-        (task,) = copy_workloads.forced_tasks(tokenizer, 1, seed=4)
-        models = [aside(lambda: copy_workloads.random_llama("tiny", len(tokenizer), "cpu")) for _ in range(2)]
-        for name, way in copy_speed.ways_of(models[0], models[1], tokenizer).items():
-            run = way([task])
-            assert run.token_ids == (task.target,), name
-            assert 0 < run.num_decoded < len(task.target or ())
-            assert 0 < run.decode_seconds < run.seconds
+    tokenizer = tiny_tokenizer()
+    (task,) = copy_workloads.forced_tasks(tokenizer, 1, seed=4)
+    models = [aside(lambda: copy_workloads.random_llama("tiny", len(tokenizer), "cpu")) for _ in range(2)]
+    for name, way in copy_speed.ways_of(models[0], models[1], tokenizer).items():
+        run = way([task])
+        assert run.token_ids == (task.target,), name
+        assert 0 < run.num_decoded < len(task.target or ())
+        assert 0 < run.decode_seconds < run.seconds
 
 
 @pytest.mark.slow
 def test_the_benchmark_prints_every_workload_and_its_twin(capsys: pytest.CaptureFixture[str]) -> None:
-    copy_speed.main(["--shape", "tiny", "--cases", "1", "--batch", "2", "--repeats", "1"])
+    copy_speed.main(
+        ["--shape", "tiny", "--cases", "1", "--batch", "2", "--repeats", "1", "--max-tokens", "16"]
+    )
     results = json.loads(capsys.readouterr().out.splitlines()[-1])
-    for workload in ("tiny_forced", "batch_2", "embedded_unforced"):
+    for workload in ("tiny_forced", "batch_2", "unforced"):
         for name in (workload, f"{workload}_end_to_end"):
             assert set(results[name]) == set(copy_speed.DRAFTERS)
             for figures in results[name].values():
                 assert figures["over_transformers_greedy"] > 0
                 assert figures["over_prompt_lookup"] > 0
-    assert set(results["embedded_unforced_by_kind"]) == set(copy_workloads.QUOTING_KINDS)
+    assert set(results["unforced_by_kind"]) == set(copy_workloads.QUOTING_REQUESTS)
     assert results["nothing_to_copy"]["combined_over_autoregressive_seconds"] > 0
     assert results["bfloat16"]["all_near_ties"]
 

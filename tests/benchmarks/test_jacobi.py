@@ -15,6 +15,8 @@ from benchmarks.decoding_ways import BASELINE, WAYS, Decoded, Way, figures_of
 from local_backend.training.tasks import TASKS, draw_cases
 from local_backend.training.tasks.plain import PlainOptions, make_model, train_tokenizer
 
+from ..tiny import tiny_chat_model, tiny_tokenizer
+
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -35,7 +37,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_summary_has_every_way_and_says_what_is_left_out(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jacobi.main(["--models", str(models), "--cases", "3", "--embedded-plain", str(models / "none")])
+    jacobi.main(["--models", str(models), "--cases", "3", "--tasks", *TASKS])
     summary: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     entry = summary["tasks"]["word_problems"]
     assert set(entry["tokens_per_forward"]) == set(entry["speedup"]) == set(WAYS)
@@ -44,25 +46,20 @@ def test_the_summary_has_every_way_and_says_what_is_left_out(
     assert entry["same_as_autoregressive"] == 1  # float32: the very same tokens
     assert entry["num_cases"] == 3
     assert entry["assisted"]["tokens_per_forward"] >= 1
-    assert set(summary["left_out"]) == {"text_to_sql", "python", "embedded"}
+    assert set(summary["left_out"]) == {"text_to_sql", "python"}
     assert "train text_to_sql" in summary["left_out"]["text_to_sql"]
-    assert "--without-consistency" in summary["left_out"]["embedded"]
 
 
-def test_the_embedded_model_is_measured_without_its_plain_twin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jacobi, "_MAX_TOKENS", 12)
-    monkeypatch.setattr(
-        jacobi, "held_out_pairs", lambda tokenizer, _: [(tokenizer.encode("What helps?"), "Sleep.")]
-    )
-    jacobi.main(["--models", str(tmp_path), "--tasks", "embedded", "--without-plain", "--cases", "2"])
-    entry = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["tasks"]["embedded"]
-    assert set(entry["tokens_per_forward"]) == set(WAYS) - {"jacobi_plain"}
-    assert set(entry["quality"]) == set(entry["perplexity"]) == {"tuned"}
-    for figures in (entry, entry["jacobi_cut"], entry["cited"]):
+def test_a_pretrained_model_is_measured_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_chat_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    asked = ["--tasks", "pretrained", "--model", str(tmp_path), "--cases", "2", "--max-tokens", "9"]
+    jacobi.main(asked)
+    entry = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["tasks"]["pretrained"]
+    assert set(entry["tokens_per_forward"]) == {BASELINE, "jacobi", "lookahead", "combined"}
+    for figures in (entry, entry["cited"]):
         assert figures["same_as_autoregressive"] == 1
-    assert entry["jacobi_cut"]["tokens_per_forward"] >= 1
+        assert min(figures["tokens_per_forward"].values()) >= 1
 
 
 def test_with_nothing_to_measure_it_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

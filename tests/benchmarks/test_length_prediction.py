@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_backend.embedded import WEIGHTS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.length_prediction import TASKS, main, measure, task_prompts, write_log
 from local_backend import Engine
 from local_backend.scheduling.length_log import LengthExample, read_lengths
 
+from ..tiny import tiny_tokenizer
+
 
 @pytest.fixture
 def engine() -> Engine:
-    """The embedded model's tokenizer, a model that says nothing: quick."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS)
+    """A model that says nothing: quick."""
+    tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

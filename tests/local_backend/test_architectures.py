@@ -21,8 +21,8 @@ from local_backend import Draft, Engine, Jacobi, SamplingParams
 from local_backend.architecture import Architecture
 from local_backend.forward import MaskRules, TreeShape
 
+from .architectures import ARCHITECTURES, WINDOW, random_model
 from .conftest import greedy, ragged_prompts
-from .models import ARCHITECTURES, WINDOW, random_model
 from .test_engine import RandomTrees
 
 

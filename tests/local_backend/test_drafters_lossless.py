@@ -28,8 +28,8 @@ from local_backend.sequence import Completion, Row, Update
 from local_backend.width_costs import WidthCosts
 
 from ..tiny import random_llama
+from .architectures import ARCHITECTURES, WINDOW, random_model
 from .conftest import greedy, ragged_prompts
-from .models import ARCHITECTURES, WINDOW, random_model
 
 NAMES = ("autoregressive", "combined", "jacobi", "lookahead", "reference_copy")
 MAX_TOKENS = 36

@@ -15,7 +15,7 @@ from local_backend.forward import Forward, padded_width
 from local_backend.grouped_attention import NAME, grouped_attention
 from local_backend.width_costs import WidthCosts, measure_width_costs
 
-from .models import random_model
+from .architectures import random_model
 
 COSTS = WidthCosts((100, 300), (1, 4), (1, 9), (((1.0, 2.0), (2.0, 10.0)), ((3.0, 4.0), (4.0, 12.0))))
 

@@ -23,9 +23,8 @@ from tests.sot_chains.server import ChatServer, chat_server, unused_url
 
 
 @pytest.fixture(scope="module")
-def chat() -> Iterator[ChatLocal]:
-    with ChatLocal.embedded(drafter="reference_copy") as chat:
-        yield chat
+def chat(default_copying: ChatLocal) -> ChatLocal:
+    return default_copying
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ for the document that it quotes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -19,23 +17,22 @@ from local_backend import ChatLocal
 from retrieval_copy import EarlierTurns, RetrievalCopyChain, RetrievedDocuments, SimilarAnswers
 from sot_chains import SkeletonOfThought
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, assert_literal, retriever
+from tests.tiny import tiny_chat
 
 ASKED = "How do I bake bread at home?"
-MAX_TOKENS = 40
+MAX_TOKENS = 24
 # Leaves the documents to the references alone.
 QUESTION_ALONE = ChatPromptTemplate.from_messages([("user", "{question}")])
 
 
 @pytest.fixture(scope="module")
-def chat() -> Iterator[ChatLocal]:
-    with ChatLocal.embedded(drafter="reference_copy", max_tokens=MAX_TOKENS) as chat:
-        yield chat
+def chat(default_copying: ChatLocal) -> ChatLocal:
+    return default_copying.model_copy(update={"max_tokens": MAX_TOKENS})
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[ChatLocal]:
-    with ChatLocal.embedded(max_tokens=MAX_TOKENS) as chat:
-        yield chat
+def plain(default_chat: ChatLocal) -> ChatLocal:
+    return default_chat.model_copy(update={"max_tokens": MAX_TOKENS})
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +87,10 @@ def test_a_document_larger_than_the_context_is_copied_from_to_its_end(chat: Chat
     assert answer.response_metadata["citations"]
     assert_literal(answer, [large])
     assert forwards_of(answer) * 2 < MAX_TOKENS
-    shown = RetrievalCopyChain(retriever(large), chat).invoke(
-        QUESTION
-    )  # with as much of it as fits the prompt
-    assert shown.usage_metadata is not None
-    assert shown.usage_metadata["input_tokens"] < chat.engine.max_positions
+    with tiny_chat("reference_copy", max_tokens=MAX_TOKENS) as small:  # shown as much as fits its 2,048
+        shown = RetrievalCopyChain(retriever(large), small).invoke(QUESTION)
+        assert shown.usage_metadata is not None
+        assert 1_000 < shown.usage_metadata["input_tokens"] < small.engine.max_positions
 
 
 def test_a_similar_answer_is_copied_from_but_not_returned(chat: ChatLocal, written: str) -> None:

