@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from local_backend.models.gguf import load_gguf
+
 if TYPE_CHECKING:
     import torch
 
@@ -120,9 +122,7 @@ def _convert_in_place_of(folder: Path, file: Path, dtype: torch.dtype) -> None:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    from local_backend.models.loading import load
-
-    model, tokenizer = load(file, dtype=dtype)
+    model, tokenizer = load_gguf(file, {"dtype": dtype})
     # A model read from a GGUF file cannot be saved itself: a fresh one with the same weights can.
     fresh = cast("Any", type(model)(model.config)).to(dtype)
     fresh.load_state_dict(model.state_dict())

@@ -1,22 +1,19 @@
 """Loading a ``transformers`` model and its tokenizer, from wherever it is, in a fitting number format.
 
-Knows ``from_pretrained``, GGUF files and what the processor computes fast. Does not know the engine.
+Knows ``from_pretrained`` and what the processor computes fast. Does not know the engine.
 """
 
 from __future__ import annotations
 
-import logging
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from local_backend.models.default_model import default_model_folder
+from local_backend.models.gguf import is_gguf, load_gguf
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_GGUF_MAGIC = b"GGUF"
 
 
 def load(
@@ -51,11 +48,9 @@ def load(
     dtype = _number_format(dtype, device)
     options = {**(model_options or {}), "dtype": dtype}
     if path_or_name is None:
-        from local_backend.models.default_model import default_model_folder
-
         path_or_name = default_model_folder(dtype)
     if is_gguf(path_or_name):
-        model, tokenizer = _load_gguf(Path(path_or_name), options)
+        model, tokenizer = load_gguf(Path(path_or_name), options)
     else:
         model, tokenizer = _load_transformers(path_or_name, options)
     if device is not None:
@@ -93,17 +88,6 @@ def bf16_is_fast(device: str | torch.device | None = None) -> bool:
     return False
 
 
-def is_gguf(path: str | Path) -> bool:
-    """Whether ``path`` is a GGUF file; by its first bytes, since Ollama's files have no suffix."""
-    path = Path(path)
-    if not path.is_file():
-        if path.suffix == ".gguf":
-            raise FileNotFoundError(f"{path} does not exist: give the path of a GGUF file")
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
-
-
 def _load_transformers(
     path_or_name: str | Path, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -113,39 +97,4 @@ def _load_transformers(
     return AutoModelForCausalLM.from_pretrained(path_or_name, **options), tokenizer
 
 
-def _load_gguf(path: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    logging.getLogger(__name__).info("reading %s: the weights are dequantized to %s", path, options["dtype"])
-    with _with_gguf_suffix(path) as (folder, name):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-            model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, **options)
-        except Exception as error:  # e.g. struct.error in a file that was cut
-            raise ValueError(
-                f"transformers cannot read {path}: {type(error).__name__}: {error}. If the file is whole, "
-                "its architecture is not supported: give one that is (e.g. llama, qwen2, qwen3, gemma3, "
-                "phi3), or the model's folder in its own format"
-            ) from error
-    # The weights are plain tensors by now; with this entry the model could not be saved.
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    # The file's own name for the model is e.g. "Smollm2 135M 8k Lc100K Mix1 Ep2": cache keys need the path.
-    model.config._name_or_path = model.name_or_path = str(path)
-    return model, tokenizer
-
-
-@contextmanager
-def _with_gguf_suffix(path: Path) -> Iterator[tuple[Path, str]]:
-    """The folder and name of a GGUF file; ``transformers`` wants the suffix, which Ollama's files lack."""
-    path = path.resolve()
-    if path.suffix == ".gguf":
-        yield path.parent, path.name
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        link = Path(folder) / "model.gguf"
-        link.symlink_to(path)
-        yield link.parent, link.name
-
-
-__all__ = ["bf16_is_fast", "is_gguf", "load"]
+__all__ = ["bf16_is_fast", "load"]

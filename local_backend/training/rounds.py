@@ -21,7 +21,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from local_backend.models.loading import is_gguf, load
+from local_backend.models.gguf import is_gguf
+from local_backend.models.loading import load
 from local_backend.training.cost import Cost, estimate_cost
 from local_backend.training.examples import NoisyExamples, Trajectory
 from local_backend.training.identity import digest_of, fingerprint

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.models.default_model import packaged_file
-from local_backend.models.loading import is_gguf, load
+from local_backend.models.gguf import is_gguf
+from local_backend.models.loading import load
 
 from ...tiny import tiny_tokenizer
 
