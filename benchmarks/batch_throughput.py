@@ -40,6 +40,8 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from benchmarks.copy_workloads import random_llama
+from benchmarks.paper_scheduling.static import StaticOptions
+from benchmarks.paper_scheduling.static_run import run_static as run_static_batches
 from benchmarks.peers import aside
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, questions
@@ -50,8 +52,6 @@ from local_backend.models.loading import load
 from local_backend.scheduling.admission import AdmissionPolicy
 from local_backend.scheduling.lengths import Prediction
 from local_backend.scheduling.options import Scheduling
-from local_backend.scheduling.static import StaticOptions
-from local_backend.scheduling.static_run import run_static as run_static_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

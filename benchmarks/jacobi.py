@@ -11,7 +11,7 @@ are a figure of the model; combined drafts are cut, as by default, to what pays 
 runs on one thread: for models so small a second one brings little, and the helpers of so many engines in one
 process, more than there are cores, would slow down all of them.
 
-The tasks' models are made by ``python -m local_backend.training.tasks train NAME``; a task whose models are
+The tasks' models are made by ``python -m benchmarks.jacobi_tasks train NAME``; a task whose models are
 not there is left out, and the summary says so. ``pretrained`` is any model as it is (``--model``) on
 questions and on requests that quote documents (``cited``), every drafter beside autoregressive decoding.
 """
@@ -45,11 +45,11 @@ from benchmarks.decoding_ways import (
     trajectory_counts,
     tuned_and_plain_ways,
 )
+from benchmarks.jacobi_tasks import TASKS, draw_cases
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, document_request, questions, repeats_itself
 from local_backend.chat_prompt import chat_prompt
 from local_backend.models.loading import load
-from local_backend.training.tasks import TASKS, draw_cases
 
 _MODELS = Path("build/tasks")
 _MAX_TOKENS = 160
@@ -65,7 +65,7 @@ def measure_task(name: str, folder: Path, num_cases: int, block_size: int) -> Me
     Raises:
         FileNotFoundError: The task's models are not there.
     """
-    _check_models(folder, f"python -m local_backend.training.tasks train {name}")
+    _check_models(folder, f"python -m benchmarks.jacobi_tasks train {name}")
     task = TASKS[name]
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "plain")
     plain, tuned = _load(folder / "plain"), _load(folder / "tuned")

@@ -4,8 +4,7 @@ The engine answers requests of several kinds, sampled, and logs how long every a
 predictor (a small network on the model's hidden states over the prompt) learns from three quarters of the
 log; all are measured on the prompts of the last quarter, which none has seen. Beside it: the best constant,
 perception in advance (the model is asked; where it names no number the constant is taken), running
-quantiles by template and, where asked for, the same network on a sentence embedding, and adapters in the
-model.
+quantiles by template and, where asked for, the same network on a sentence embedding.
 
 The log is kept, and goes on where it was stopped; another model's is begun anew. Acc-100 of the tuned
 predictor of Zheng et al., arXiv 2305.13144, is 0.81 on other prompts and another model: a figure to stand
@@ -27,17 +26,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.paper_scheduling.perception import PerceptionInAdvance
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.chat_prompt import chat_prompt
-from local_backend.models.loading import load
 from local_backend.scheduling.features import HiddenStates, TextEmbeddings
 from local_backend.scheduling.length_log import LengthExample, LengthLog, read_lengths
 from local_backend.scheduling.lengths import MAX_QUANTILE, LengthErrors, Prediction, quantile_of
-from local_backend.scheduling.lora import LoraLengths, LoraOptions
 from local_backend.scheduling.observed import ObservedLengths
-from local_backend.scheduling.perception import PerceptionInAdvance
 from local_backend.scheduling.trained import TrainedLengths
 from local_backend.training.identity import fingerprint
 
@@ -109,8 +106,6 @@ def measure(
     examples: Sequence[LengthExample],
     *,
     embed: Callable[[list[str]], list[list[float]]] | None = None,
-    lora_steps: int = 0,
-    model_name: str | None = None,
 ) -> dict[str, Any]:
     """Errors of every way on held-out prompts, and by how much the light predictor's loss is lower.
 
@@ -118,8 +113,6 @@ def measure(
         engine: With the model that answered.
         examples: What it answered.
         embed: A sentence embedding to try, too.
-        lora_steps: Steps to train adapters for; 0 is not at all.
-        model_name: Where the model is loaded from, for the copy with adapters.
     """
     shuffled = random.Random(0).sample(list(examples), len(examples))
     num_held_out = round(_HELD_OUT_SHARE * len(shuffled))
@@ -141,10 +134,6 @@ def measure(
     if embed is not None:
         features = TextEmbeddings(engine.tokenizer, embed)
         ways["embedding"] = TrainedLengths.fit(features, learned).predict(prompts)
-    if lora_steps:
-        own_copy, _ = load(model_name, dtype=torch.float32)
-        options = LoraOptions(num_steps=lora_steps)
-        ways["lora"] = LoraLengths.fit(own_copy, learned, options).predict(prompts)
     errors = {
         name: LengthErrors.of([one or constant for one in predictions], actual)
         for name, predictions in ways.items()
@@ -178,9 +167,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.8, help="of the answers (%(default)s)")
     parser.add_argument("--logs", type=Path, default=_LOGS, help="folder of the logs (%(default)s)")
     parser.add_argument("--embedding", action="store_true", help="try a sentence embedding, too")
-    parser.add_argument(
-        "--lora-steps", type=int, default=0, help="train adapters for so many steps, too (%(default)s)"
-    )
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     if options.prompts < 100:
@@ -194,9 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logged = read_lengths(path, engine.tokenizer)[: options.prompts]
         examples = [example for example in logged if example.num_tokens >= _MIN_TOKENS]
         embed = _embedding() if options.embedding else None
-        summary = measure(
-            engine, examples, embed=embed, lora_steps=options.lora_steps, model_name=options.model
-        )
+        summary = measure(engine, examples, embed=embed)
     _print_table(summary)
     if options.save:
         save("length_prediction", summary, [])

@@ -21,11 +21,11 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.results import save
+from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
+from benchmarks.router_training.measures import Confusion
+from benchmarks.router_training.training import train
 from sot_chains.router import PromptedRouter, RulesRouter, TrainedRouter, first_certain_of
-from sot_chains.router.labels import TRAINING, LabelledQuestion, read_labels
-from sot_chains.router.measures import Confusion
 from sot_chains.router.trained import Features, shipped_encoder
-from sot_chains.router.training import train
 
 Decide = Callable[[str], bool]
 

@@ -29,10 +29,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paper_scheduling.replay import Replay, replay_slots, replay_static
+from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.results import save
 from local_backend.scheduling.lengths import LengthErrors, Prediction
-from local_backend.scheduling.replay import Replay, replay_slots, replay_static
-from local_backend.scheduling.static import StaticOptions
 from local_backend.width_costs import WidthCosts
 
 GENERATED = "t0.7"

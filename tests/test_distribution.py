@@ -67,7 +67,6 @@ def test_the_wheel_holds_the_packages(wheel: Path) -> None:
         "retrieval_copy/py.typed",
         "sot_chains/router/weights/encoder.safetensors",
         "sot_chains/router/weights/NOTICE",
-        "sot_chains/router/questions/chinese.jsonl",
     ):
         assert wanted in names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]

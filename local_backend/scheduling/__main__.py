@@ -43,13 +43,6 @@ def _parser() -> argparse.ArgumentParser:
             help="folder, GGUF file or hub name of the model that answers; the default one if omitted",
         )
     train.add_argument("--output", type=Path, required=True, help="folder for what is learned")
-    train.add_argument(
-        "--kind",
-        choices=("hidden_state", "lora"),
-        default="hidden_state",
-        help="a small network on the model's hidden states, or adapters in the model (%(default)s)",
-    )
-    train.add_argument("--steps", type=int, default=300, help="of training adapters (%(default)s)")
     train.add_argument("--seed", type=int, default=0)
     evaluate.add_argument("--predictor", type=Path, required=True, help="folder that train wrote")
     return parser
@@ -57,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(given: argparse.Namespace) -> None:
     from local_backend.scheduling.features import HiddenStates
-    from local_backend.scheduling.lora import LoraLengths, LoraOptions
     from local_backend.scheduling.quantiles import MIN_EXAMPLES, FitOptions
     from local_backend.scheduling.trained import TrainedLengths
 
@@ -65,27 +57,18 @@ def _train(given: argparse.Namespace) -> None:
     learned, held_out = _split(examples, given.seed)
     if len(learned) < MIN_EXAMPLES:
         raise ValueError(f"{given.data} holds {len(examples)} answers: give at least {2 * MIN_EXAMPLES}")
-    predictor: TrainedLengths | LoraLengths
-    if given.kind == "lora":
-        options = LoraOptions(num_steps=given.steps, seed=given.seed)
-        predictor = LoraLengths.fit(model, learned, options)
-    else:
-        predictor = TrainedLengths.fit(HiddenStates(model), learned, FitOptions(seed=given.seed))
+    predictor = TrainedLengths.fit(HiddenStates(model), learned, FitOptions(seed=given.seed))
     predictor.save(given.output)
     _report(predictor, learned, held_out)
 
 
 def _evaluate(given: argparse.Namespace) -> None:
     from local_backend.scheduling.features import HiddenStates
-    from local_backend.scheduling.lora import LoraLengths
     from local_backend.scheduling.trained import TrainedLengths
 
     model, examples = _load(given)
     predictor: LengthPredictor
-    if (given.predictor / "adapter").exists():
-        predictor = LoraLengths.load(given.predictor, model)
-    else:
-        predictor = TrainedLengths.load(given.predictor, HiddenStates(model))
+    predictor = TrainedLengths.load(given.predictor, HiddenStates(model))
     _report(predictor, examples, examples)
 
 

@@ -107,7 +107,8 @@ class Head:
             words, dense, numbers = tensors["words"], tensors["dense"], tensors["numbers"]
         except (SafetensorError, KeyError) as error:
             raise ValueError(
-                f"{path} is not a router: expected a file that 'python -m sot_chains.router train' wrote"
+                f"{path} is not a router: expected a file that "
+                "'python -m benchmarks.router_training train' wrote"
             ) from error
         if (
             words.shape != (NUM_PLACES,)
@@ -117,7 +118,8 @@ class Head:
         ):
             raise ValueError(
                 f"{path} has {words.shape} word weights and {dense.shape} others, expected {(NUM_PLACES,)}: "
-                "it was written by another version; train it again with 'python -m sot_chains.router train'"
+                "it was written by another version; train it again with "
+                "'python -m benchmarks.router_training train'"
             )
         return cls(words, dense, *map(float, numbers))
 

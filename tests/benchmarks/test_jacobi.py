@@ -12,8 +12,8 @@ import torch
 
 from benchmarks import jacobi
 from benchmarks.decoding_ways import BASELINE, WAYS, Decoded, Way, figures_of
-from local_backend.training.tasks import TASKS, draw_cases
-from local_backend.training.tasks.plain import PlainOptions, make_model, train_tokenizer
+from benchmarks.jacobi_tasks import TASKS, draw_cases
+from benchmarks.jacobi_tasks.plain import PlainOptions, make_model, train_tokenizer
 
 from ..tiny import tiny_chat_model, tiny_tokenizer
 

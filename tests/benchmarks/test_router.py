@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import router
-from sot_chains.router.labels import LabelledQuestion
+from benchmarks.router_training.labels import LabelledQuestion
 
 
 def test_the_last_line_tells_of_every_router(

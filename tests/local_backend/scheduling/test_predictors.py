@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from local_backend import Engine, SamplingParams
+from local_backend import SamplingParams
 from local_backend.scheduling.features import HiddenStates, TextEmbeddings
 from local_backend.scheduling.length_log import LengthExample, LengthLog, read_lengths
 from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, Prediction
-from local_backend.scheduling.lora import LoraLengths, LoraOptions
 from local_backend.scheduling.observed import ObservedLengths
-from local_backend.scheduling.perception import PerceptionInAdvance, parse_length, split_announced
 from local_backend.scheduling.quantiles import (
     FitOptions,
     QuantileEnsemble,
@@ -151,28 +147,6 @@ def test_an_embedding_may_stand_for_the_hidden_states(
         TrainedLengths.load(tmp_path, HiddenStates(model))
 
 
-def test_adapters_learn_lengths_and_are_loaded_again(tmp_path: Path) -> None:
-    options = LoraOptions(rank=2, num_steps=40, batch_size=16, learning_rate=1e-2, num_evaluations=4)
-    learned, held_out = _examples(80, 1), _examples(30, 2)
-    prompts = [example.prompt_ids for example in held_out]
-    model = random_llama(num_hidden_layers=2)
-    state = torch.get_rng_state()
-    predictor = LoraLengths.fit(model, learned, options)
-    predictions = [one for one in predictor.predict(prompts) if one is not None]
-    errors = LengthErrors.of(predictions, [example.num_tokens for example in held_out])
-    assert errors.mean_absolute_error < 30  # the best constant is off by 35
-    assert torch.equal(torch.get_rng_state(), state)
-    predictor.save(tmp_path)
-    loaded = LoraLengths.load(tmp_path, random_llama(num_hidden_layers=2))
-    for one, other in zip(loaded.predict(prompts), predictions, strict=True):
-        assert one is not None
-        assert one.max_num_tokens == pytest.approx(other.max_num_tokens, rel=1e-4)
-    with pytest.raises(ValueError, match="at least 20"):
-        LoraLengths.fit(random_llama(), learned[:5])
-    with pytest.raises(FileNotFoundError, match="train one first"):
-        LoraLengths.load(tmp_path / "other", random_llama())
-
-
 # Observed -----------------------------------------------------------------------------------------------
 
 
@@ -205,73 +179,6 @@ def test_what_is_remembered_is_bounded_and_predictions_are_of_what_was_seen(
     for prediction in observed.predict([prompt for prompt, _ in seen]):
         assert prediction is not None
         assert {prediction.num_tokens, prediction.max_num_tokens} <= lengths
-
-
-# Perception in advance ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        ("120", 120 * 1.35),
-        ("About 1,200 words.", 1200 * 1.35),
-        ("100-150 words", 150 * 1.35),
-        ("350 tokens", 350),
-        ("1.5k tokens", 1500),
-        ("a hundred and fifty words", 150 * 1.35),
-        ("Two sentences.", 40 * 1.35),
-        ("I cannot say.", None),
-        ("0", None),
-        ("", None),
-        ("9" * 400, None),
-    ],
-)
-def test_replies_are_read(text: str, tokens: float | None) -> None:
-    assert parse_length(text) == (None if tokens is None else pytest.approx(tokens))
-
-
-@given(st.text(max_size=60))
-def test_no_reply_breaks_the_reading(text: str) -> None:
-    found = parse_length(text)
-    assert found is None or 0 < found < 1e10
-
-
-def test_an_announcement_is_split_from_the_answer() -> None:
-    assert split_announced("(Length of this answer in tokens: 42) Well then.") == (42, "Well then.")
-    assert split_announced("Well then.") == (None, "Well then.")
-
-
-class _Replying:
-    """An engine whose model says how many tokens its prompt has; keyed by the prompt."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self.max_positions = 2000
-        self.asked: list[str] = []
-
-    def generate(self, prompts: Sequence[Sequence[int]], params: Any, references: Any = None) -> Any:
-        texts = [self.tokenizer.decode(list(prompt)) for prompt in prompts]
-        self.asked += [str(text) for text in texts]
-        replies = ["30" if "tea" in text else "no idea" for text in self.asked[-len(prompts) :]]
-        return [type("Reply", (), {"text": reply})() for reply in replies]
-
-
-@pytest.mark.parametrize("form", ["asked", "announced"])
-def test_the_model_is_asked(form: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    engine = _Replying(tokenizer)
-    perception = PerceptionInAdvance(engine, form=form, unit="tokens", max_share=2.0)
-    prompts = [tokenizer.encode(text) for text in ("How is tea made?", "Why {braces}?")]
-    assert perception.predict([*prompts, [30] * 3000]) == [Prediction(30, 60), None, None]
-    assert all("tokens" in text for text in engine.asked)
-    assert perception.predict([]) == []
-    with pytest.raises(ValueError, match="max_share"):
-        PerceptionInAdvance(engine, max_share=0.5)
-
-
-def test_an_engine_can_be_asked(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-    with Engine(model, tokenizer) as engine:
-        predictions = PerceptionInAdvance(engine, form="announced").predict([[30, 40], [50]])
-    assert len(predictions) == 2
 
 
 # The log ------------------------------------------------------------------------------------------------
@@ -322,12 +229,11 @@ def test_the_command_trains_and_measures(
         for example in _examples(60, 1):
             log.add(example.prompt_ids, example.num_tokens)
     data, model = str(tmp_path / "log.jsonl"), str(tmp_path / "model")
-    for kind in ("hidden_state", "lora"):
-        output = str(tmp_path / kind)
-        main(["train", data, "--model", model, "--output", output, "--kind", kind, "--steps", "5"])
-        main(["evaluate", data, "--model", model, "--predictor", output])
+    output = str(tmp_path / "lengths")
+    main(["train", data, "--model", model, "--output", output])
+    main(["evaluate", data, "--model", model, "--predictor", output])
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert len(printed) == 4
+    assert len(printed) == 2
     assert all(figures["predictor"]["num_answers"] > 0 for figures in printed)
     with pytest.raises(SystemExit):
         main(["train", str(tmp_path / "none"), "--model", model, "--output", str(tmp_path / "x")])

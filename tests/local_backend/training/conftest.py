@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from local_backend.training.tasks import TASKS, draw_cases
-from local_backend.training.tasks.plain import PlainOptions, make_model, train_tokenizer
+from benchmarks.jacobi_tasks import TASKS, draw_cases
+from benchmarks.jacobi_tasks.plain import PlainOptions, make_model, train_tokenizer
 
 SHAPE = PlainOptions(hidden_size=32, num_layers=2, num_heads=2, vocabulary_size=320)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
+from benchmarks.jacobi_tasks import TASKS, draw_cases
 from local_backend.training import (
     CollectOptions,
     LossOptions,
@@ -26,7 +27,6 @@ from local_backend.training import (
 )
 from local_backend.training.__main__ import main
 from local_backend.training.resuming import has_model, write_model
-from local_backend.training.tasks import TASKS, draw_cases
 
 TOY = TuneOptions(
     num_rounds=2,

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.router_training.__main__ import main
+from benchmarks.router_training.labels import HELD_OUT_CHINESE, TRAINING, read_labels
+from benchmarks.router_training.measures import Confusion, calibration, calibration_error, cheapest_threshold
+from benchmarks.router_training.training import TrainingSettings, minimise, train, tversky_loss
 from sot_chains.router import TrainedRouter
-from sot_chains.router.__main__ import main
 from sot_chains.router.encoder import MAX_TOKENS, WEIGHTS
 from sot_chains.router.features import NUM_PLACES, NUM_SHAPES, shape_features, word_features
-from sot_chains.router.labels import HELD_OUT_CHINESE, TRAINING, read_labels
-from sot_chains.router.measures import Confusion, calibration, calibration_error, cheapest_threshold
 from sot_chains.router.trained import SHIPPED_HEAD, Features, Head, shipped_encoder
-from sot_chains.router.training import TrainingSettings, minimise, train, tversky_loss
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"

@@ -3,7 +3,8 @@
 After Zheng et al., arXiv 2305.13144: bins of predicted lengths, variable batch size, failure collection and
 recomputation, predicted maxima, each of which can be left out. Beyond the paper a failed row may go on where
 it was set aside. Knows predictions and numbers of tokens. Does not know who runs a batch: the engine
-(:mod:`local_backend.scheduling.static_run`) and the replay (:mod:`local_backend.scheduling.replay`) both do.
+(:mod:`~benchmarks.paper_scheduling.static_run`) and the replay (:mod:`~benchmarks.paper_scheduling.replay`)
+both do.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.jacobi_tasks.base import Case, Task, draw_cases
+from benchmarks.jacobi_tasks.plain import PlainOptions, train_plain
 from local_backend.engine import Engine
 from local_backend.sampling import SamplingParams
 from local_backend.sequence import Completion
@@ -21,8 +23,6 @@ from local_backend.training.noise import NoiseOptions
 from local_backend.training.options import TuneOptions
 from local_backend.training.pipeline import Report, tune
 from local_backend.training.resuming import has_model
-from local_backend.training.tasks.base import Case, Task, draw_cases
-from local_backend.training.tasks.plain import PlainOptions, train_plain
 from local_backend.training.trainer import LossOptions, Measure
 from local_backend.training.trajectories import CollectOptions
 

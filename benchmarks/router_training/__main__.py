@@ -1,4 +1,4 @@
-"""Trains and evaluates routers: ``python -m sot_chains.router train|evaluate --labels FILE``."""
+"""Trains and evaluates routers: ``python -m benchmarks.router_training train|evaluate --labels FILE``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sot_chains.router.calibration_plot import calibration_svg
-from sot_chains.router.labels import TRAINING, LabelledQuestion, read_labels
-from sot_chains.router.measures import Confusion, calibration, calibration_error
+from benchmarks.router_training.calibration_plot import calibration_svg
+from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
+from benchmarks.router_training.measures import Confusion, calibration, calibration_error
+from benchmarks.router_training.training import TrainingSettings, train
 from sot_chains.router.trained import SHIPPED_HEAD, Features, TrainedRouter, shipped_encoder
-from sot_chains.router.training import TrainingSettings, train
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

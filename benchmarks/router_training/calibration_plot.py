@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sot_chains.router.measures import Bin, calibration_error
+from benchmarks.router_training.measures import Bin, calibration_error
 
 _SIZE, _MARGIN = 320, 48
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local_backend.training.tasks import TASKS, Case, Split, Task, draw_cases
-from local_backend.training.tasks.__main__ import main
-from local_backend.training.tasks.python_functions import run_tests
-from local_backend.training.tasks.recipes import RECIPES
-from local_backend.training.tasks.text_to_sql import is_right, schemas
-from local_backend.training.tasks.word_problems import number_of
+from benchmarks.jacobi_tasks import TASKS, Case, Split, Task, draw_cases
+from benchmarks.jacobi_tasks.__main__ import main
+from benchmarks.jacobi_tasks.python_functions import run_tests
+from benchmarks.jacobi_tasks.recipes import RECIPES
+from benchmarks.jacobi_tasks.text_to_sql import is_right, schemas
+from benchmarks.jacobi_tasks.word_problems import number_of
 
 
 @pytest.fixture(params=sorted(TASKS))

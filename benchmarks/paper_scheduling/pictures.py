@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from benchmarks.paper_scheduling.replay import Replay, Stay
 from local_backend.scheduling.lengths import LengthErrors, Prediction
-from local_backend.scheduling.replay import Replay, Stay
 from local_backend.training.pictures import new_figure
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainingArguments
 
+from benchmarks.jacobi_tasks.base import Case, Task, draw_cases
+from benchmarks.jacobi_tasks.initialization import begin_copying
 from local_backend.models.loading import bf16_is_fast
 from local_backend.training.examples import NoisyExamples, Trajectory
 from local_backend.training.masks import use_fast_attention
 from local_backend.training.resuming import newest_checkpoint, write_model
-from local_backend.training.tasks.base import Case, Task, draw_cases
-from local_backend.training.tasks.initialization import begin_copying
 from local_backend.training.trainer import ConsistencyTrainer, LossOptions, Measure
 
 END, PAD = "<|end|>", "<|pad|>"

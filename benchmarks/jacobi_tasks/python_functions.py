@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from local_backend.training.tasks.base import Case, Split, split_of, word_list
+from benchmarks.jacobi_tasks.base import Case, Split, split_of, word_list
 
 _TIME_LIMIT_SECONDS = 10.0
 _NUM_TESTS = 5

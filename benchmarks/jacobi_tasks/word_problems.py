@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from local_backend.training.tasks.base import Case, Split, split_of, word_list
+from benchmarks.jacobi_tasks.base import Case, Split, split_of, word_list
 
 _NAMES = word_list("Mia Tom Lena Omar Ida Raj Eva Finn Zoe Max Nora Ben Aya Luis Kira Sam Tess Hugo")
 _THINGS = word_list("apples marbles stamps books coins shells cards pencils stickers beads plums buttons")

@@ -15,7 +15,7 @@ from local_backend.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction
 
 if TYPE_CHECKING:
-    from local_backend.scheduling.static_run import Generates
+    from benchmarks.paper_scheduling.static_run import Generates
 
 Unit = Literal["tokens", "words"]
 Form = Literal["asked", "announced"]

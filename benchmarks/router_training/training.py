@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.router_training.labels import LabelledQuestion
+from benchmarks.router_training.measures import cheapest_threshold
 from sot_chains.router.features import NUM_PLACES
-from sot_chains.router.labels import LabelledQuestion
-from sot_chains.router.measures import cheapest_threshold
 from sot_chains.router.trained import Features, Head
 
 Doubles = NDArray[np.float64]

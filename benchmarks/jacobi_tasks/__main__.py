@@ -1,4 +1,4 @@
-"""Command line of the tasks: ``python -m local_backend.training.tasks``.
+"""Command line of the tasks: ``python -m benchmarks.jacobi_tasks``.
 
 ``train NAME`` makes a plain model, a smaller draft model for comparison, and the plain model tuned for
 consistency. ``score NAME`` says how many held-out cases a model answers rightly.
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from local_backend.training.tasks import TASKS
+from benchmarks.jacobi_tasks import TASKS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command."""
-    parser = argparse.ArgumentParser(prog="python -m local_backend.training.tasks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.jacobi_tasks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="make the models of a task")
     score = commands.add_parser("score", help="score a model on held-out cases")
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     task = TASKS[given.task]
     if given.command == "show":
-        from local_backend.training.tasks.base import draw_cases
+        from benchmarks.jacobi_tasks.base import draw_cases
 
         for case in islice(draw_cases(task, "test"), given.cases):
             print(f"{case.prompt}{case.answer}\n")
         return
-    from local_backend.training.tasks.recipes import score_model, train_task
+    from benchmarks.jacobi_tasks.recipes import score_model, train_task
 
     try:
         if given.command == "train":

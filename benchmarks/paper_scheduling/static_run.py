@@ -1,8 +1,8 @@
 """Static micro-batches on an engine: each runs to its end before the next begins.
 
-What :mod:`local_backend.scheduling.static` plans is carried out with the engine's public ``generate``. Kept
-beside the engine's own scheduling, which is faster, for comparison with the paper. Knows an engine by that
-one method.
+What :mod:`~benchmarks.paper_scheduling.static` plans is carried out with the engine's public ``generate``.
+It is slower than the engine's own scheduling and there to compare with the paper. Knows an engine by that one
+method.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
 from local_backend.detokenizer import Detokenizer
 from local_backend.references import References
 from local_backend.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction
-from local_backend.scheduling.static import MicroBatches, StaticOptions
 from local_backend.sequence import Completion, Stats
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from local_backend.training.tasks.base import Case, Split, word_list
+from benchmarks.jacobi_tasks.base import Case, Split, word_list
 
 _TEST_EVERY = 4
 _MAX_STEPS = 200_000  # of SQLite's virtual machine, for one query

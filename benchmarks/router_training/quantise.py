@@ -1,4 +1,4 @@
-"""Makes the encoder's weights: ``python -m sot_chains.router.quantise FOLDER-OF-ALL-MINILM-L6-V2``.
+"""Makes the encoder's weights: ``python -m benchmarks.router_training.quantise FOLDER-OF-ALL-MINILM-L6-V2``.
 
 Keeps the layers and positions the encoder uses and rounds matrices to eight bits with one scale a row.
 Changes nothing else, so nothing is trained here.
@@ -56,7 +56,9 @@ def main() -> None:
     """Reads the folder named on the command line and writes into ``weights/``."""
     from safetensors.numpy import load_file, save_file
 
-    parser = argparse.ArgumentParser(prog="python -m sot_chains.router.quantise", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.router_training.quantise", description=__doc__
+    )
     parser.add_argument("folder", type=Path, help="holds all-MiniLM-L6-v2: model.safetensors, tokenizer.json")
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()

@@ -2,8 +2,8 @@
 
 Every row's stay in the batch is kept, so that cost, padding and a picture can be read off. Admission goes
 through :class:`~local_backend.scheduling.admission.WaitingRows` and batches through
-:class:`~local_backend.scheduling.static.MicroBatches`, as in production. Knows lengths and predictions. Does
-not know where they come from. Reading prompts is left out: it is the same for every policy.
+:class:`~benchmarks.paper_scheduling.static.MicroBatches`, as in production. Knows lengths and predictions.
+Does not know where they come from. Reading prompts is left out: it is the same for every policy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
 from local_backend.scheduling.admission import AdmissionPolicy, WaitingRows
 from local_backend.scheduling.lengths import Prediction, admission_tokens
-from local_backend.scheduling.static import MicroBatches, StaticOptions
 from local_backend.width_costs import WidthCosts
 
 _CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be reckoned
