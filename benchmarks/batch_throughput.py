@@ -46,12 +46,11 @@ from benchmarks.peers import aside
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, questions
 from local_backend import ChatLocal, Completion, Engine, SamplingParams
-from local_backend.chat_prompt import chat_prompt
-from local_backend.drafters import Drafter
+from local_backend.drafting import Drafter
+from local_backend.integrations.chat_format import chat_prompt
 from local_backend.models.loading import load
-from local_backend.scheduling.admission import AdmissionPolicy
-from local_backend.scheduling.lengths import Prediction
-from local_backend.scheduling.options import Scheduling
+from local_backend.scheduling.lengths import Prediction, Scheduling
+from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -2,7 +2,7 @@
 
 For every n (tokens that must match) and k (tokens copied) the same answers are written with ``span_copy``, by
 a model of random weights that is forced to write them, and beside them with ``reference_copy``, which chooses
-for itself at every step. Forwards and seconds of decoding; ``local_backend.visualize.ablation`` draws them.
+for itself at every step. Forwards and seconds of decoding; ``local_backend.plots.ablation`` draws them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.copy_workloads import SHAPES, forced_tasks, random_llama
 from benchmarks.peers import Run, Task, aside, run_engine
 from benchmarks.results import save
 from local_backend import ChatLocal, Drafter, SpanCopy
-from local_backend.drafters import drafter_of
+from local_backend.drafting import drafter_of
 
 MATCHES, COPIES = (1, 2, 3, 4, 5), (5, 10, 15, 20, 25, 30)
 

@@ -28,11 +28,11 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.results import save
-from local_backend.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafters import Drafter, ReferenceCopy, WritingRow
-from local_backend.drafters.copy_tree import CopyWeights
-from local_backend.drafters.copy_weights import FITTED
-from local_backend.verification import verify
+from local_backend.drafting import Drafter, ReferenceCopy, WritingRow
+from local_backend.drafting.copy_tree import CopyWeights
+from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
+from local_backend.drafting.reference_copy import FITTED
+from local_backend.engine.verification import verify
 
 # The best of a small grid that drafts about as much as the others.
 _SUFFIX_SETTINGS = {

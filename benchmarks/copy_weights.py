@@ -5,7 +5,7 @@ behind it; the answer says which vote was right, and then which was right one to
 these outcomes likeliest (maximum likelihood of the mixture that ``copy_tree.grow`` computes, with a
 small ridge). Forwards are those of the drafter itself, so fitting alternates with decoding.
 
-Prints the weights as ``local_backend/drafters/copy_weights.py`` holds them, and last one JSON line with the
+Prints the weights as ``local_backend/drafting/reference_copy.py`` holds them, and last one JSON line with the
 tokens per forward on cases the weights were not fitted to (cross-validation over halves).
 """
 
@@ -24,10 +24,10 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, small_trees, tokenizer_of
-from local_backend.drafters.copy_sources import TRAITS, CopySources
-from local_backend.drafters.copy_tree import CopyWeights, length_class
-from local_backend.drafters.copy_weights import FITTED
-from local_backend.drafters.text_index import BORDER, TextIndex
+from local_backend.drafting.copy_sources import TRAITS, CopySources
+from local_backend.drafting.copy_tree import CopyWeights, length_class
+from local_backend.drafting.reference_copy import FITTED
+from local_backend.drafting.suffix_index import BORDER, TextIndex
 
 _NUM_CLASSES = 8
 _MAX_DEPTH = 20

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import track
 
 from local_backend import Engine, Jacobi, Lookahead, SamplingParams
-from local_backend.drafters import Combined, Drafter, ReferenceCopy
+from local_backend.drafting import Combined, Drafter, ReferenceCopy
+from local_backend.models.forward_cost import WidthCosts
+from local_backend.requests.outputs import Trajectory
 from local_backend.training.evaluation import num_stationary
-from local_backend.training.examples import Trajectory
 from local_backend.training.trajectories import Recorder, decode_recorded
-from local_backend.width_costs import WidthCosts
 
 WAYS = ("jacobi_plain", "jacobi_tuned", "lookahead_tuned", "combined_tuned")
 BASELINE = "autoregressive"

@@ -30,13 +30,18 @@ from benchmarks.paper_scheduling.perception import PerceptionInAdvance
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
-from local_backend.chat_prompt import chat_prompt
-from local_backend.scheduling.features import HiddenStates, TextEmbeddings
-from local_backend.scheduling.length_log import LengthExample, LengthLog, read_lengths
-from local_backend.scheduling.lengths import MAX_QUANTILE, LengthErrors, Prediction, quantile_of
-from local_backend.scheduling.observed import ObservedLengths
-from local_backend.scheduling.trained import TrainedLengths
-from local_backend.training.identity import fingerprint
+from local_backend.integrations.chat_format import chat_prompt
+from local_backend.length_models.features import HiddenStates, TextEmbeddings
+from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
+from local_backend.length_models.trained import TrainedLengths
+from local_backend.scheduling.lengths import (
+    MAX_QUANTILE,
+    LengthErrors,
+    ObservedLengths,
+    Prediction,
+    quantile_of,
+)
+from local_backend.training.trajectory_store import fingerprint
 
 PAPER_ACC_100 = 0.81
 _LOGS = Path("build") / "length_prediction"

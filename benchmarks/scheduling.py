@@ -32,8 +32,8 @@ from rich.table import Table
 from benchmarks.paper_scheduling.replay import Replay, replay_slots, replay_static
 from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.results import save
+from local_backend.models.forward_cost import WidthCosts
 from local_backend.scheduling.lengths import LengthErrors, Prediction
-from local_backend.width_costs import WidthCosts
 
 GENERATED = "t0.7"
 SIBLINGS = ("t0.0", "t0.3", "t0.5")

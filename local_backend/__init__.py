@@ -10,10 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from local_backend.chat_model import ChatLocal
-    from local_backend.custom_generate import ParallelDecoding, write_custom_generate
-    from local_backend.draft import Draft, Outcome
-    from local_backend.drafters import (
+    from local_backend.drafting import (
         Combined,
         Drafter,
         Jacobi,
@@ -21,11 +18,14 @@ if TYPE_CHECKING:
         ReferenceCopy,
         SpanCopy,
     )
-    from local_backend.engine import Engine
-    from local_backend.references import References
-    from local_backend.sampling import SamplingParams
-    from local_backend.scheduling.options import Scheduling
-    from local_backend.sequence import Completion
+    from local_backend.drafting.draft import Draft, Outcome
+    from local_backend.engine.engine import Engine
+    from local_backend.integrations.chat_local import ChatLocal
+    from local_backend.integrations.custom_generate import ParallelDecoding, write_custom_generate
+    from local_backend.requests.outputs import Completion
+    from local_backend.requests.request import References
+    from local_backend.requests.sampling import SamplingParams
+    from local_backend.scheduling.lengths import Scheduling
 
 __all__ = [
     "ChatLocal",
@@ -47,22 +47,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ChatLocal": "chat_model",
-    "Combined": "drafters",
-    "Completion": "sequence",
-    "Draft": "draft",
-    "Drafter": "drafters",
-    "Engine": "engine",
-    "Jacobi": "drafters",
-    "Lookahead": "drafters",
-    "Outcome": "draft",
-    "ParallelDecoding": "custom_generate",
-    "ReferenceCopy": "drafters",
-    "References": "references",
-    "SamplingParams": "sampling",
-    "Scheduling": "scheduling.options",
-    "SpanCopy": "drafters",
-    "write_custom_generate": "custom_generate",
+    "ChatLocal": "integrations.chat_local",
+    "Combined": "drafting",
+    "Completion": "requests.outputs",
+    "Draft": "drafting.draft",
+    "Drafter": "drafting",
+    "Engine": "engine.engine",
+    "Jacobi": "drafting",
+    "Lookahead": "drafting",
+    "Outcome": "drafting.draft",
+    "ParallelDecoding": "integrations.custom_generate",
+    "ReferenceCopy": "drafting",
+    "References": "requests.request",
+    "SamplingParams": "requests.sampling",
+    "Scheduling": "scheduling.lengths",
+    "SpanCopy": "drafting",
+    "write_custom_generate": "integrations.custom_generate",
 }
 
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from local_backend.scheduling.admission import AdmissionPolicy
+from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
 if TYPE_CHECKING:
-    from local_backend.offline.run import Report
+    from local_backend.integrations.offline_batch import Report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,12 +71,12 @@ def _run(given: argparse.Namespace) -> Report:
         raise ValueError(f"{given.output} is the input: name another output")
     from tqdm.auto import tqdm
 
-    from local_backend.engine import Engine
+    from local_backend.engine.engine import Engine
+    from local_backend.integrations.offline_batch import OfflineRun
+    from local_backend.integrations.ordered_output import OrderedOutput
     from local_backend.models.loading import load
-    from local_backend.offline.output import OrderedOutput
-    from local_backend.offline.run import OfflineRun
-    from local_backend.sampling import SamplingParams
-    from local_backend.scheduling.options import Scheduling
+    from local_backend.requests.sampling import SamplingParams
+    from local_backend.scheduling.lengths import Scheduling
 
     defaults = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature)
     max_cache_bytes = None if given.max_cache_mib is None else int(given.max_cache_mib * 2**20)

@@ -109,7 +109,7 @@ def _innermost(model: Any) -> Iterator[Any]:
 
 
 def _is_local(model: object) -> bool:
-    if "local_backend.chat_model" not in sys.modules:  # so none exists; spares importing torch
+    if "local_backend.integrations.chat_local" not in sys.modules:  # so none exists; spares importing torch
         return False
     from local_backend import ChatLocal
 

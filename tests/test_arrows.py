@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,32 +57,91 @@ def test_sot_chains_never_needs_torch() -> None:
         assert not {name for name in _imports(path) if name.startswith("safetensors.torch")}, path
 
 
-def test_langchain_is_imported_by_the_chat_model_alone() -> None:
+# Folders and modules of a package, lowest first: each imports from lines above its own, and from itself.
+# Imports inside functions and for types alone count like all others.
+LAYERS = {
+    "local_backend": [
+        ["drafting", "caching"],
+        ["models"],
+        ["requests"],
+        ["scheduling"],
+        ["engine"],
+        ["plots"],
+        ["length_models", "training", "integrations"],
+        ["batch", "__init__"],
+    ],
+}
+
+
+def _room(name: str) -> str:
+    """The folder or module right below the package, of a dotted name."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_follow_the_layers(package: str) -> None:
+    rank = {room: number for number, rooms in enumerate(LAYERS[package]) for room in rooms}
+    for path in _modules(package):
+        room = _room(_dotted(path))
+        assert room in rank, f"{path} is in no layer"
+        for name in _imports(path):
+            if name.split(".")[0] != package or name == package:
+                continue
+            other = _room(name)
+            if other in rank:  # else a name that the package exports
+                assert other == room or rank[other] < rank[room], (
+                    f"{path} imports {name}, which is not below it"
+                )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_back(package: str) -> None:
+    modules = {_dotted(path).removesuffix(".__init__"): path for path in _modules(package)}
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for name, path in modules.items():
+        sorter.add(name, *({other for other in _imports(path) if other in modules} - {name, package}))
+    sorter.prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_folders_and_modules_stay_small(package: str) -> None:
+    folders = Counter(path.parent for path in _modules(package) if path.name != "__init__.py")
+    assert max(folders.values()) <= 14, folders
+    long = {
+        path.name: size for path in _modules(package) if (size := len(path.read_text().splitlines())) > 350
+    }
+    assert not long
+
+
+def test_langchain_is_imported_by_integrations_alone() -> None:
     for path in _modules("local_backend"):
-        if path.name != "chat_model.py":
+        if _room(_dotted(path)) != "integrations":
             assert not {root for root in _roots(path) if root.startswith("langchain")}, path
 
 
-def test_only_the_cache_module_touches_the_transformers_cache() -> None:
+def test_only_the_cache_touches_the_transformers_cache() -> None:
     for path in _modules("local_backend"):
-        if path.name != "kv_cache.py":
+        if path.name not in ("kv_cache.py", "cache_layer.py"):
             names = set(_imports(path))
             assert not {name for name in names if name.startswith("transformers") and "Cache" in name}, path
             assert not any("cache_utils" in name for name in names), path
 
 
 def test_the_engine_knows_drafters_by_their_protocol() -> None:
-    names = [name for name in _imports(ROOT / "local_backend" / "engine.py") if "drafters" in name]
-    assert set(names) <= {
-        "local_backend.drafters",
-        "local_backend.drafters.Drafter",
-        "local_backend.drafters.drafter_of",
-        "local_backend.drafters.base",
-        "local_backend.drafters.base.Drafter",
+    names = {
+        name for path in _modules("local_backend/engine") for name in _imports(path) if "drafting" in name
     }
-    for path in _modules("local_backend/drafters"):
-        for name in _imports(path):
-            assert not name.startswith(("local_backend.engine", "local_backend.kv_cache")), (path, name)
+    assert not {
+        name
+        for name in names
+        if name.startswith("local_backend.drafting.")
+        and name.split(".")[2] not in ("Drafter", "drafter_of", "draft", "drafter")
+    }
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend import ChatLocal, Engine
-from local_backend.drafters import Drafter
+from local_backend.drafting import Drafter
 
 VOCABULARY = 500
 PAD, END = "<|pad|>", "<|im_end|>"

@@ -16,9 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from benchmarks.jacobi_tasks.base import Case, Task, draw_cases
 from benchmarks.jacobi_tasks.initialization import begin_copying
 from local_backend.models.loading import bf16_is_fast
-from local_backend.training.examples import NoisyExamples, Trajectory
-from local_backend.training.masks import use_fast_attention
-from local_backend.training.resuming import newest_checkpoint, write_model
+from local_backend.requests.outputs import Trajectory
+from local_backend.training.checkpoints import newest_checkpoint, write_model
+from local_backend.training.examples import NoisyExamples
+from local_backend.training.packing import use_fast_attention
 from local_backend.training.trainer import ConsistencyTrainer, LossOptions, Measure
 
 END, PAD = "<|end|>", "<|pad|>"

@@ -15,16 +15,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.jacobi_tasks.base import Case, Task, draw_cases
 from benchmarks.jacobi_tasks.plain import PlainOptions, train_plain
-from local_backend.engine import Engine
-from local_backend.sampling import SamplingParams
-from local_backend.sequence import Completion
+from local_backend.engine.engine import Engine
+from local_backend.requests.outputs import Completion
+from local_backend.requests.sampling import SamplingParams
+from local_backend.training.checkpoints import has_model
 from local_backend.training.evaluation import Quality
-from local_backend.training.noise import NoiseOptions
-from local_backend.training.options import TuneOptions
-from local_backend.training.pipeline import Report, tune
-from local_backend.training.resuming import has_model
+from local_backend.training.examples import NoiseOptions
+from local_backend.training.rounds import TuneOptions
 from local_backend.training.trainer import LossOptions, Measure
 from local_backend.training.trajectories import CollectOptions
+from local_backend.training.tuning import Report, tune
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from local_backend.sampling import SamplingParams
+from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction
 
 if TYPE_CHECKING:

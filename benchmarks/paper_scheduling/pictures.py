@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.paper_scheduling.replay import Replay, Stay
+from local_backend.plots import new_figure
 from local_backend.scheduling.lengths import LengthErrors, Prediction
-from local_backend.training.pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

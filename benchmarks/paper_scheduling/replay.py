@@ -1,7 +1,7 @@
 """What a policy would have cost on answers whose lengths are known: the real scheduler, without a model.
 
 Every row's stay in the batch is kept, so that cost, padding and a picture can be read off. Admission goes
-through :class:`~local_backend.scheduling.admission.WaitingRows` and batches through
+through :class:`~local_backend.scheduling.waiting_queue.WaitingRows` and batches through
 :class:`~benchmarks.paper_scheduling.static.MicroBatches`, as in production. Knows lengths and predictions.
 Does not know where they come from. Reading prompts is left out: it is the same for every policy.
 """
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
-from local_backend.scheduling.admission import AdmissionPolicy, WaitingRows
+from local_backend.models.forward_cost import WidthCosts
 from local_backend.scheduling.lengths import Prediction, admission_tokens
-from local_backend.width_costs import WidthCosts
+from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingRows
 
 _CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be reckoned
 

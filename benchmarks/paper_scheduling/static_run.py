@@ -13,11 +13,10 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
-from local_backend.detokenizer import Detokenizer
-from local_backend.references import References
-from local_backend.sampling import SamplingParams
+from local_backend.requests.outputs import Completion, Detokenizer, Stats
+from local_backend.requests.request import References
+from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction
-from local_backend.sequence import Completion, Stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

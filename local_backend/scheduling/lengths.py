@@ -7,12 +7,14 @@ Predicting lengths to batch likes with likes: Zheng et al., arXiv 2305.13144.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from local_backend.sampling import SamplingParams
-from local_backend.scheduling.admission import AdmissionPolicy
+from local_backend.requests.sampling import SamplingParams
+from local_backend.scheduling.waiting_queue import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingRows
 
 MAX_QUANTILE = 0.9
 """The quantile that :attr:`Prediction.max_num_tokens` stands for."""
@@ -63,6 +65,14 @@ class LearningPredictor(LengthPredictor, Protocol):
     """A predictor that learns from the answers it is told of."""
 
     def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
+        """An answer to ``prompt`` has ended by itself after ``num_tokens`` tokens; from any thread."""
+        ...
+
+
+class AnswerLengthLog(Protocol):
+    """Writes down how long answers were; e.g. :class:`~local_backend.length_models.length_log.LengthLog`."""
+
+    def add(self, prompt: Sequence[int], num_tokens: int, params: SamplingParams) -> None:
         """An answer to ``prompt`` has ended by itself after ``num_tokens`` tokens; from any thread."""
         ...
 
@@ -175,3 +185,133 @@ def admission_tokens(prediction: Prediction | None, policy: AdmissionPolicy) -> 
     if policy == "longest_first":
         return 2 * prediction.max_num_tokens - prediction.num_tokens
     return prediction.num_tokens
+
+
+# Beginnings are compared at these numbers of tokens; what varies later is the same template.
+_BEGINNINGS = (8, 16, 32, 64, 128, 256)
+_KEPT_LENGTHS = 256  # of a template: the last so many answers
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The last answers to prompts with one beginning."""
+
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT_LENGTHS))
+    prediction: Prediction | None = None  # of these; None when it has to be reckoned anew
+
+
+class ObservedLengths:
+    """Predicts from the answers it was told of; for any thread.
+
+    Args:
+        min_answers: Answers of a template, at least, before it is gone by.
+        max_templates: Beginnings that are remembered; those not met for longest are forgotten.
+
+    Raises:
+        ValueError: A number is below 1.
+    """
+
+    def __init__(self, *, min_answers: int = 8, max_templates: int = 8192) -> None:
+        if min_answers < 1 or max_templates < 1:
+            raise ValueError(
+                f"min_answers and max_templates must be at least 1, got {min_answers} and {max_templates}"
+            )
+        self._min_answers = min_answers
+        self._max_templates = max_templates
+        self._all = _Seen()
+        self._seen: OrderedDict[tuple[int, ...], _Seen] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
+        """An answer to ``prompt`` has ended by itself after ``num_tokens`` tokens."""
+        with self._lock:
+            self._count(self._all, num_tokens)
+            for beginning in _beginnings(prompt):
+                self._count(self._seen.setdefault(beginning, _Seen()), num_tokens)
+                self._seen.move_to_end(beginning)
+            while len(self._seen) > self._max_templates:
+                self._seen.popitem(last=False)
+
+    def predict(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
+    ) -> list[Prediction | None]:
+        """One prediction for each prompt; ``None`` as long as too few answers of any kind are known."""
+        with self._lock:
+            return [self._predict(prompt) for prompt in prompts]
+
+    def _predict(self, prompt: Sequence[int]) -> Prediction | None:
+        known = [self._all]
+        for beginning in _beginnings(prompt):
+            if beginning not in self._seen:
+                break  # longer ones are not there either, or are about to be forgotten
+            known.append(self._seen[beginning])
+        deepest = next((seen for seen in reversed(known) if len(seen.lengths) >= self._min_answers), None)
+        if deepest is None:
+            return None
+        if deepest.prediction is None:
+            deepest.prediction = Prediction(
+                quantile_of(deepest.lengths, 0.5), quantile_of(deepest.lengths, MAX_QUANTILE)
+            )
+        return deepest.prediction
+
+    @staticmethod
+    def _count(seen: _Seen, num_tokens: int) -> None:
+        seen.lengths.append(num_tokens)
+        seen.prediction = None
+
+
+def _beginnings(prompt: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The first tokens of a prompt, ever more of them."""
+    prompt = tuple(prompt[: _BEGINNINGS[-1]])
+    for length in _BEGINNINGS:
+        if length > len(prompt):
+            return
+        yield prompt[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Who begins first, and within how much memory.
+
+    Attributes:
+        policy: ``"first_come"``; ``"shortest_first"``, for the least mean latency; ``"longest_first"``, for
+            the whole to be done soonest.
+        predictor: Says how long answers will be; what it says orders rows and reserves memory. One that
+            learns is told of every answer that has ended by itself, and asked again about those who wait.
+            ``None`` is :class:`~local_backend.scheduling.lengths.ObservedLengths`.
+        max_cache_bytes: Memory for keys and values, those of kept beginnings included; what does not fit
+            waits. It is taken whole when it is first needed. ``None`` takes what ``max_rows`` rows need.
+        max_overtakes: How many that were submitted later may begin before a row that waits.
+        length_log: Where prompts and the lengths of their answers are written down, to train a predictor.
+
+    Raises:
+        ValueError: The policy is unknown or a number is out of range.
+    """
+
+    policy: AdmissionPolicy = "first_come"
+    predictor: LengthPredictor | None = None
+    max_cache_bytes: int | None = None
+    max_overtakes: int = DEFAULT_MAX_OVERTAKES
+    length_log: AnswerLengthLog | None = None
+
+    def __post_init__(self) -> None:
+        WaitingRows[int](self.policy, max_overtakes=self.max_overtakes)  # says what is wrong with them
+        if self.max_cache_bytes is not None and self.max_cache_bytes < 1:
+            raise ValueError(f"max_cache_bytes must be at least 1, got {self.max_cache_bytes}")
+
+    @classmethod
+    def of(cls, scheduling: Scheduling | AdmissionPolicy | None) -> Scheduling:
+        """A policy's name, or nothing, as what it stands for.
+
+        Raises:
+            TypeError: It is neither.
+        """
+        if scheduling is None:
+            return cls()
+        if isinstance(scheduling, str):
+            return cls(policy=scheduling)
+        if not isinstance(scheduling, Scheduling):
+            raise TypeError(
+                f"scheduling is a Scheduling or the name of a policy, got {type(scheduling).__name__}"
+            )
+        return scheduling

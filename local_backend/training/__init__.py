@@ -15,23 +15,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from local_backend.plots import draw_progress, draw_trajectories
+    from local_backend.requests.outputs import Trajectory
+    from local_backend.requests.prompt_file import read_prompts
     from local_backend.training.evaluation import Evaluation, evaluate, perplexity
-    from local_backend.training.examples import NoisyExamples, Trajectory
-    from local_backend.training.identity import fingerprint
+    from local_backend.training.examples import NoiseOptions, NoisyExamples
     from local_backend.training.losses import (
         autoregressive_loss,
         global_consistency_loss,
         local_consistency_loss,
     )
-    from local_backend.training.masks import PackedForward
-    from local_backend.training.noise import NoiseOptions
-    from local_backend.training.options import TuneOptions
-    from local_backend.training.packing import Copy, Example, PackedBatch, pack
-    from local_backend.training.pictures import draw_progress, draw_trajectories
-    from local_backend.training.pipeline import Report, tune
-    from local_backend.training.prompts import read_prompts
-    from local_backend.training.rounds import load_for_training, train_round
-    from local_backend.training.stored import StoredTrajectories
+    from local_backend.training.packing import Copy, Example, PackedBatch, PackedForward, pack
+    from local_backend.training.rounds import TuneOptions, load_for_training, train_round
     from local_backend.training.trainer import ConsistencyTrainer, LossOptions, packed_losses
     from local_backend.training.trajectories import (
         CollectOptions,
@@ -39,43 +34,45 @@ if TYPE_CHECKING:
         collect_trajectories,
         decode_recorded,
     )
+    from local_backend.training.trajectory_store import StoredTrajectories, fingerprint
+    from local_backend.training.tuning import Report, tune
 
 _HOMES = {
-    "CollectOptions": "trajectories",
-    "ConsistencyTrainer": "trainer",
-    "Copy": "packing",
-    "Evaluation": "evaluation",
-    "Example": "packing",
-    "LossOptions": "trainer",
-    "NoiseOptions": "noise",
-    "NoisyExamples": "examples",
-    "PackedBatch": "packing",
-    "PackedForward": "masks",
-    "Recorder": "trajectories",
-    "Report": "pipeline",
-    "StoredTrajectories": "stored",
-    "Trajectory": "examples",
-    "TuneOptions": "options",
-    "autoregressive_loss": "losses",
-    "collect_trajectories": "trajectories",
-    "decode_recorded": "trajectories",
-    "draw_progress": "pictures",
-    "draw_trajectories": "pictures",
-    "evaluate": "evaluation",
-    "fingerprint": "identity",
-    "global_consistency_loss": "losses",
-    "load_for_training": "rounds",
-    "local_consistency_loss": "losses",
-    "pack": "packing",
-    "packed_losses": "trainer",
-    "perplexity": "evaluation",
-    "read_prompts": "prompts",
-    "train_round": "rounds",
-    "tune": "pipeline",
+    "CollectOptions": "training.trajectories",
+    "ConsistencyTrainer": "training.trainer",
+    "Copy": "training.packing",
+    "Evaluation": "training.evaluation",
+    "Example": "training.packing",
+    "LossOptions": "training.trainer",
+    "NoiseOptions": "training.examples",
+    "NoisyExamples": "training.examples",
+    "PackedBatch": "training.packing",
+    "PackedForward": "training.packing",
+    "Recorder": "training.trajectories",
+    "Report": "training.tuning",
+    "StoredTrajectories": "training.trajectory_store",
+    "Trajectory": "requests.outputs",
+    "TuneOptions": "training.rounds",
+    "autoregressive_loss": "training.losses",
+    "collect_trajectories": "training.trajectories",
+    "decode_recorded": "training.trajectories",
+    "draw_progress": "plots",
+    "draw_trajectories": "plots",
+    "evaluate": "training.evaluation",
+    "fingerprint": "training.trajectory_store",
+    "global_consistency_loss": "training.losses",
+    "load_for_training": "training.rounds",
+    "local_consistency_loss": "training.losses",
+    "pack": "training.packing",
+    "packed_losses": "training.trainer",
+    "perplexity": "training.evaluation",
+    "read_prompts": "requests.prompt_file",
+    "train_round": "training.rounds",
+    "tune": "training.tuning",
 }
 # Of the `training` extra, or of the `local` one that it contains.
 _EXTRA = ("torch", "accelerate", "datasets", "peft", "matplotlib")
-_NEED_TORCH_ALONE = {"examples", "losses", "masks", "noise", "packing"}
+_NEED_TORCH_ALONE = {"requests.outputs", "training.examples", "training.losses", "training.packing"}
 
 __all__ = [
     "CollectOptions",
@@ -121,7 +118,7 @@ def __getattr__(name: str) -> object:
         raise ImportError(
             f"training needs {', '.join(missing)}: pip install 'langchain-parallel-decoding[training]'"
         )
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"local_backend.{home}"), name)
 
 
 def _is_installed(package: str) -> bool:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from local_backend.models.loading import bf16_is_fast
-from local_backend.training.masks import PackedForward
-from local_backend.training.packing import pack
+from local_backend.training.packing import PackedForward, pack
 from local_backend.training.trainer import LossOptions, base_model_of, packed_losses
 
 if TYPE_CHECKING:

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from local_backend.drafters import Drafter, Jacobi
-from local_backend.engine import Engine
-from local_backend.sampling import SamplingParams
-from local_backend.sequence import Completion
-from local_backend.training.examples import Trajectory
+from local_backend.drafting import Drafter, Jacobi
+from local_backend.engine.engine import Engine
+from local_backend.requests.outputs import Completion, Trajectory
+from local_backend.requests.sampling import SamplingParams
 from local_backend.training.losses import autoregressive_loss
-from local_backend.training.masks import PackedForward
-from local_backend.training.packing import Example, pack
+from local_backend.training.packing import Example, PackedForward, pack
 from local_backend.training.trajectories import Recorder, decode_recorded
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from local_backend.training.losses import (
     global_consistency_loss,
     local_consistency_loss,
 )
-from local_backend.training.masks import PackedForward
-from local_backend.training.packing import Example, PackedBatch, pack
+from local_backend.training.packing import Example, PackedBatch, PackedForward, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

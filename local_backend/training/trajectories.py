@@ -11,24 +11,65 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.progress import Progress
 
-from local_backend.delivery import ThreadMailbox
-from local_backend.draft import Draft, Outcome
-from local_backend.drafters import Drafter, Jacobi, WritingRow
-from local_backend.drafters.per_row import PerRow
-from local_backend.engine import Engine
-from local_backend.sampling import SamplingParams
-from local_backend.sequence import Completion
-from local_backend.training.examples import Trajectory
-from local_backend.training.filters import FAULTS, fault_of
-from local_backend.training.progress import progress_bar
-from local_backend.training.stored import begin_manifest, write_part
+from local_backend.drafting import Drafter, Jacobi, WritingRow
+from local_backend.drafting.draft import Draft, Outcome
+from local_backend.drafting.drafter import PerRow
+from local_backend.engine.engine import Engine
+from local_backend.engine.worker import ThreadMailbox
+from local_backend.requests.outputs import Completion, Trajectory
+from local_backend.requests.sampling import SamplingParams
+from local_backend.training.trajectory_store import begin_manifest, progress_bar, write_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+Fault = Literal["empty", "unfinished", "repetitive", "broken", "rejected"]
+# The last is given by the caller alone.
+FAULTS: tuple[Fault, ...] = ("empty", "unfinished", "repetitive", "broken", "rejected")
+
+_LONGEST_PERIOD = 24
+_LEAST_REPEATED_TOKENS = 24
+_LEAST_REPEATS = 4
+
+
+def fault_of(token_ids: Sequence[int], text: str, *, is_finished: bool) -> Fault | None:
+    """Why an answer is left out, ``None`` where it is kept.
+
+    Args:
+        token_ids: The answer, its end token included.
+        text: Its text.
+        is_finished: Whether the model ended it; at a cut answer's end there is no fixed point to learn.
+    """
+    if len(token_ids) < 2 or not text.strip():
+        return "empty"
+    if is_repetitive(token_ids):
+        return "repetitive"
+    if not is_finished:
+        return "unfinished"
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        return "broken"
+    return None
+
+
+def is_repetitive(token_ids: Sequence[int]) -> bool:
+    """Whether a stretch of the answer says the same few tokens over and over.
+
+    That is a span of at most 24 tokens, four times or more in a row, over 24 tokens or more.
+    """
+    for period in range(1, _LONGEST_PERIOD + 1):
+        run = 0
+        wanted = max(_LEAST_REPEATED_TOKENS, period * _LEAST_REPEATS) - period
+        for one, other in zip(token_ids, token_ids[period:], strict=False):
+            run = run + 1 if one == other else 0
+            if run >= wanted:
+                return True
+    return False
+
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +192,7 @@ def collect_trajectories(
     Args:
         model: Whose trajectories; see :class:`~local_backend.Engine` for which models can be decoded.
         tokenizer: Its tokenizer.
-        prompts: Token ids, see :func:`~local_backend.training.prompts.read_prompts`.
+        prompts: Token ids, see :func:`~local_backend.requests.prompt_file.read_prompts`.
         folder: Where they go.
         options: How they are made.
         accept: Which answers are worth learning from, beside the faults that are always looked for: given the

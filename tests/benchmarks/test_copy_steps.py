@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.copy_steps import Case, FirstMatch, PromptLookup, main, measure, oracle_forwards, run_case
 from local_backend import Draft, Drafter
-from local_backend.drafters import drafter_of
+from local_backend.drafting import drafter_of
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from benchmarks.paper_scheduling.pictures import draw_predictions, draw_schedules, schedule_bars
 from benchmarks.paper_scheduling.replay import Replay, made_up_lengths, replay_slots, replay_static
 from benchmarks.paper_scheduling.static import StaticOptions
+from local_backend.models.forward_cost import WidthCosts
 from local_backend.scheduling.lengths import Prediction
-from local_backend.width_costs import WidthCosts
 
 VANILLA = StaticOptions.vanilla(batch_rows=2, max_tokens=64, group_rows=4)
 ALL = StaticOptions(batch_rows=2, max_tokens=64, group_rows=8, bin_tokens=8)

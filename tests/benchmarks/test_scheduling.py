@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.paper_scheduling.replay import made_up_lengths
 from benchmarks.scheduling import GENERATED, SIBLINGS, main, measure, predict_from_siblings, read_answers
+from local_backend.models.forward_cost import WidthCosts
 from local_backend.scheduling.lengths import Prediction
-from local_backend.width_costs import WidthCosts
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "lengths" / "vicuna7b_alpaca_dev.jsonl"
 WAYS = ["static_bins", "static_vbs", "static_fcr", "static_all", "slots_first_come", "slots_predicted"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from local_backend import Drafter, Outcome
-from local_backend.verification import verify
+from local_backend.engine.verification import verify
 
 NextToken = Callable[[Sequence[int]], int]
 

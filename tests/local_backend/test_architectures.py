@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from local_backend import Draft, Engine, Jacobi, SamplingParams
-from local_backend.architecture import Architecture
-from local_backend.forward import MaskRules, TreeShape
+from local_backend.models.architecture import Architecture
+from local_backend.models.model_runner import MaskRules, TreeShape
 
 from .architectures import ARCHITECTURES, WINDOW, random_model
 from .conftest import greedy, ragged_prompts

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from local_backend import ChatLocal, Engine
-from local_backend import batch_progress as bars
-from local_backend.scheduling.options import Scheduling
+from local_backend.integrations import batch_progress as bars
+from local_backend.scheduling.lengths import Scheduling
 
 from ..tiny import tiny_chat
 

@@ -218,7 +218,9 @@ def test_the_profile_says_what_it_can(chat: ChatLocal) -> None:
 def test_configuring_does_not_load_weights_again(
     chat: ChatLocal, copying: ChatLocal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("local_backend.chat_model.load", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(
+        "local_backend.integrations.chat_local.load", lambda *_, **__: pytest.fail("weights were loaded")
+    )
     configurable = chat.configurable_fields(
         temperature=ConfigurableField(id="temperature"), max_tokens=ConfigurableField(id="max_tokens")
     )

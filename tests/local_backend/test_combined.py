@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from local_backend import Combined, Draft, Outcome
-from local_backend.drafters import WritingRow
+from local_backend.drafting import WritingRow
 
 from .fake_rows import FakeRow, by_last_two, step, write
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
-from local_backend.compilation import compile_blocks, is_compiled
+from local_backend.models.compilation import compile_blocks, is_compiled
 
 from .architectures import random_model
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend.copied import CopiedSpan, copied_spans
+from local_backend.requests.outputs import CopiedSpan, copied_spans
 
 TEXTS = st.lists(st.integers(0, 3), max_size=30)
 

@@ -13,12 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local_backend import Draft, ReferenceCopy
-from local_backend.drafters.copy_sources import COMMON, RESUMED, TRAITS, CopySources
-from local_backend.drafters.copy_tree import CopyWeights, Source, grow, length_class
-from local_backend.drafters.copy_weights import FITTED
-from local_backend.drafters.shared_indexes import SharedIndexes
-from local_backend.drafters.text_index import BORDER, MAX_MATCH_TOKENS, Match, TextIndex
-from local_backend.drafters.written_text import WrittenText
+from local_backend.drafting.copy_sources import COMMON, RESUMED, TRAITS, CopySources
+from local_backend.drafting.copy_tree import CopyWeights, Source, grow, length_class
+from local_backend.drafting.reference_copy import FITTED
+from local_backend.drafting.suffix_index import (
+    BORDER,
+    MAX_MATCH_TOKENS,
+    Match,
+    SharedIndexes,
+    TextIndex,
+    WrittenText,
+)
 from tests.local_backend.fake_rows import FakeRow, write
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=60), max_size=4)

@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from local_backend import ChatLocal
-from local_backend.custom_generate import ParallelDecoding, generate, write_custom_generate
+from local_backend.integrations.custom_generate import ParallelDecoding, generate, write_custom_generate
 from local_backend.models.default_model import default_model_folder
-from local_backend.sampling import SamplingParams, probabilities
+from local_backend.requests.sampling import SamplingParams, probabilities
 
 from ..tiny import VOCABULARY, tiny_chat_model, tiny_tokenizer
 from .conftest import ragged_prompts

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from local_backend.detokenizer import Detokenizer
+from local_backend.requests.outputs import Detokenizer
 
 from ..tiny import tiny_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from local_backend.draft import Draft
+from local_backend.drafting.draft import Draft
 
 
 def test_what_is_expected_below_a_token_is_counted_where_it_was_accepted() -> None:

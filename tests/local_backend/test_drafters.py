@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome, SpanCopy
-from local_backend.drafters import drafter_of
-from local_backend.drafters.ngram_pool import NgramPool
-from local_backend.drafters.per_row import PerRow
+from local_backend.drafting import drafter_of
+from local_backend.drafting.drafter import PerRow
+from local_backend.drafting.jacobi import NgramPool
 
 from .fake_rows import FakeRow, by_last, by_last_two, by_position, step, write
 

@@ -21,11 +21,12 @@ from local_backend import (
     SamplingParams,
     SpanCopy,
 )
-from local_backend.chat_prompt import chat_prompt
-from local_backend.drafters.per_row import PerRow
-from local_backend.sampling import probabilities
-from local_backend.sequence import Completion, Row, Update
-from local_backend.width_costs import WidthCosts
+from local_backend.drafting.drafter import PerRow
+from local_backend.integrations.chat_format import chat_prompt
+from local_backend.models.forward_cost import WidthCosts
+from local_backend.requests.outputs import Completion, Update
+from local_backend.requests.sampling import probabilities
+from local_backend.requests.sequence import Row
 
 from ..tiny import random_llama
 from .architectures import ARCHITECTURES, WINDOW, random_model

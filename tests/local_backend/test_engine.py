@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import random
 import threading
@@ -17,8 +16,8 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, Outcome, SamplingParams
-from local_backend.drafters import WritingRow
-from local_backend.sequence import Update
+from local_backend.drafting import WritingRow
+from local_backend.requests.outputs import Update
 
 from ..tiny import random_llama
 from .conftest import greedy, ragged_prompts
@@ -158,8 +157,8 @@ def test_the_end_of_a_prompt_is_read_by_the_forward_that_begins_the_answer(
     prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in lengths]
     answers = {tuple(prompt): greedy(model, prompt, 20) for prompt in prompts}
     with Engine(model, tokenizer, RandomTrees(answers), prefill_chunk_tokens=48) as engine:
-        assert engine._forward._keeps_logits
-        engine._forward._keeps_logits = keeps_logits  # not every model can leave scores out
+        assert engine._loop._runner._keeps_logits
+        engine._loop._runner._keeps_logits = keeps_logits  # not every model can leave scores out
         completions = engine.generate(prompts, SamplingParams(max_tokens=20))
         assert engine.stats.num_prefill_forwards == num_prefill_forwards
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -174,7 +173,7 @@ def test_scores_of_a_long_prompt_are_not_computed_where_they_cannot_be_left_out(
     (prompt,) = ragged_prompts(1, seed=2)
     prompt = [*prompt, *range(20, 60)]
     with Engine(model, tokenizer) as engine:
-        engine._architecture = dataclasses.replace(engine._architecture, keeps_logits=False)
+        engine._loop._keeps_logits = False
         (completion,) = engine.generate([prompt], SamplingParams(max_tokens=5))
         assert engine.stats.num_prefill_forwards == 1
     assert completion.token_ids == greedy(model, prompt, 5)

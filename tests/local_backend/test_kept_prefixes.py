@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local_backend.kept_prefixes import KeptPrefixes, num_shared
+from local_backend.caching.prefix_cache import KeptPrefixes, num_shared
 
 # Few different tokens, so that beginnings are shared.
 _TEXTS = st.lists(st.integers(0, 2), max_size=12)

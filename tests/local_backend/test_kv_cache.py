@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from local_backend.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RowsCache
 
 NUM_LAYERS, HEADS, SIZE = 2, 2, 3
 BYTES_PER_TOKEN = 4 * 2 * NUM_LAYERS * HEADS * SIZE

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from local_backend import Engine, SamplingParams
-from local_backend.sampling import probabilities
+from local_backend.requests.sampling import probabilities
 
 from ..tiny import random_llama
 from .conftest import greedy, ragged_prompts

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
-from local_backend.prepacked import has_prepacked, prepack, unpack
-from local_backend.prepacked_product import PrepackedLinear, PrepackedProduct, prepacked_products
+from local_backend.models.prepacked_linear import PrepackedLinear, PrepackedProduct, prepacked_products
+from local_backend.models.prepacking import has_prepacked, prepack, unpack
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"

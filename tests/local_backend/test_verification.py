@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local_backend import Draft, SamplingParams
-from local_backend.sampling import probabilities, sample
-from local_backend.verification import verify
+from local_backend.engine.verification import verify
+from local_backend.requests.sampling import probabilities, sample
 
 
 @st.composite

@@ -6,8 +6,8 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
-from local_backend.sequence import Completion, Stats
-from local_backend.visualize import CopiedText, ablation, landings
+from local_backend.plots import CopiedText, ablation, landings
+from local_backend.requests.outputs import Completion, Stats
 
 from .conftest import ragged_prompts
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
-from local_backend.forward import Forward, padded_width
-from local_backend.grouped_attention import NAME, grouped_attention
-from local_backend.width_costs import WidthCosts, measure_width_costs
+from local_backend.models.forward_cost import WidthCosts, measure_width_costs
+from local_backend.models.grouped_attention import NAME, grouped_attention
+from local_backend.models.model_runner import Forward, padded_width
 
 from .architectures import random_model
 
@@ -131,7 +131,7 @@ def test_measuring_leaves_a_table_that_ascends(
     seconds: float, rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of fewer batches where time is up: what is not tried costs by the token."""
-    monkeypatch.setattr("local_backend.width_costs._MAX_SECONDS", seconds)
+    monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", seconds)
     costs = measure_width_costs(random_model("llama"), max_rows=4)
     assert costs.rows == rows
     for table in costs.seconds:
@@ -150,8 +150,8 @@ def test_two_widths_are_enough_to_know_them_all(max_seconds: float, monkeypatch:
         now += 2.0 + 0.125 * len(unread) * (1 + len(drafts[0]))
 
     monkeypatch.setattr(Forward, "__call__", forward)
-    monkeypatch.setattr("local_backend.width_costs.time.perf_counter", lambda: now)
-    monkeypatch.setattr("local_backend.width_costs._MAX_SECONDS", max_seconds)
+    monkeypatch.setattr("local_backend.models.forward_cost.time.perf_counter", lambda: now)
+    monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", max_seconds)
     costs = measure_width_costs(random_model("llama"), max_rows=1)
     for width in (1, 2, 3, 8, 20, 64, 100):
         assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)

@@ -17,9 +17,9 @@ def main(folder: Path, num_rows: int, num_kills: int) -> None:
     import torch
 
     from local_backend import Engine, SamplingParams
-    from local_backend.offline.output import OrderedOutput
-    from local_backend.offline.run import OfflineRun
-    from local_backend.scheduling.options import Scheduling
+    from local_backend.integrations.offline_batch import OfflineRun
+    from local_backend.integrations.ordered_output import OrderedOutput
+    from local_backend.scheduling.lengths import Scheduling
     from tests.local_backend.offline.work import write_requests
     from tests.tiny import random_llama, tiny_tokenizer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from local_backend.offline import output as module
-from local_backend.offline.output import OrderedOutput
+from local_backend.integrations import ordered_output as module
+from local_backend.integrations.ordered_output import OrderedOutput
 
 SETTINGS = {"model": "tiny", "seed": 0}
 LINES = [f'{{"line": {number}, "text": "{"é" * (number % 7)}\\n"}}\n' for number in range(60)]

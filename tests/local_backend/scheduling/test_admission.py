@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend.scheduling.admission import AdmissionPolicy, WaitingRows
+from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingRows
 
 POLICIES: tuple[AdmissionPolicy, ...] = ("first_come", "shortest_first", "longest_first")
 LENGTHS: list[float | None] = [5, 9, None, 2, 9, 7]

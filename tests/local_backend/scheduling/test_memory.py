@@ -13,12 +13,11 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Completion, Engine, SamplingParams
-from local_backend.scheduling.admission import AdmissionPolicy
-from local_backend.scheduling.length_log import LengthLog, read_lengths
-from local_backend.scheduling.lengths import Prediction
-from local_backend.scheduling.options import Scheduling
-from local_backend.scheduling.row_scheduler import RowScheduler
-from local_backend.sequence import Update
+from local_backend.length_models.length_log import LengthLog, read_lengths
+from local_backend.requests.outputs import Update
+from local_backend.scheduling.lengths import Prediction, Scheduling
+from local_backend.scheduling.scheduler import RowScheduler
+from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
 from ...tiny import random_llama
 from ..conftest import ragged_prompts

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import SamplingParams
-from local_backend.scheduling.features import HiddenStates, TextEmbeddings
-from local_backend.scheduling.length_log import LengthExample, LengthLog, read_lengths
-from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, Prediction
-from local_backend.scheduling.observed import ObservedLengths
-from local_backend.scheduling.quantiles import (
+from local_backend.length_models.features import HiddenStates, TextEmbeddings
+from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
+from local_backend.length_models.quantiles import (
     FitOptions,
     QuantileEnsemble,
     ascending_tokens,
     fit_quantiles,
     pinball,
 )
-from local_backend.scheduling.trained import TrainedLengths
+from local_backend.length_models.trained import TrainedLengths
+from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, ObservedLengths, Prediction
 
 from ...tiny import random_llama
 from ..conftest import ragged_prompts
@@ -221,7 +220,7 @@ def test_a_line_that_is_none_is_named(
 def test_the_command_trains_and_measures(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from local_backend.scheduling.__main__ import main
+    from local_backend.length_models.__main__ import main
 
     random_llama(num_hidden_layers=1).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

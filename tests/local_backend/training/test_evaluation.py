@@ -11,9 +11,9 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend import Completion, Engine, Jacobi, SamplingParams
+from local_backend.plots import trajectory_cells
 from local_backend.training import Trajectory, draw_progress, draw_trajectories, evaluate, perplexity
 from local_backend.training.evaluation import num_stationary
-from local_backend.training.pictures import trajectory_cells
 
 # Place 0 lands by itself; 2 and 3 are right from the start behind a wrong 1; 4 is right, then wrong, then
 # right with nothing wrong before it.

@@ -23,8 +23,7 @@ from local_backend.training.losses import (
     local_consistency_loss,
     reverse_kl,
 )
-from local_backend.training.masks import PackedForward
-from local_backend.training.packing import Copy, Example, pack
+from local_backend.training.packing import Copy, Example, PackedForward, pack
 
 from ..architectures import ARCHITECTURES, random_model
 

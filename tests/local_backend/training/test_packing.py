@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from local_backend.training import Copy, Example, NoiseOptions, NoisyExamples, Trajectory, pack
-from local_backend.training.examples import Joined, lengths_of
-from local_backend.training.losses import IGNORED, NOBODY
-from local_backend.training.noise import (
+from local_backend.training.examples import (
+    Joined,
     drawn_copies,
+    lengths_of,
     noised,
     progressive_ratio,
     stored_copies,
     wrong_share,
 )
+from local_backend.training.losses import IGNORED, NOBODY
 from local_backend.training.packing import num_packed_tokens
 
 token = st.integers(1, 50)
@@ -181,7 +182,7 @@ def test_noise_options_are_checked(wrong: dict[str, float]) -> None:
 
 def test_a_copy_that_is_right_costs_nothing() -> None:
     from local_backend.training.losses import global_consistency_loss
-    from local_backend.training.masks import PackedForward
+    from local_backend.training.packing import PackedForward
 
     from ..architectures import random_model
 

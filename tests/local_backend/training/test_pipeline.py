@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
 from benchmarks.jacobi_tasks import TASKS, draw_cases
+from local_backend.models import prepacking
 from local_backend.training import (
     CollectOptions,
     LossOptions,
@@ -26,7 +27,7 @@ from local_backend.training import (
     tune,
 )
 from local_backend.training.__main__ import main
-from local_backend.training.resuming import has_model, write_model
+from local_backend.training.checkpoints import has_model, write_model
 
 TOY = TuneOptions(
     num_rounds=2,
@@ -206,10 +207,8 @@ def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
     """As larger ones than this are, by which what was laid out before a step would be wrong behind it."""
     from dataclasses import replace
 
-    from local_backend import prepacked
-
-    monkeypatch.setattr(prepacked, "_LEAST_WEIGHTS", 1)
-    monkeypatch.setattr(prepacked, "_faster", list)  # prepared whether faster or not
+    monkeypatch.setattr(prepacking, "_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(prepacking, "_faster", list)  # prepared whether faster or not
     options = replace(TOY, num_rounds=1, num_evaluations=2, learning_rate=0.1)
     report = tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
     assert [record["step"] for record in report.history] == [0, 2, 4]

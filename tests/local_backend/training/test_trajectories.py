@@ -21,9 +21,9 @@ from local_backend.training import (
     collect_trajectories,
     decode_recorded,
     fingerprint,
-    stored,
+    trajectory_store,
 )
-from local_backend.training.filters import FAULTS, fault_of, is_repetitive
+from local_backend.training.trajectories import FAULTS, fault_of, is_repetitive
 
 OPTIONS = CollectOptions(block_size=6, max_tokens=24, max_rows=4, prompts_per_part=5)
 
@@ -100,7 +100,7 @@ def test_collection_goes_on_where_it_was_interrupted(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     collect_trajectories(ending_model, tokenizer, prompts, whole, OPTIONS)
     parts_written = 0
-    write_part = stored._write_parquet
+    write_part = trajectory_store._write_parquet
 
     def dies_at_the_second(path: Path, kept: list[Trajectory]) -> None:
         nonlocal parts_written
@@ -109,7 +109,7 @@ def test_collection_goes_on_where_it_was_interrupted(
             raise KeyboardInterrupt
         write_part(path, kept)
 
-    monkeypatch.setattr(stored, "_write_parquet", dies_at_the_second)
+    monkeypatch.setattr(trajectory_store, "_write_parquet", dies_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         collect_trajectories(ending_model, tokenizer, prompts, cut, OPTIONS)
     first_part = (cut / "part-00000.parquet").stat()

@@ -1,0 +1,130 @@
+"""One layer's keys and values, as ``transformers`` asks for them; rows of different lengths side by side.
+
+With :mod:`~local_backend.caching.kv_cache`, which holds one for each layer, the only module that touches
+``transformers``' cache. Knows places. Does not know rows or requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the forward under way writes and how far it looks; shared by all layers."""
+
+    num_rows: int
+    num_columns: int
+    max_tokens: int | None = None  # rows times columns, at most
+    first_row: int = 0
+    width: int = 0
+    shared_column: int | None = 0
+    row_index: Tensor | None = None
+    column_index: Tensor | None = None
+
+
+class RowsLayer(CacheLayerMixin):
+    """One layer's keys and values, ``[rows, heads, columns, head size]``, rows of different lengths."""
+
+    is_sliding = False
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self._places = places
+        self._stores: dict[str, Tensor] = {}  # flat: what the buffers are views of
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the buffers, in the shape and type of the first states."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        places = self._places
+        num_tokens = places.max_tokens or places.num_rows * places.num_columns
+        for name, states in (("keys", key_states), ("values", value_states)):
+            _, heads, _, size = states.shape
+            self._stores[name] = states.new_zeros(heads * size * num_tokens)
+            setattr(self, name, self._view(name, heads, size))
+        self.is_initialized = True
+
+    def _view(self, name: str, heads: int, size: int) -> Tensor:
+        shape = (self._places.num_rows, heads, self._places.num_columns, size)
+        return self._stores[name][: math.prod(shape)].view(shape)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write new keys and values behind each row's own; returns what the forward attends to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        places = self._places
+        first, last = places.first_row, places.first_row + key_states.shape[0]
+        keys = self.keys[first:last, :, : places.width]
+        values = self.values[first:last, :, : places.width]
+        if places.shared_column is not None:  # all rows equally long: one slice, no index
+            end = places.shared_column + key_states.shape[2]
+            keys[:, :, places.shared_column : end] = key_states
+            values[:, :, places.shared_column : end] = value_states
+        else:
+            keys.transpose(1, 2)[places.row_index, places.column_index] = key_states.transpose(1, 2)
+            values.transpose(1, 2)[places.row_index, places.column_index] = value_states.transpose(1, 2)
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that the forward attends to, and where they begin."""
+        return self._places.width, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens before the new ones, as far as all rows agree."""
+        return self._places.width
+
+    def get_max_length(self) -> int:
+        """No limit of its own."""
+        return -1
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values."""
+        return sum(store.nbytes for store in self._stores.values())
+
+    def bytes_per_token(self) -> int:
+        """What one token takes."""
+        buffers = [buffer for buffer in (self.keys, self.values) if buffer is not None]
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
+
+    def lay_out(self, lengths: Sequence[int]) -> int:
+        """Give the buffers the shape the places have now, keeping the first tokens of each row.
+
+        Returns:
+            Bytes that were needed in passing, beyond what there is afterwards.
+        """
+        if not self.is_initialized:
+            return 0
+        passing = 0
+        for name in ("keys", "values"):
+            old: Tensor = getattr(self, name)
+            _, heads, columns, size = old.shape
+            num_elements = self._places.num_rows * self._places.num_columns * heads * size
+            grows = num_elements > self._stores[name].numel()
+            if grows:
+                passing = max(passing, self._stores[name].nbytes)
+                self._stores[name] = old.new_zeros(num_elements)
+            new = self._view(name, heads, size)
+            # In place, wider rows move away from the first and narrower ones towards it: the order
+            # in which none is written over before it has moved.
+            wider = new.shape[2] > columns
+            if new.shape[2] == columns and not grows:
+                setattr(self, name, new)
+                continue
+            for row in reversed(range(len(lengths))) if wider else range(len(lengths)):
+                kept = old[row, :, : lengths[row]]
+                if not grows:
+                    kept = kept.clone()
+                    passing = max(passing, kept.nbytes)
+                new[row, :, : lengths[row]] = kept
+            setattr(self, name, new)
+        return passing

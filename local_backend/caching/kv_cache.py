@@ -1,0 +1,253 @@
+"""Keys and values of the rows in use: the only module that touches ``transformers``' cache.
+
+Every row has a length of its own. The rows of a forward lie side by side in one buffer per layer, so a
+forward over them needs no gathering; a row's new tokens are written behind its own length, and a commit keeps
+the accepted ones by moving that length. All rows have as many columns as the longest needs, so that memory is
+rows times columns; where that has a limit, the buffers are taken whole when they are first used, and few wide
+rows or many narrow ones are laid out anew in the same memory.
+
+Knows places and lengths. Does not know drafts, sampling or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import Cache
+
+from local_backend.caching.cache_layer import Places, RowsLayer
+from local_backend.caching.prefix_cache import KeptPrefixes, LayerTensors, Prefix, num_shared
+
+__all__ = ["Prefix", "RowsCache", "num_shared"]
+
+_FIRST_ROWS, _FIRST_COLUMNS = 4, 256
+_NO_LIMIT = 2**31
+
+
+class RowsCache(Cache):
+    """A ``transformers`` cache in which every row has its own length.
+
+    Args:
+        num_layers: Decoder layers of the model.
+        max_rows: Rows in use at once, at most.
+        max_prefix_bytes: Memory for what finished rows leave behind, in all; 0 keeps nothing.
+        max_tokens: Rows times columns, at most; ``None`` is no limit.
+
+    Attributes:
+        expected_length: Tokens the longest row in use is expected to come to: a wish, and no limit.
+        peak_bytes: The most memory that keys and values have taken so far, in passing, too.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        *,
+        max_rows: int,
+        max_prefix_bytes: int = 256 * 2**20,
+        max_tokens: int | None = None,
+    ) -> None:
+        if max_tokens is None:
+            self._places = Places(min(_FIRST_ROWS, max_rows), _FIRST_COLUMNS)
+        else:
+            self._places = Places(1, min(_FIRST_COLUMNS, max_tokens), max_tokens)
+        self._max_rows = max_rows
+        self._row_layers = [RowsLayer(self._places) for _ in range(num_layers)]
+        super().__init__(layers=list(self._row_layers))
+        self._lengths: list[int] = []
+        self._prefixes = KeptPrefixes(max_prefix_bytes)
+        self.expected_length = 0
+        self.peak_bytes = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in use; their places are 0 to ``num_rows - 1``."""
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Committed tokens of each row."""
+        return self._lengths
+
+    # Memory --------------------------------------------------------------------------------------
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that keys and values take, those of kept beginnings included."""
+        return sum(layer.num_bytes for layer in self._row_layers) + self._prefixes.num_bytes
+
+    def bytes_per_token(self) -> int:
+        """What the keys and values of one token take, in all layers; 0 before the first forward."""
+        return sum(layer.bytes_per_token() for layer in self._row_layers)
+
+    def fits(self, num_rows: int, num_columns: int) -> bool:
+        """Whether there is memory for so many rows of so many tokens."""
+        max_tokens = self._places.max_tokens
+        return max_tokens is None or num_rows * num_columns <= max_tokens
+
+    def most_new_tokens(self, first_row: int, num_rows: int) -> int:
+        """How many tokens a forward may write behind each of ``num_rows`` rows from ``first_row``."""
+        if self._places.max_tokens is None:
+            return _NO_LIMIT
+        longest = max(self._lengths[first_row : first_row + num_rows])
+        return self._places.max_tokens // len(self._lengths) - longest
+
+    def _make_room(self, num_rows: int, num_columns: int) -> None:
+        """Let there be as many places and columns, or more."""
+        places = self._places
+        if num_rows <= places.num_rows and num_columns <= places.num_columns:
+            return
+        if places.max_tokens is None:
+            while places.num_rows < num_rows:
+                places.num_rows = min(self._max_rows, 2 * places.num_rows)
+            while places.num_columns < num_columns:
+                places.num_columns *= 2
+        else:
+            num_columns = max([num_columns, *self._lengths])
+            if not self.fits(num_rows, num_columns):
+                raise ValueError(
+                    f"{num_rows} rows of {num_columns} tokens are more than the {places.max_tokens} tokens "
+                    "there is memory for"
+                )
+            if num_columns > places.num_columns or not self.fits(num_rows, places.num_columns):
+                widest = places.max_tokens // num_rows
+                places.num_columns = min(widest, max(num_columns, self.expected_length))
+            places.num_rows = min(self._max_rows, places.max_tokens // places.num_columns)
+        passing = max(layer.lay_out(self._lengths) for layer in self._row_layers)
+        self._note_peak(passing)
+
+    def _note_peak(self, passing: int = 0) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes + passing)
+
+    # Rows come and go ----------------------------------------------------------------------------
+
+    def add_row(self) -> int:
+        """Take the next place for an empty row; returns the place.
+
+        Raises:
+            ValueError: All places are taken.
+        """
+        if len(self._lengths) == self._max_rows:
+            raise ValueError(f"all {self._max_rows} rows are in use")
+        self._make_room(len(self._lengths) + 1, 1)
+        self._lengths.append(0)
+        return len(self._lengths) - 1
+
+    def remove_last_row(self) -> None:
+        """Give the last place back."""
+        self._lengths.pop()
+
+    def copy_row(self, source: int, target: int, num_tokens: int) -> None:
+        """Let ``target`` begin with the first ``num_tokens`` tokens of ``source``."""
+        for layer in self._row_layers:
+            if layer.is_initialized:
+                assert layer.keys is not None
+                assert layer.values is not None
+                layer.keys[target, :, :num_tokens] = layer.keys[source, :, :num_tokens]
+                layer.values[target, :, :num_tokens] = layer.values[source, :, :num_tokens]
+        self._lengths[target] = num_tokens
+
+    def move_row(self, source: int, target: int) -> None:
+        """Put the row at ``source`` into ``target``, which is overwritten."""
+        if source != target:
+            self.copy_row(source, target, self._lengths[source])
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Exchange two rows."""
+        if one == other:
+            return
+        both = max(self._lengths[one], self._lengths[other])
+        for layer in self._row_layers:
+            for buffer in (layer.keys, layer.values):
+                if buffer is not None:
+                    kept = buffer[one, :, :both].clone()
+                    self._note_peak(kept.nbytes)
+                    buffer[one, :, :both] = buffer[other, :, :both]
+                    buffer[other, :, :both] = kept
+        self._lengths[one], self._lengths[other] = self._lengths[other], self._lengths[one]
+
+    # Forwards ------------------------------------------------------------------------------------
+
+    def begin_forward(self, first_row: int, num_rows: int, num_new_tokens: int) -> int:
+        """Make room for ``num_new_tokens`` behind each of ``num_rows`` rows from ``first_row``.
+
+        Returns:
+            Columns the forward attends to: the longest row's length and the new tokens.
+        """
+        lengths = self._lengths[first_row : first_row + num_rows]
+        width = max(lengths) + num_new_tokens
+        self._make_room(len(self._lengths), width)
+        self._note_peak()
+        places = self._places
+        places.first_row, places.width = first_row, width
+        if min(lengths) == max(lengths):
+            places.shared_column = lengths[0]
+        else:
+            places.shared_column = None
+            places.row_index = torch.arange(num_rows)[:, None]
+            places.column_index = torch.tensor(lengths)[:, None] + torch.arange(num_new_tokens)
+        return width
+
+    def assume_length(self, num_tokens: int) -> None:
+        """Let every row hold ``num_tokens`` tokens of no meaning, to time forwards behind them."""
+        self._make_room(len(self._lengths), num_tokens)
+        self._lengths = [num_tokens] * len(self._lengths)
+
+    def commit(self, row: int, new_places: Sequence[int]) -> None:
+        """Keep, of the tokens the last forward wrote behind ``row``, those at ``new_places``, in this order.
+
+        What is not kept is overwritten by the next forward.
+
+        Args:
+            row: The row's place.
+            new_places: Ascending places among the new tokens, 0 for the first.
+        """
+        length = self._lengths[row]
+        if any(place != kept for kept, place in enumerate(new_places)):
+            source = torch.tensor(new_places) + length
+            end = length + len(new_places)
+            for layer in self._row_layers:
+                for buffer in (layer.keys, layer.values):
+                    assert buffer is not None
+                    buffer[row, :, length:end] = buffer[row, :, source.to(buffer.device)]
+        self._lengths[row] = length + len(new_places)
+
+    # Prefixes ------------------------------------------------------------------------------------
+
+    def keep_prefix(self, row: int, token_ids: Sequence[int]) -> None:
+        """Remember what ``row`` holds, so that a later row may begin with it."""
+        length = self._lengths[row]
+
+        def copied() -> LayerTensors:
+            layers = []
+            for layer in self._row_layers:
+                assert layer.keys is not None
+                assert layer.values is not None
+                layers.append((layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()))
+            return layers
+
+        self._prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
+        self._note_peak()
+
+    def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
+        """The kept prefix that shares most first tokens with ``token_ids``, and how many it shares."""
+        return self._prefixes.find(token_ids)
+
+    def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
+        """Let ``row`` begin with the first ``num_tokens`` tokens of ``prefix``."""
+        self._make_room(len(self._lengths), num_tokens)
+        for layer, (keys, values) in zip(self._row_layers, prefix.layers, strict=True):
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.keys[row, :, :num_tokens] = keys[:, :num_tokens]
+            layer.values[row, :, :num_tokens] = values[:, :num_tokens]
+        self._lengths[row] = num_tokens
+
+    def forget_prefixes(self) -> None:
+        """Drop every kept prefix."""
+        self._prefixes.clear()
+
+    def clear(self) -> None:
+        """Drop every row and prefix."""
+        self._lengths.clear()
+        self._prefixes.clear()

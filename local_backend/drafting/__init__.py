@@ -1,0 +1,49 @@
+"""Drafters by name. Each module holds one; none of them knows the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from local_backend.drafting.combined import Combined
+from local_backend.drafting.drafter import Autoregressive, Drafter, WritingRow
+from local_backend.drafting.jacobi import Jacobi
+from local_backend.drafting.lookahead import Lookahead
+from local_backend.drafting.reference_copy import ReferenceCopy, SpanCopy
+
+_BY_NAME: dict[str, Callable[[], Drafter]] = {
+    "autoregressive": Autoregressive,
+    "combined": lambda: Combined([ReferenceCopy(), Jacobi(), Lookahead()]),
+    "jacobi": Jacobi,
+    "lookahead": Lookahead,
+    "reference_copy": ReferenceCopy,
+    "span_copy": SpanCopy,
+}
+
+
+def drafter_of(drafter: str | Drafter) -> Drafter:
+    """The drafter of that name, or the one given.
+
+    Raises:
+        ValueError: No drafter has that name.
+        TypeError: The argument is neither a name nor a drafter.
+    """
+    if isinstance(drafter, str):
+        if drafter not in _BY_NAME:
+            raise ValueError(f"no drafter is named {drafter!r}; there are {', '.join(sorted(_BY_NAME))}")
+        return _BY_NAME[drafter]()
+    if not isinstance(drafter, Drafter):
+        raise TypeError(f"a drafter has propose() and observe(), got {type(drafter).__name__}")
+    return drafter
+
+
+__all__ = [
+    "Autoregressive",
+    "Combined",
+    "Drafter",
+    "Jacobi",
+    "Lookahead",
+    "ReferenceCopy",
+    "SpanCopy",
+    "WritingRow",
+    "drafter_of",
+]

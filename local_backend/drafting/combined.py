@@ -1,0 +1,247 @@
+"""Several drafters at once: for each row the one, or the mix, that would have gained most lately.
+
+What a drafter would have gained can be told in hindsight, drafted or not: a member proposes, the row then
+writes, and how far the proposal agrees with what was written is its gain. A member that gains nothing rests,
+each time twice as long, and is not even asked; then it is drafted for a while, because one that lives on what
+its verified guesses teach it shows nothing while it rests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from local_backend.drafting.draft import Draft, Outcome
+from local_backend.drafting.drafter import Drafter, PerRow, WritingRow
+
+# Gains are averaged with weights that fall to a third in ten forwards; older ones are not kept.
+_RATE = 0.1
+_KEPT_FORWARDS = 32
+_FIRST_PROMISE_TOKENS = 0.25
+_FIRST_CHANCE = _FIRST_PROMISE_TOKENS / (1 + _FIRST_PROMISE_TOKENS)  # of a token behind a right one
+# For how many forwards, and how much, a member is drafted when it has rested; how long it rests at most.
+_TRIAL_FORWARDS, _TRIAL_TOKENS = 3, 12
+_LONGEST_REST_FORWARDS = 512
+# A member that gains less than this is not worth being asked.
+_LEAST_WORTH_TOKENS = 0.03
+
+# Of each member: how many tokens of its proposal the row then wrote; None where that tells nothing.
+Gains = tuple[int | None, ...]
+
+
+@dataclass(slots=True)
+class _Member:
+    """How one member stands with one row, in forwards."""
+
+    next_rest: int
+    rest_left: int = 0
+    trial_left: int = 0
+    proposal: Draft | None = None
+    is_drafted: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    members: list[_Member]
+    gains: deque[Gains] = field(default_factory=lambda: deque(maxlen=_KEPT_FORWARDS))
+
+
+class Combined:
+    """Per row, the members whose drafts together promise most accepted tokens for their cost.
+
+    Args:
+        drafters: The members, in order of preference among equals.
+        max_draft_tokens: Size of the merged tree, at most.
+        token_cost: What one guessed token costs, in forwards, of a member that does not say how likely its
+            tokens are; such a member is drafted where it promises more.
+        first_rest: For how many forwards of a row a member rests that gains nothing, the first time.
+
+    Raises:
+        ValueError: There is no member, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        *,
+        max_draft_tokens: int = 63,
+        token_cost: float = 0.01,
+        first_rest: int = 128,
+    ) -> None:
+        if not drafters:
+            raise ValueError("there is no drafter to choose from: give at least one")
+        for name, value in (("max_draft_tokens", max_draft_tokens), ("first_rest", first_rest)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if token_cost < 0:
+            raise ValueError(f"token_cost must be 0 or more, got {token_cost}")
+        self.drafters = tuple(drafters)
+        self.max_draft_tokens = max_draft_tokens
+        self.token_cost = token_cost
+        self.first_rest = first_rest
+        # What other rows have shown, for those that begin.
+        self._shared_gains: deque[Gains] = deque(maxlen=_KEPT_FORWARDS)
+        self._shared_rests = [0] * len(self.drafters)
+        self._num_rows = 0
+        self._states = PerRow(self._begin)
+
+    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+        """For each row the merged drafts of the members chosen."""
+        states = [self._states[row] for row in rows]
+        for number, drafter in enumerate(self.drafters):
+            asked = [place for place, state in enumerate(states) if self._is_asked(state.members[number])]
+            if asked:
+                proposals = drafter.propose([rows[place] for place in asked])
+                for place, proposal in zip(asked, proposals, strict=True):
+                    states[place].members[number].proposal = proposal.truncated(
+                        max_tokens=self.max_draft_tokens, max_depth=rows[place].room - 1
+                    )
+        return [self._mix(state) for state in states]
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        """Judge every proposal by what was written, and let who made it learn."""
+        states = [self._states[row] for row in rows]
+        for state, outcome in zip(states, outcomes, strict=True):
+            gains = tuple(_gain(member, outcome) for member in state.members)
+            if any(gain is not None for gain in gains):
+                state.gains.append(gains)
+                self._shared_gains.append(gains)
+        for number, drafter in enumerate(self.drafters):
+            asked = [
+                place for place, state in enumerate(states) if state.members[number].proposal is not None
+            ]
+            if asked:
+                drafter.observe([rows[place] for place in asked], [outcomes[place] for place in asked])
+
+    def _begin(self, row: WritingRow) -> _State:
+        self._num_rows += 1
+        members = []
+        for rest in self._shared_rests:
+            member = _Member(self.first_rest)
+            if rest and not row.references:  # others have found it useless
+                # Rows wake it at different times, so that short ones, too, try it now and then.
+                member.rest_left = 1 + self._num_rows * (_TRIAL_FORWARDS + 3) % rest
+                member.next_rest = rest
+            members.append(member)
+        return _State(members)
+
+    @staticmethod
+    def _is_asked(member: _Member) -> bool:
+        member.proposal, member.is_drafted = None, False
+        if not member.rest_left:
+            return True
+        member.rest_left -= 1
+        if not member.rest_left:
+            member.trial_left = _TRIAL_FORWARDS
+        return False
+
+    def _mix(self, state: _State) -> Draft:
+        weighed, taken_as_certain = [], []
+        for number in self._choose(state):
+            member = state.members[number]
+            draft = member.proposal
+            assert draft is not None
+            if draft.probabilities:
+                weighed.append(draft)
+            elif draft:
+                if member.trial_left:
+                    draft = draft.truncated(max_tokens=_TRIAL_TOKENS, max_depth=_TRIAL_TOKENS)
+                taken_as_certain.append(self._with_probabilities(draft, state, number))
+            member.trial_left = max(0, member.trial_left - 1)
+        tree = Draft.merged(weighed).likeliest(self.max_draft_tokens)
+        return Draft.merged([tree, *taken_as_certain], max_tokens=self.max_draft_tokens)
+
+    def _with_probabilities(self, draft: Draft, state: _State, number: int) -> Draft:
+        """The draft of a member that does not say how likely its tokens are, as its gains say."""
+        if any(gains[number] for gains in self._history(state)):
+            # As if they were certain: Jacobi's guesses are the next iterate's ground, right or wrong.
+            probabilities = [1.0] * len(draft)
+        else:  # a member that has not gained anything yet is tried in as wide a forward as pays
+            probabilities = [_FIRST_CHANCE**depth for depth in draft.depths()]
+        return replace(draft, probabilities=tuple(probabilities))
+
+    def _choose(self, state: _State) -> list[int]:
+        """Draft greedily whoever promises most beside the others, then those on trial; the useless rest."""
+        history = self._history(state)
+        left = [number for number, member in enumerate(state.members) if member.proposal is not None]
+        best = [0] * len(history)
+        size = 0
+        chosen: list[int] = []
+
+        def take(number: int) -> None:
+            nonlocal best, size
+            member = state.members[number]
+            assert member.proposal is not None
+            member.is_drafted = True
+            left.remove(number)
+            chosen.append(number)
+            size += len(member.proposal)
+            best = [max(had, gains[number] or 0) for gains, had in zip(history, best, strict=True)]
+
+        while left and size < self.max_draft_tokens:
+            worth = {number: self._worth(state, number, history, best, size) for number in left}
+            number = max(left, key=lambda number: worth[number])
+            if worth[number] <= 0:
+                break
+            take(number)
+            state.members[number].next_rest = self.first_rest
+            self._shared_rests[number] = 0
+        for number in list(left):
+            member = state.members[number]
+            if member.trial_left and size < self.max_draft_tokens:
+                take(number)
+                continue
+            if size >= self.max_draft_tokens and len(history) < 2 * _TRIAL_FORWARDS:
+                continue  # too early to say that the others deserve all the room
+            assert member.proposal is not None
+            if member.proposal.probabilities and len(state.gains) < 2 * _TRIAL_FORWARDS:
+                continue  # nor, from other rows, that this one has nothing to gain: hindsight will tell
+            member.rest_left = member.next_rest
+            if size < self.max_draft_tokens:  # not for lack of room: it promises nothing
+                member.next_rest = min(2 * member.next_rest, _LONGEST_REST_FORWARDS)
+                self._shared_rests[number] = member.rest_left
+        return chosen
+
+    def _worth(
+        self, state: _State, number: int, history: Sequence[Gains], best: Sequence[int], size: int
+    ) -> float:
+        proposal = state.members[number].proposal
+        assert proposal is not None
+        cost = (
+            0.0
+            if proposal.probabilities
+            else self.token_cost * min(len(proposal), self.max_draft_tokens - size)
+        )
+        return _promise([gains[number] for gains in history], best) - max(cost, _LEAST_WORTH_TOKENS)
+
+    def _history(self, state: _State) -> list[Gains]:
+        """The row's gains; of others before it, while it has few of its own."""
+        if len(state.gains) < _KEPT_FORWARDS:
+            return [*self._shared_gains, *state.gains]
+        return list(state.gains)
+
+
+def _gain(member: _Member, outcome: Outcome) -> int | None:
+    if not member.proposal:
+        return None
+    places = member.proposal.places_along(outcome.token_ids)
+    gain = len(places)
+    if member.proposal.probabilities and gain == len(outcome.token_ids):
+        # All that was written agrees with it, because others' drafts ended there: it would have gone on.
+        gain += round(member.proposal.expected_below(places[-1]))
+    # What was not drafted may have missed for that reason.
+    is_known = member.is_drafted or bool(member.proposal.probabilities)
+    return gain if gain or is_known else None
+
+
+def _promise(gains: Sequence[int | None], had: Sequence[int]) -> float:
+    """Tokens a member is expected to add to what others have, in a forward in which it proposes something.
+
+    A running mean that begins high enough for whoever has hardly been judged to get a chance.
+    """
+    promise = _FIRST_PROMISE_TOKENS
+    for gain, best in zip(gains, had, strict=True):
+        if gain is not None:
+            promise += _RATE * (max(0, gain - best) - promise)
+    return promise

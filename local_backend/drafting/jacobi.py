@@ -1,0 +1,108 @@
+"""Jacobi decoding: guess a block, let the model correct all of it at once, guess again from what it said.
+
+The greedy text is the fixed point of this iteration (Santilli et al., arXiv 2305.10427). A plain model
+seldom gets a token right behind a wrong one; a model trained for consistency (CLLM, arXiv 2403.00835; Jacobi
+Forcing, arXiv 2512.14681) lands several tokens a forward. N-grams of past iterates that were refused where
+they stood, but belong a little further on, are tried again as branches beside the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from local_backend.drafting.draft import Draft, Outcome
+from local_backend.drafting.drafter import PerRow, WritingRow
+
+_KEPT_NGRAMS = 8
+
+
+@dataclass(slots=True)
+class _State:
+    pool: NgramPool
+    guess: list[int] = field(default_factory=list)
+
+
+class Jacobi:
+    """Proposes the last iterate of a block of guesses.
+
+    Args:
+        block_size: Guessed tokens in flight.
+        num_recycled: How many n-grams of the text and of past iterates are tried beside the block.
+        ngram_size: Their length, the row's last token included.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    def __init__(self, block_size: int = 16, num_recycled: int = 2, ngram_size: int = 4) -> None:
+        for name, value, least in (
+            ("block_size", block_size, 1),
+            ("num_recycled", num_recycled, 0),
+            ("ngram_size", ngram_size, 2),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        self.block_size = block_size
+        self.num_recycled = num_recycled
+        self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
+
+    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+        """Each row's block, and beside it recycled n-grams that begin with its last token."""
+        return [self._draft(row) for row in rows]
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        """The model's tokens at the refused places are the next guess."""
+        for row, outcome in zip(rows, outcomes, strict=True):
+            state = self._states[row]
+            iterate = outcome.predictions_along(state.guess)
+            state.guess = iterate[len(outcome.token_ids) :]
+            state.pool.add(iterate)
+
+    def _draft(self, row: WritingRow) -> Draft:
+        state = self._states[row]
+        state.pool.read(row.token_ids)
+        room = max(0, row.room - 1)
+        last = row.token_ids[-1]
+        size = min(self.block_size, room)
+        while len(state.guess) < size:
+            # What the last iterate does not reach begins with an n-gram seen before.
+            behind = state.guess[-1] if state.guess else last
+            state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
+        del state.guess[size:]
+        recycled = [Draft.chain(ngram[:room]) for ngram in state.pool.after(last)[: self.num_recycled]]
+        return Draft.merged([Draft.chain(state.guess), *recycled])
+
+
+class NgramPool:
+    """For each token the last few continuations seen behind it.
+
+    Args:
+        num_tokens: Length of an n-gram, its first token included.
+        num_kept: Continuations kept for each first token; the oldest goes first.
+    """
+
+    def __init__(self, num_tokens: int, num_kept: int) -> None:
+        self._num_tokens = num_tokens
+        self._num_kept = num_kept
+        self._continuations: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep the order of insertion
+        self._num_read = 0
+
+    def read(self, text: Sequence[int]) -> None:
+        """Add the n-grams of a text, from where the last reading of the same text, then shorter, ended."""
+        self.add(text[max(0, self._num_read - self._num_tokens + 1) :])
+        self._num_read = len(text)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Add every n-gram of ``token_ids``."""
+        for start in range(len(token_ids) - self._num_tokens + 1):
+            continuation = tuple(token_ids[start + 1 : start + self._num_tokens])
+            kept = self._continuations.setdefault(token_ids[start], {})
+            kept.pop(continuation, None)
+            kept[continuation] = None
+            if len(kept) > self._num_kept:
+                del kept[next(iter(kept))]
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """The continuations of ``token``, the latest first."""
+        return list(reversed(self._continuations.get(token, {})))

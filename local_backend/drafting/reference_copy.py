@@ -1,0 +1,200 @@
+"""Reference copy: what was written last occurs in a reference, so what follows there may follow here.
+
+LLMA (arXiv 2304.04487) copies a span of fixed length behind one match, and so does
+:class:`SpanCopy`. Here every match is heard: the candidate continuations of all of
+them grow into one token tree, so that the forward that would have verified one span verifies the likeliest
+parts of many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from local_backend.drafting.copy_sources import CopySources
+from local_backend.drafting.copy_tree import CopyWeights, grow
+from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
+from local_backend.drafting.drafter import PerRow, WritingRow
+from local_backend.drafting.suffix_index import BORDER, Match, SharedIndexes, TextIndex, WrittenText
+
+FITTED = CopyWeights(
+    traits=(0.539, -0.842, -0.042, 0.234, -0.419, 0.347, -0.096, 0.388, 0.337, -0.113, 0.28, 0.209),
+    by_length=(-1.404, -0.55, -0.053, 0.168, 0.269, 0.223, 0.53, 0.64),
+    miss=(0.111, 0.777, 0.045, 1.023, -0.155, -0.24, -0.076, -0.109, -0.163, -0.141, -0.027),
+    sharpness=1.614,
+)
+"""The defaults of :class:`~local_backend.drafting.ReferenceCopy`."""
+
+_FIRST_PRICE, _LOWEST_PRICE, _HIGHEST_PRICE = 0.05, 0.002, 0.3
+_PRICE_RATE = 0.4
+# With how many breaks, as if seen before, a row's own are averaged.
+_USUAL_BREAKS = 4.0
+
+
+@dataclass(slots=True)
+class _State:
+    sources: CopySources
+    price: float = _FIRST_PRICE
+    # Places behind the first token of a draft at which the copy broke off, and how many were expected to.
+    num_breaks: float = _USUAL_BREAKS
+    num_expected_breaks: float = _USUAL_BREAKS
+
+    @property
+    def caution(self) -> float:
+        return math.log(self.num_breaks / self.num_expected_breaks)
+
+
+class ReferenceCopy:
+    """Proposes the likeliest continuations of all places at which the row's last tokens occurred before.
+
+    A token is drafted where its path is accepted with at least a certain probability, the price of a token.
+    It rises while a row's trees are large and falls while they are small. So on average they are as large as
+    is nearly free to verify, and the largest stand where they promise most.
+
+    Args:
+        mean_draft_tokens: Size of the token tree on average, at most.
+        max_draft_tokens: Size of one token tree, at most; 63, because with the row's last token that is the
+            widest forward whose cost is measured.
+        max_depth: Tokens on one path, at most.
+        weights: What the traits of a place count.
+        max_indexed_tokens: References stay indexed, for rows that pass the same, while they hold no more
+            tokens in all.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        mean_draft_tokens: float = 32,
+        max_draft_tokens: int = 63,
+        max_depth: int = 63,
+        weights: CopyWeights = FITTED,
+        max_indexed_tokens: int = 4_000_000,
+    ) -> None:
+        for name, value in (
+            ("mean_draft_tokens", mean_draft_tokens),
+            ("max_draft_tokens", max_draft_tokens),
+            ("max_depth", max_depth),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.mean_draft_tokens = mean_draft_tokens
+        self.max_draft_tokens = max_draft_tokens
+        self.max_depth = max_depth
+        self.weights = weights
+        self._indexes = SharedIndexes(max_indexed_tokens)
+        self._states = PerRow(self._begin)
+
+    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+        """One tree for each row; nothing where nothing is likely enough."""
+        return [self._draft(row) for row in rows]
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        """Learn of each row whether its copies break off sooner or later than expected."""
+        for row, outcome in zip(rows, outcomes, strict=True):
+            draft = outcome.draft
+            if not (outcome.accepted and draft.probabilities):
+                continue
+            state = self._states[row]
+            going_on: dict[int, float] = {}
+            for parent, probability in zip(draft.parents, draft.probabilities, strict=True):
+                going_on[parent] = going_on.get(parent, 0.0) + probability
+            for number, place in enumerate(outcome.accepted):
+                if place in going_on:
+                    # Merged with another's, a draft may promise more behind a token than at it.
+                    going_on_share = min(1.0, going_on[place] / max(draft.probabilities[place], 1e-9))
+                    state.num_expected_breaks += 1 - going_on_share
+                    state.num_breaks += number + 1 == len(outcome.accepted)
+
+    def _begin(self, row: WritingRow) -> _State:
+        prompt = TextIndex([row.token_ids[: row.num_prompt_tokens]])
+        return _State(CopySources(self._indexes.of(row.references), prompt))
+
+    def _draft(self, row: WritingRow) -> Draft:
+        max_depth = min(self.max_depth, row.room - 1)
+        if max_depth < 1:
+            return EMPTY_DRAFT
+        state = self._states[row]
+        sources = state.sources
+        sources.extend(row.token_ids, len(row.token_ids) - row.num_prompt_tokens - sources.num_written)
+        draft = grow(
+            sources(row.token_ids),
+            self.weights,
+            deviation=sources.deviation,
+            caution=state.caution,
+            max_tokens=self.max_draft_tokens,
+            max_depth=max_depth,
+            min_probability=state.price,
+        )
+        excess = (len(draft) - self.mean_draft_tokens) / self.mean_draft_tokens
+        state.price = min(_HIGHEST_PRICE, max(_LOWEST_PRICE, state.price * math.exp(_PRICE_RATE * excess)))
+        return draft
+
+
+@dataclass(slots=True)
+class _SpanState:
+    references: TextIndex
+    prompt: TextIndex
+    written: WrittenText
+
+
+class SpanCopy:
+    """Proposes the tokens behind the longest match of the row's last tokens.
+
+    Args:
+        min_match_tokens: How many last tokens must occur in a text for it to be copied (LLMA's n).
+        num_copy_tokens: How many tokens to copy, at most (LLMA's k).
+
+    Raises:
+        ValueError: A number is below 1.
+    """
+
+    def __init__(self, min_match_tokens: int = 1, num_copy_tokens: int = 20) -> None:
+        for name, value in (("min_match_tokens", min_match_tokens), ("num_copy_tokens", num_copy_tokens)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.min_match_tokens = min_match_tokens
+        self.num_copy_tokens = num_copy_tokens
+        self._indexes = SharedIndexes()
+        self._states = PerRow(self._begin)
+
+    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+        """The copy behind each row's best match; nothing where there is no match."""
+        return [self._draft(row) for row in rows]
+
+    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+        """Nothing to learn that the row's own text does not say."""
+
+    def _begin(self, row: WritingRow) -> _SpanState:
+        prompt = TextIndex([row.token_ids[: row.num_prompt_tokens]])
+        return _SpanState(self._indexes.of(row.references), prompt, WrittenText())
+
+    def _draft(self, row: WritingRow) -> Draft:
+        num_tokens = min(self.num_copy_tokens, row.room - 1)
+        state, text = self._states[row], row.token_ids
+        state.written.extend(text[row.num_prompt_tokens + len(state.written.tokens) :])
+        # Of equally long matches that in a reference, then that in the row's own text.
+        sources: tuple[tuple[Sequence[int], Match | None], ...] = (
+            (state.references.tokens, state.references.longest(text)),
+            (state.written.tokens, next(iter(state.written.matches(limit=1)), None)),
+            (state.prompt.tokens, state.prompt.longest(text)),
+        )
+        best = Match(0, 0)
+        tokens: Sequence[int] = state.references.tokens
+        for candidate_tokens, match in sources:
+            if match is not None and match.num_tokens > best.num_tokens:
+                best, tokens = match, candidate_tokens
+        if best.num_tokens < self.min_match_tokens or num_tokens < 1:
+            return EMPTY_DRAFT
+        span = list(tokens[best.place : best.place + num_tokens])
+        if BORDER in span:
+            del span[span.index(BORDER) :]
+        if tokens is state.written.tokens or (tokens is state.prompt.tokens and not state.written.tokens):
+            # A copy that reaches the last written token goes on with itself, as a repetition would.
+            period = len(span)
+            while len(span) < num_tokens:
+                span.append(span[len(span) - period])
+        return Draft.chain(span)

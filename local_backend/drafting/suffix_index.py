@@ -1,0 +1,273 @@
+"""Texts of any size, indexed by what precedes each place: where does this row's end occur in them?
+
+The places are sorted by their token, the one before it, and so on backwards, as in a suffix array of
+the reversed text (Manber and Myers, 1990). All places at which the last n tokens of a row occur are
+neighbours then, those with the longest matches innermost. Finding them takes a binary search for each
+token of context, at most :data:`MAX_MATCH_TOKENS` of them, whatever the size of the texts; nothing
+is kept for a row, so any number of rows can ask at once.
+
+Built with numpy, by sorting: more than a million tokens a second. It holds eight bytes a token.
+
+Knows token ids only: not when to copy nor how much, which is the policy's business.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_MATCH_TOKENS = 32
+"""How far back a match is followed; longer ones count as this long."""
+
+BORDER = -1
+"""Stands between two texts; no token has this id, so no match and no copy crosses it."""
+
+_KEY_BITS = 62
+# Of places with equally long matches, when there are more than are wanted, so many are looked at.
+_MAX_LOOKED_AT = 4096
+_NUM_COMMON_TOKENS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A place whose preceding tokens are those a row wrote last.
+
+    Attributes:
+        place: Of the token behind the match, where a copy would begin.
+        num_tokens: How many tokens match.
+    """
+
+    place: int
+    num_tokens: int
+
+
+class TextIndex:
+    """Several texts, as token ids, with every place at which a row's last tokens occur.
+
+    Args:
+        texts: Token ids of each text.
+
+    Raises:
+        ValueError: A token id is negative.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        sizes = [len(text) for text in texts]
+        tokens = np.full(sum(sizes) + len(sizes) + 1, BORDER, dtype=np.int32)
+        self.starts = []
+        place = 1  # behind a border, so that following a match backwards always ends at one
+        for text, size in zip(texts, sizes, strict=True):
+            self.starts.append(place)
+            tokens[place : place + size] = np.fromiter(text, np.int32, size)
+            place += size + 1
+        if int((tokens < 0).sum()) != len(sizes) + 1:
+            raise ValueError(f"token ids are 0 or more, got {int(tokens.min())}")
+        self._order_array = _sorted_by_context(tokens)
+        self._token_array = tokens
+        # Single items of a memoryview are plain integers, and much faster to get than numpy's.
+        self.tokens: memoryview[int] = memoryview(cast("Any", tokens))
+        self._order: memoryview[int] = memoryview(cast("Any", self._order_array))
+        firsts = tokens[self._order_array]
+        known, begins = np.unique(firsts, return_index=True)
+        ends = np.append(begins[1:], len(firsts))
+        self._ranges = dict(
+            zip(known.tolist(), zip(begins.tolist(), ends.tolist(), strict=True), strict=True)
+        )
+        self._ranges.pop(BORDER)
+
+    def __len__(self) -> int:
+        return len(self.tokens) - len(self.starts) - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tokens and of their order."""
+        return int(self._token_array.nbytes + self._order_array.nbytes)
+
+    def count(self, token: int) -> int:
+        """How often a token occurs."""
+        first, end = self._ranges.get(token, (0, 0))
+        size: int = end - first
+        return size
+
+    @cached_property
+    def _commonest(self) -> list[tuple[int, NDArray[np.int32]]]:
+        """The commonest token ids and their places, ascending."""
+        tokens = sorted(self._ranges, key=lambda token: (-self.count(token), token))[:_NUM_COMMON_TOKENS]
+        return [(token, np.sort(self._order_array[slice(*self._ranges[token])])) for token in tokens]
+
+    def common_tokens(self, *, behind: int) -> Iterator[tuple[int, int]]:
+        """The commonest tokens: how often each occurs, and its first place from ``behind`` on, or of all."""
+        for _, places in self._commonest:
+            rank = int(places.searchsorted(behind))
+            yield len(places), int(places[rank if rank < len(places) else 0])
+
+    def text_at(self, place: int) -> int:
+        """Number of the text a place lies in."""
+        return bisect_right(self.starts, place) - 1
+
+    def matches(self, text: Sequence[int], *, limit: int, near: int = 0) -> list[Match]:
+        """Places at which the end of ``text`` occurs and something follows, the longest matches first.
+
+        Args:
+            text: What was written; its last tokens are looked up.
+            limit: At most so many.
+            near: Of equally long matches, where there are too many, those closest to this place are taken.
+        """
+        found: list[Match] = []
+        inner_first = inner_end = 0
+        for num_tokens, first, end in reversed(list(self._narrowing(text))):
+            # What lies in the inner, narrower range has been taken already, with its longer match.
+            if num_tokens == MAX_MATCH_TOKENS or inner_first == inner_end:
+                ranges = [(first, end)]
+            else:
+                ranges = [(first, inner_first), (inner_end, end)]
+            inner_first, inner_end = first, end
+            places = self._followed(ranges, limit - len(found), near)
+            found.extend(Match(place, num_tokens) for place in places)
+            if len(found) == limit:
+                break
+        return found
+
+    def longest(self, text: Sequence[int], *, near: int = 0) -> Match | None:
+        """The longest match, of equals the closest to ``near``."""
+        return next(iter(self.matches(text, limit=1, near=near)), None)
+
+    def _narrowing(self, text: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Length of the match and range of the order, for ever longer ends of ``text``."""
+        if not text or text[-1] not in self._ranges:
+            return
+        first, end = self._ranges[text[-1]]
+        yield 1, first, end
+        tokens, order = self.tokens, self._order
+        for num_before in range(1, min(len(text), MAX_MATCH_TOKENS)):
+            wanted = text[-1 - num_before]
+
+            def before(place: int, num_before: int = num_before) -> int:
+                return tokens[place - num_before]
+
+            if end - first == 1:
+                if before(order[first]) != wanted:
+                    return
+            else:
+                first = bisect_left(order, wanted, first, end, key=before)
+                end = bisect_right(order, wanted, first, end, key=before)
+                if first == end:
+                    return
+            yield num_before + 1, first, end
+
+    def _followed(self, ranges: Sequence[tuple[int, int]], limit: int, near: int) -> list[int]:
+        """Places behind those of the order, ascending, if a text goes on there."""
+        tokens, order = self.tokens, self._order
+        size = sum(end - first for first, end in ranges)
+        if size <= 2 * limit:
+            places = [
+                order[rank] + 1
+                for rank in chain.from_iterable(range(first, end) for first, end in ranges)
+                if tokens[order[rank] + 1] != BORDER
+            ]
+            places.sort()
+            if len(places) > limit:
+                places = sorted(sorted(places, key=lambda place: abs(place - near))[:limit])
+            return places
+        some = np.concatenate([self._order_array[first:end][:_MAX_LOOKED_AT] for first, end in ranges]) + 1
+        some = some[self._token_array[some] != BORDER]
+        if len(some) > limit:
+            some = some[np.argpartition(np.abs(some - near), limit - 1)[:limit]]
+        return sorted(some.tolist())
+
+
+def _sorted_by_context(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Places sorted by the tokens at and before them, as far back as matches are followed.
+
+    As many tokens as fit are packed into one number; then the known order of half the context gives that
+    of twice as much (prefix doubling).
+    """
+    shifted = tokens.astype(np.int64) + 1  # borders are 0
+    bits = max(1, int(shifted.max()).bit_length())
+    context = min(MAX_MATCH_TOKENS, _KEY_BITS // bits)
+    keys = np.zeros_like(shifted)
+    for back in range(min(context, len(tokens))):
+        keys[back:] |= shifted[: len(shifted) - back] << (bits * (context - 1 - back))
+    order = np.argsort(keys)
+    while context < MAX_MATCH_TOKENS:
+        in_order = keys[order]
+        ranks = np.empty_like(keys)
+        ranks[order] = np.concatenate(([0], np.cumsum(in_order[1:] != in_order[:-1])))
+        num_ranks = int(ranks.max()) + 1
+        if num_ranks == len(tokens):
+            break
+        keys = ranks * (num_ranks + 1)
+        keys[context:] += ranks[: max(0, len(ranks) - context)] + 1
+        order = np.argsort(keys)
+        context *= 2
+    return order.astype(np.int32)
+
+
+_KEPT_PLACES = 32  # of each token
+
+
+class WrittenText:
+    """A growing text."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._places: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_KEPT_PLACES))
+        self._lengths: dict[int, int] = {}  # of the match that ends at a place
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """The row has written these."""
+        for token in token_ids:
+            before = self._lengths
+            self._lengths = {place: before.get(place - 1, 0) + 1 for place in self._places.get(token, ())}
+            self._places[token].append(len(self.tokens))
+            self.tokens.append(token)
+
+    def matches(self, *, limit: int) -> list[Match]:
+        """Earlier places at which the end of the text occurs, the longest matches first, then the latest."""
+        found = [Match(place + 1, num_tokens) for place, num_tokens in self._lengths.items()]
+        found.sort(key=lambda match: (-match.num_tokens, -match.place))
+        return found[:limit]
+
+
+_NOTHING = TextIndex([])
+
+
+class SharedIndexes:
+    """Indexes, made when first asked for; those used longest ago are dropped first.
+
+    Args:
+        max_tokens: Tokens indexed, in all; one set of references is always kept.
+    """
+
+    def __init__(self, max_tokens: int = 4_000_000) -> None:
+        self._max_tokens = max_tokens
+        # By identity, which equal texts share. The texts are kept, too, or others could take theirs over.
+        self._kept: OrderedDict[int, tuple[Sequence[Sequence[int]], TextIndex]] = OrderedDict()
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, references: Sequence[Sequence[int]]) -> TextIndex:
+        """The index of ``references``."""
+        if not references:
+            return _NOTHING
+        key = id(references)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][1]
+        index = TextIndex(references)
+        self._kept[key] = references, index
+        self._num_tokens += len(index)
+        while self._num_tokens > self._max_tokens and len(self._kept) > 1:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._num_tokens -= len(dropped)
+        return index

@@ -1,0 +1,1 @@
+"""The decoding loop, and the thread it runs on."""

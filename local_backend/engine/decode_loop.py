@@ -1,0 +1,214 @@
+"""The decoding loop: draft -> verify -> accept -> commit, for every row of the batch at once.
+
+:meth:`DecodeLoop.step` is the loop's body and names its phases in order; it does not ask which drafter it
+holds. Knows rows, drafts and forwards. Does not know threads, nor how requests come in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from local_backend.caching.kv_cache import RowsCache
+from local_backend.drafting import Drafter
+from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
+from local_backend.engine.verification import chooser, most_likely, verify
+from local_backend.models.forward_cost import WidthCosts
+from local_backend.models.model_runner import Forward, decode_width, widest_within
+from local_backend.models.prepacking import lay_out_anew
+from local_backend.requests.outputs import EngineStats
+from local_backend.requests.sequence import Row, guarded
+from local_backend.scheduling.inbox import Intake
+from local_backend.scheduling.running_batch import RunningRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Merge the last prefill with the first decode only if it wastes at most this many columns: those of shorter
+# prompts and, where the model cannot leave out their scores, those of all prompts.
+_MAX_IDLE_COLUMNS = 32
+
+
+class DecodeLoop:
+    """Decodes the rows of one batch. One thread at a time calls :meth:`step`.
+
+    Args:
+        model: Whose weights are copied where they are prepacked.
+        runner: Its forward pass over the batch.
+        cache: Keys and values of the batch.
+        batch: The rows in use.
+        inbox: The rows that wait.
+        drafter: Guesses what rows write next.
+        stats: Counts what the loop does.
+        width_costs: What forwards cost by width; asked for when a draft says how likely its tokens are.
+        vocabulary_size: How many token ids the model can read.
+        keeps_logits: Whether the model can leave out the scores of tokens nobody asks about.
+        prefill_chunk_tokens: Prompt tokens read between two decode forwards, at most.
+        stream_interval_seconds: Minimum interval between streamed updates of a row.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: PreTrainedModel,
+        runner: Forward,
+        cache: RowsCache,
+        batch: RunningRows,
+        inbox: Intake,
+        drafter: Drafter,
+        stats: EngineStats,
+        width_costs: Callable[[], WidthCosts],
+        vocabulary_size: int,
+        keeps_logits: bool,
+        prefill_chunk_tokens: int,
+        stream_interval_seconds: float,
+    ) -> None:
+        self._model, self._runner, self._cache = model, runner, cache
+        self._batch, self._inbox = batch, inbox
+        self._drafter, self._stats = drafter, stats
+        self._width_costs = width_costs
+        self._vocabulary_size = vocabulary_size
+        self._keeps_logits = keeps_logits
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._stream_interval_seconds = stream_interval_seconds
+        self._is_to_forget = False
+
+    def forget_prefixes(self) -> None:
+        """Drop what was computed with the weights as they are, before the next step; from any thread."""
+        self._is_to_forget = True
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Admit, prefill a chunk, preempt, then one forward for every row that is writing.
+
+        If no row is writing yet, that forward reads the end of the prompts, too.
+
+        Returns:
+            Whether rows are left.
+        """
+        try:
+            if self._is_to_forget:
+                self._forget()
+            self._inbox.receive()
+            self._inbox.admit()
+            self._prefill()
+            self._inbox.make_room()
+            if rows := self._batch.writing:
+                drafts = self._propose(rows)
+                logits = self._runner(0, [row.unread for row in rows], drafts)
+                assert logits is not None
+                outcomes = self._verify(rows, drafts, logits)
+                self._commit(rows, drafts, outcomes)
+                self._drafter.observe(rows, outcomes)
+                self._retire(rows)
+        except Exception as error:
+            self._fail_all(error)
+        return bool(self._batch or self._inbox)
+
+    def _forget(self) -> None:
+        """Drop what was kept of finished rows, and copies of weights that may have changed."""
+        self._is_to_forget = False
+        self._cache.forget_prefixes()
+        lay_out_anew(self._model)
+
+    def _prefill(self) -> None:
+        """Read one chunk of the prompts that are not yet read."""
+        rows = self._batch.prefilling
+        if not rows:
+            return
+        first_place = len(self._batch.writing)
+        num_left = [row.num_to_prefill for row in rows]
+        room = self._cache.most_new_tokens(first_place, len(rows))
+        num_new = min(max(num_left), max(1, self._prefill_chunk_tokens // len(rows)), room)
+        # One forward less, where it makes nobody wait and few columns are read that hold nothing.
+        is_last = first_place == 0 and max(num_left) <= num_new < room
+        # Scores of a whole chunk, of which one column is wanted, would take the memory of the answer's.
+        num_idle = max(num_left) - (min(num_left) if self._keeps_logits else 0)
+        if is_last and num_idle <= _MAX_IDLE_COLUMNS:
+            self._batch.begin_writing(most_unread=num_new)
+            return
+        chunks = [
+            row.token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)] for row in rows
+        ]
+        self._runner(first_place, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
+        self._stats.num_prefill_forwards += 1
+        self._stats.note_forward(len(rows), max(map(len, chunks)), sum(map(len, chunks)))
+        for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_place):
+            self._cache.commit(place, range(len(chunk)))
+            row.num_cached += len(chunk)
+            row.stats.num_prefilled += len(chunk)
+            self._stats.num_prefilled_tokens += len(chunk)
+        self._batch.begin_writing()
+
+    def _propose(self, rows: Sequence[Row]) -> list[Draft]:
+        """The drafter's guesses, as far as they can be read and emitted, there is room, and they pay."""
+        num_unread = max(len(row.unread) for row in rows)
+        widest = widest_within(self._cache.most_new_tokens(0, len(rows)) - num_unread + 1)
+        drafts = [
+            draft.within_vocabulary(self._vocabulary_size)
+            .ending_with(row.end_token_ids)
+            .truncated(max_tokens=widest - 1, max_depth=row.room - 1)
+            for row, draft in zip(rows, self._drafter.propose(rows), strict=True)
+        ]
+        if any(draft.probabilities for draft in drafts):
+            width = self._width_costs().best_width(drafts, context=max(len(row.token_ids) for row in rows))
+            drafts = [draft.likeliest(width) for draft in drafts]
+        self._inbox.note_draft(max(map(len, drafts)))
+        return drafts
+
+    def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
+        """Accept, per row, the longest path of its draft that the model writes itself."""
+        likeliest = most_likely(logits).tolist()  # [rows, 1 + longest draft]
+        outcomes = []
+        for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            predictions = likeliest[number][: 1 + len(draft)]
+            choose = chooser(row, draft, logits, number, predictions)
+            outcomes.append(verify(draft, choose, predictions))
+        return outcomes
+
+    def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
+        """Keep what was accepted, in the rows and in the cache, and tell the listeners."""
+        self._stats.num_forwards += 1
+        self._stats.num_row_forwards += len(rows)
+        num_unread = [len(row.unread) for row in rows]
+        num_new = sum(num_unread) + sum(map(len, drafts))
+        self._stats.note_forward(len(rows), decode_width(num_unread, drafts), num_new)
+        now = time.monotonic()
+        for place, (row, count, draft, outcome) in enumerate(
+            zip(rows, num_unread, drafts, outcomes, strict=True)
+        ):
+            taken = row.append(outcome.token_ids)
+            kept = outcome.accepted[:taken]
+            self._cache.commit(place, [*range(count), *(count + accepted for accepted in kept)])
+            row.num_cached += count + len(kept)
+            row.stats.num_prefilled += count - 1
+            self._stats.num_prefilled_tokens += count - 1
+            row.stats.num_forwards += 1
+            row.stats.num_drafted += len(draft)
+            row.stats.num_accepted += len(kept)
+            row.stats.tokens_by_forward.append(taken)
+            self._stats.num_tokens += taken
+            if row.finish_reason is None and row.error is None:
+                guarded(row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now))
+
+    def _retire(self, rows: Sequence[Row]) -> None:
+        """Free the rows that have ended and tell their listeners."""
+        for row in rows:
+            if row.error is not None:
+                self._batch.remove(row)
+                guarded(row, partial(row.fail, row.error))
+            elif row.finish_reason is not None:
+                self._batch.remove(row, keep=True)
+                if row.finish_reason == "stop":
+                    self._inbox.observe(row)
+                guarded(row, partial(row.finish, row.finish_reason))
+
+    def _fail_all(self, error: Exception) -> None:
+        """After a step that failed nothing in the cache can be trusted: every row ends with the error."""
+        for row in self._batch.clear():
+            guarded(row, partial(row.fail, error))

@@ -1,0 +1,139 @@
+"""The thread that drives an engine while there is work, and sleeps while there is none.
+
+It holds the engine only while working, so an engine nobody refers to is collected and its thread ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from local_backend.requests.outputs import Update
+
+
+class Steps(Protocol):
+    """What a worker drives."""
+
+    def step(self) -> bool:
+        """Do one piece of work; returns whether there is more."""
+
+
+class Worker:
+    """Calls ``step`` on its own daemon thread from :meth:`wake` until it returns false.
+
+    Args:
+        steps: Driven, but not kept alive.
+        name: Of the thread.
+    """
+
+    def __init__(self, steps: Steps, *, name: str) -> None:
+        self._steps = weakref.ref(steps)
+        self._name = name
+        self._condition = threading.Condition()
+        self._has_work = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        """There is work: start the thread or stir it."""
+        with self._condition:
+            if self._closing:
+                raise RuntimeError("the engine is closed; make a new one")
+            self._has_work = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._condition.notify()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closing
+
+    def close(self, timeout_seconds: float = 10.0) -> None:
+        """End the thread after the step under way, and wait for it."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not (self._has_work or self._closing):
+                    self._condition.wait()
+                if self._closing:
+                    return
+                self._has_work = False
+            steps = self._steps()
+            if steps is None:
+                return
+            step: Callable[[], bool] = steps.step
+            while not self._closing and step():
+                pass
+            del steps, step
+
+
+def _merge(updates: deque[Update]) -> Update:
+    text = "".join(update.text for update in updates)
+    token_ids = tuple(token for update in updates for token in update.token_ids)
+    last = updates[-1]
+    updates.clear()
+    return Update(text, token_ids, last.completion, last.error)
+
+
+class ThreadMailbox:
+    """For a reader that blocks its thread."""
+
+    def __init__(self) -> None:
+        self._updates: deque[Update] = deque()
+        self._arrived = threading.Condition()
+
+    def put(self, update: Update) -> None:
+        """Leave an update; called from the engine's thread."""
+        with self._arrived:
+            self._updates.append(update)
+            self._arrived.notify()
+
+    def get(self) -> Update:
+        """Everything that has arrived, as one update; waits until there is something."""
+        with self._arrived:
+            while not self._updates:
+                self._arrived.wait()
+            return _merge(self._updates)
+
+
+class LoopMailbox:
+    """For a reader in the running event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._updates: deque[Update] = deque()
+        self._lock = threading.Lock()
+        self._arrived = asyncio.Event()
+
+    def put(self, update: Update) -> None:
+        """Leave an update; called from the engine's thread.
+
+        Raises:
+            RuntimeError: The reader's event loop is closed.
+        """
+        with self._lock:
+            wake = not self._updates
+            self._updates.append(update)
+        if wake:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+    async def get(self) -> Update:
+        """Everything that has arrived, as one update; waits until there is something."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            with self._lock:
+                if self._updates:
+                    return _merge(self._updates)

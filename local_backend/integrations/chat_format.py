@@ -1,0 +1,195 @@
+"""Chat messages as token ids, call arguments as sampling parameters, and answers in OpenAI's shape.
+
+Knows roles, names and values. Does not know LangChain's messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from local_backend.drafting import Drafter
+from local_backend.engine.engine import Engine
+from local_backend.requests.outputs import Completion, TokenLogprob
+from local_backend.requests.request import References
+from local_backend.requests.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, Any]]) -> tuple[list[int], int]:
+    """Token ids of rendered turns, and how many of the last belong to a reply already begun.
+
+    Args:
+        tokenizer: Has a chat template.
+        turns: ``role`` and ``content``, a text; a last one of the assistant is continued.
+    """
+    begun = turns[-1]["content"] if turns[-1]["role"] == "assistant" else ""
+    token_ids = tokenizer.apply_chat_template(
+        list(turns if begun or turns[-1]["role"] != "assistant" else turns[:-1]),
+        tokenize=True,
+        return_dict=False,
+        add_generation_prompt=not begun,
+        continue_final_message=bool(begun),
+    )
+    if not begun:
+        return [*map(int, token_ids)], 0
+    return [*map(int, token_ids)], len(tokenizer.encode(begun, add_special_tokens=False))
+
+
+PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+"""Of :class:`~local_backend.requests.sampling.SamplingParams`, as attributes of a chat model or per call."""
+
+# LangChain adds `stream`.
+_KNOWN = frozenset({*PARAMETERS, "max_new_tokens", "references", "logprobs", "top_logprobs", "stream"})
+_BEYOND_TEXT = frozenset({"tools", "tool_choice", "functions", "response_format"})
+
+
+def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[str, Any]) -> SamplingParams:
+    """The arguments of one call over the attributes of ``model``.
+
+    Args:
+        model: Has :data:`PARAMETERS`, ``stop``, ``logprobs``, ``top_logprobs`` and ``model_name``.
+        stop: Strings before which the answer ends.
+        arguments: Further arguments of the call; ``None`` stands for not given.
+
+    Raises:
+        ValueError: One of them is not known, needs more than a model that writes text, asks for another
+            model, or is out of range.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if "max_new_tokens" in given:
+        bound = given.pop("max_new_tokens")
+        if given.setdefault("max_tokens", bound) != bound:
+            raise ValueError(
+                f"max_tokens={given['max_tokens']} and max_new_tokens={bound} name one bound: give one"
+            )
+    if beyond := _BEYOND_TEXT & given.keys():
+        raise ValueError(
+            f"this model writes text only, it calls no tools and fills no schema, but got {sorted(beyond)}: "
+            "ask for a format in the prompt and parse the answer"
+        )
+    if given.pop("model", model.model_name) != model.model_name:
+        raise ValueError(
+            f"this runs {model.model_name!r} and cannot switch to {arguments['model']!r}: load a second one"
+        )
+    if unknown := given.keys() - _KNOWN:
+        raise ValueError(f"unknown arguments {sorted(unknown)}; there are {sorted(_KNOWN)} and stop")
+    stop = stop or model.stop or ()
+    num_top = given.get("top_logprobs", model.top_logprobs)
+    return SamplingParams(
+        **{name: given.get(name, getattr(model, name)) for name in PARAMETERS},
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=num_top if num_top or given.get("logprobs", model.logprobs) else None,
+    )
+
+
+_HALF_CHARACTER = "\ufffd"
+
+
+def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}, ...], "refusal": None}``.
+
+    ``bytes`` is ``None`` where a token is no whole character.
+    """
+    text_of = _TokenTexts(tokenizer)
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        text = text_of(token_id)
+        whole = _HALF_CHARACTER not in text
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+    content = [
+        {
+            **entry(one.token_id, one.logprob),
+            "top_logprobs": [entry(token_id, logprob) for token_id, logprob in one.top],
+        }
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_of(turn: dict[str, Any]) -> str:
+    """The text of one message.
+
+    Raises:
+        ValueError: It holds something other than text.
+    """
+    content = turn.get("content") or ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in content:
+        if not isinstance(block, dict) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise ValueError(
+                f"a local model reads text only, but the {turn.get('role')} message holds {kind!r}"
+            )
+        texts.append(block["text"])
+    return "".join(texts)
+
+
+class _TokenTexts:
+    """The text of single tokens, with the space a tokenizer drops where a text begins."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self._num_before = len(self._decode(self._before))
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token_id: int) -> str:
+        if token_id not in self._known:
+            self._known[token_id] = self._decode([*self._before, token_id])[self._num_before :]
+        return self._known[token_id]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+
+def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> dict[str, Any]:
+    """The ``response_metadata`` of an answer: why it ended, and how it was decoded."""
+    stats = completion.stats
+    metadata: dict[str, Any] = {
+        "model_name": model_name,
+        "finish_reason": completion.finish_reason,
+        "decoding": {
+            "drafter": _drafter_name(engine.drafter),
+            "num_forwards": stats.num_forwards,
+            "tokens_per_forward": stats.tokens_per_forward,
+            "num_drafted": stats.num_drafted,
+            "num_accepted": stats.num_accepted,
+            "num_prefilled": stats.num_prefilled,
+        },
+    }
+    if completion.references:
+        metadata["decoding"]["copied_spans"] = [asdict(span) for span in completion.copied_spans()]
+    if completion.logprobs is not None:
+        metadata["logprobs"] = openai_logprobs(completion.logprobs, engine.tokenizer)
+    return metadata
+
+
+def with_digest_of_references(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call with the references' number and digest in place of their texts."""
+    references = kwargs.get("references")
+    if references is None or isinstance(references, str):  # a string is refused where the call is made
+        return kwargs
+    return {**kwargs, "references": repr(References.of(references))}
+
+
+def _drafter_name(drafter: Drafter) -> str:
+    """A drafter's name as it is registered, e.g. ``"reference_copy"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(drafter).__name__).lower()
+
+
+def text_model_profile(name: str, max_positions: int) -> dict[str, Any]:
+    """The entries of LangChain's ``ModelProfile`` for a model that reads and writes text."""
+    kinds = ("image_inputs", "image_url_inputs", "pdf_inputs", "audio_inputs", "video_inputs")
+    cannot = (*kinds, "image_outputs", "audio_outputs", "tool_calling", "structured_output")
+    profile: dict[str, Any] = {"name": name, "text_inputs": True, "text_outputs": True, "open_weights": True}
+    if max_positions < 2**31:  # prompt and answer share them
+        profile |= {"max_input_tokens": max_positions, "max_output_tokens": max_positions}
+    return {**profile, **dict.fromkeys(cannot, False)}

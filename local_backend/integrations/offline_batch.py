@@ -1,0 +1,326 @@
+"""A long run: lines of a file through the engine, a bounded number at a time, into an ordered output.
+
+Knows lines, rows and their news. Does not know models, or how an output survives a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from local_backend.engine.engine import Engine
+from local_backend.integrations.chat_format import chat_prompt, text_of
+from local_backend.integrations.ordered_output import OrderedOutput
+from local_backend.requests.outputs import Completion, Update
+from local_backend.requests.sampling import SamplingParams
+from local_backend.requests.sequence import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+_EXPECTED = (
+    'a "prompt" (text, which is continued as it is), "messages" (a list of {"role", "content"}, which are '
+    'answered) or "prompt_ids" (a list of token ids)'
+)
+_PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one line asks for.
+
+    Attributes:
+        prompt_ids: Token ids to continue.
+        num_context_tokens: How many of the last are the beginning of the answer.
+        params: How it is written.
+        references: Text that may be copied.
+    """
+
+    prompt_ids: list[int]
+    num_context_tokens: int
+    params: SamplingParams
+    references: list[str]
+
+
+def read_request(
+    record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, defaults: SamplingParams, *, seed: int
+) -> Request:
+    """What a line asks for; keys that are not known are not read.
+
+    Args:
+        record: A ``prompt``, ``messages`` or ``prompt_ids``; and, if it likes, ``references``,
+            ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``seed`` and ``stop``.
+        tokenizer: The model's.
+        defaults: What counts where the line says nothing.
+        seed: For this line; the same whenever it is written.
+
+    Raises:
+        TypeError: A value is of another type than it has to be.
+        ValueError: There is nothing to continue, or a value is out of range.
+    """
+    prompt_ids, num_context_tokens = _prompt(record, tokenizer)
+    given = {name: record[name] for name in _PARAMETERS if record.get(name) is not None}
+    if "stop" in given:
+        stop = given["stop"]
+        given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    params = replace(defaults, **{"seed": seed, **given})
+    references = record.get("references") or []
+    if isinstance(references, str) or not all(isinstance(text, str) for text in references):
+        raise TypeError('"references" are a list of texts')
+    return Request(prompt_ids, num_context_tokens, params, list(references))
+
+
+def _prompt(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
+    if "prompt_ids" in record:
+        return [int(token) for token in record["prompt_ids"]], 0
+    if isinstance(record.get("prompt"), str):
+        return list(tokenizer.encode(record["prompt"], add_special_tokens=False)), 0
+    messages = record.get("messages")
+    if isinstance(messages, Sequence) and messages and all(isinstance(turn, Mapping) for turn in messages):
+        return chat_prompt(tokenizer, [{**turn, "content": text_of(dict(turn))} for turn in messages])
+    raise ValueError(f"there is no prompt (it has: {', '.join(record) or 'nothing'}): expected {_EXPECTED}")
+
+
+def answer_line(number: int, record: object, completion: Completion) -> str:
+    """The output's line for a finished row: nothing in it depends on when or with whom it ran."""
+    return _line(
+        number,
+        record,
+        {
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "num_prompt_tokens": completion.num_prompt_tokens,
+            "num_tokens": len(completion.token_ids),
+        },
+    )
+
+
+def error_line(number: int, record: object, error: BaseException) -> str:
+    """The output's line for a row that could not be written."""
+    return _line(number, record, {"error": f"{type(error).__name__}: {error}"})
+
+
+def _line(number: int, record: object, content: Mapping[str, Any]) -> str:
+    named = {"id": record["id"]} if isinstance(record, Mapping) and "id" in record else {}
+    return json.dumps({"line": number, **named, **content}, ensure_ascii=False) + "\n"
+
+
+# Finished lines wait in memory for an earlier one that is still written: so many, at most.
+_WINDOW_LINES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run did; what was there before it is not counted.
+
+    Attributes:
+        num_rows: Lines answered.
+        num_errors: Lines that could not be answered.
+        num_tokens: Tokens written.
+        seconds: From the first line to the last.
+        padding_share: Positions of forwards that held neither a row's token nor a draft's, of all positions.
+        filled_share: Places in decode forwards that a row had, of all places there are.
+    """
+
+    num_rows: int
+    num_errors: int
+    num_tokens: int
+    seconds: float
+    padding_share: float
+    filled_share: float
+
+    def __str__(self) -> str:
+        errors = f", {self.num_errors} of them not answered" if self.num_errors else ""
+        return (
+            f"{self.num_rows + self.num_errors} rows{errors} in {self.seconds:.1f} s: "
+            f"{self.num_rows / self.seconds:.2f} rows/s, {self.num_tokens / self.seconds:.1f} tokens/s, "
+            f"{self.padding_share:.1%} padding, {self.filled_share:.1%} of places filled"
+        )
+
+
+class OfflineRun:
+    """Answers every line of a file.
+
+    Args:
+        engine: Decodes.
+        source: JSON lines; see :func:`read_request`. Empty lines are passed
+            over.
+        output: One line for each, in the same order.
+        defaults: How answers are written where a line does not say.
+        seed: Of the run; each line's own follows from it and its number.
+        max_in_flight: Lines that are with the engine at a time, at most.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Path,
+        output: OrderedOutput,
+        *,
+        defaults: SamplingParams,
+        seed: int = 0,
+        max_in_flight: int = 256,
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._output = output
+        self._defaults = defaults
+        self._seed = seed
+        self._max_in_flight = max_in_flight
+        self._news: SimpleQueue[tuple[int, Update]] = SimpleQueue()
+        self._in_flight: dict[int, tuple[Row, _Line]] = {}
+        self._num_rows = self._num_errors = self._num_tokens = 0
+
+    def __call__(self, on_progress: Callable[[int], None] = lambda _: None) -> Report:
+        """Answer what is not yet answered, then finish the output.
+
+        Args:
+            on_progress: Told how many lines are done, those of earlier runs included.
+
+        Raises:
+            ValueError: The output is not one of this input.
+            Exception: What ended the engine; the run can be taken up.
+        """
+        started, before = time.perf_counter(), _counts(self._engine)
+        lines = (line for line in self._read() if line.number not in self._output)
+        upcoming = next(lines, None)
+        try:
+            while upcoming is not None or self._in_flight:
+                done: dict[int, str] = {}
+                rows: list[Row] = []
+                while upcoming is not None and self._has_room(upcoming.number):
+                    row = self._begin(upcoming, done)
+                    rows.extend([row] if row is not None else [])
+                    upcoming = next(lines, None)
+                if rows:
+                    self._engine.submit(rows)
+                if not done:
+                    done = self._wait()
+                self._output.add(done)
+                on_progress(self._output.num_done)
+        finally:
+            self._engine.cancel([row for row, _ in self._in_flight.values()])
+        self._output.finish()
+        return self._report(time.perf_counter() - started, before)
+
+    def _read(self) -> Iterator[_Line]:
+        with self._source.open(encoding="utf-8") as file, self._output.path.open("rb") as written:
+            number = 0
+            num_written = self._output.num_written
+            for place, text in enumerate(file, 1):
+                if not text.strip():
+                    continue
+                if number < num_written:
+                    self._check(place, next(islice(written, 1)))
+                yield _Line(number, place, text)
+                number += 1
+        if number < num_written:
+            raise ValueError(
+                f"{self._output.path} has {num_written} lines, but {self._source} only {number}: it is not "
+                "an output of this input; name another, or remove it"
+            )
+
+    def _check(self, place: int, written: bytes) -> None:
+        try:
+            found = json.loads(written).get("line")
+        except (ValueError, AttributeError):
+            found = None
+        if found != place:
+            raise ValueError(
+                f"{self._output.path} answers line {found} where line {place} of {self._source} is due: it "
+                "is not an output of this input; name another, or remove it"
+            )
+
+    def _has_room(self, number: int) -> bool:
+        return (
+            len(self._in_flight) < self._max_in_flight and number < self._output.num_written + _WINDOW_LINES
+        )
+
+    def _begin(self, line: _Line, done: dict[int, str]) -> Row | None:
+        """The row for a line; where there can be none, what is to be said of it goes into ``done``."""
+        try:
+            record = json.loads(line.text)
+            if not isinstance(record, Mapping):
+                raise ValueError(f"expected a JSON object, got {type(record).__name__}")
+            line.record = {"id": record["id"]} if "id" in record else {}
+            request = read_request(
+                record, self._engine.tokenizer, self._defaults, seed=self._seed + line.place
+            )
+            row = self._engine.make_row(
+                request.prompt_ids,
+                partial(self._heard, line.number),
+                params=request.params,
+                references=request.references,
+                num_context_tokens=request.num_context_tokens,
+            )
+        except (ValueError, TypeError) as error:
+            self._num_errors += 1
+            done[line.number] = error_line(line.place, line.record, error)
+            return None
+        self._in_flight[line.number] = row, line
+        return row
+
+    def _heard(self, number: int, update: Update) -> None:
+        if update.is_last:
+            self._news.put((number, update))
+
+    def _wait(self) -> dict[int, str]:
+        """The lines of all rows that have ended by now; of one at least."""
+        done: dict[int, str] = {}
+        news: Sequence[tuple[int, Update]] = [self._news.get()]
+        while news:
+            for number, update in news:
+                _, line = self._in_flight.pop(number)
+                done[number] = self._line_of(line, update)
+            try:
+                news = [self._news.get_nowait()]
+            except Empty:
+                news = []
+        return done
+
+    def _line_of(self, line: _Line, update: Update) -> str:
+        if update.completion is not None:
+            self._num_rows += 1
+            self._num_tokens += len(update.completion.token_ids)
+            return answer_line(line.place, line.record, update.completion)
+        assert update.error is not None
+        if not isinstance(update.error, ValueError):
+            raise update.error  # not the line's fault: another time it may be answered
+        self._num_errors += 1
+        return error_line(line.place, line.record, update.error)
+
+    def _report(self, seconds: float, before: tuple[int, ...]) -> Report:
+        positions, padding, rows, forwards = (
+            now - then for now, then in zip(_counts(self._engine), before, strict=True)
+        )
+        return Report(
+            self._num_rows,
+            self._num_errors,
+            self._num_tokens,
+            seconds,
+            padding / positions if positions else 0.0,
+            rows / (forwards * self._engine.max_rows) if forwards else 0.0,
+        )
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line of the input: its number among those that are not empty, and its place in the file, from 1."""
+
+    number: int
+    place: int
+    text: str
+    record: dict[str, Any] | None = None
+
+
+def _counts(engine: Engine) -> tuple[int, ...]:
+    stats = engine.stats
+    return stats.num_positions, stats.num_padding, stats.num_row_forwards, stats.num_forwards

@@ -1,0 +1,1 @@
+"""Predictors of an answer's length that are trained, and the log they learn from."""

@@ -1,0 +1,136 @@
+"""Prompts and how long their answers were, as JSON lines: written as answers end, read to train and measure.
+
+A line has ``prompt`` (text), ``messages`` or ``prompt_ids``, as everywhere here, and ``num_tokens``. Knows
+files and tokenizers. Does not know models.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from local_backend.requests.prompt_file import read_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from local_backend.requests.sampling import SamplingParams
+
+_NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class LengthExample:
+    """A prompt, and how long one answer to it was.
+
+    Attributes:
+        prompt_ids: Its token ids.
+        num_tokens: Tokens of the answer, the end token included.
+    """
+
+    prompt_ids: tuple[int, ...]
+    num_tokens: int
+
+
+class LengthLog:
+    """Appends one line for each answer; for any thread.
+
+    Args:
+        path: The file; made where it does not exist, continued where it does.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO | None = self.path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def add(
+        self, prompt_ids: Sequence[int], num_tokens: int, params: SamplingParams | None = None, **more: Any
+    ) -> None:
+        """Write one line, and pass it to the operating system.
+
+        Args:
+            prompt_ids: Token ids of the prompt.
+            num_tokens: Tokens of the answer. Leave out answers that were cancelled: how long they would have
+                become is not known.
+            params: How it was sampled; temperature and limit are kept.
+            more: Further JSON values to keep, e.g. what kind of request it was.
+
+        Raises:
+            ValueError: The log is closed.
+        """
+        record: dict[str, Any] = {"prompt_ids": list(prompt_ids), "num_tokens": num_tokens, **more}
+        if params is not None:
+            record |= {"temperature": params.temperature, "max_tokens": params.max_tokens}
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        with self._lock:
+            if self._file is None:
+                raise ValueError(f"the log {self.path} is closed: open another LengthLog to go on")
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; nothing more can be added."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def __enter__(self) -> LengthLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_lengths(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[LengthExample]:
+    """Every prompt with its answer's length, in order of the file; a line cut short at the end is left out.
+
+    Args:
+        path: JSON lines; see the module.
+        tokenizer: Of the model that answered.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It holds no example, or a line is none. Says which and what to do.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: give JSON lines with a prompt and num_tokens")
+    records = [record for _, record in _records(path)]
+    if not records:
+        raise ValueError(f"{path} holds no example: expected one record a line with a prompt and num_tokens")
+    prompts = read_prompts(records, tokenizer, max_positions=_NO_LIMIT, max_tokens=0)
+    return [
+        LengthExample(tuple(prompt), record["num_tokens"])
+        for prompt, record in zip(prompts, records, strict=True)
+    ]
+
+
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    text = path.read_text("utf-8")
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):  # no line break behind it: whoever wrote it was stopped, or still writes
+                return
+            raise ValueError(f"line {number} of {path} is not JSON ({error}): mend or remove it") from error
+        length = record.get("num_tokens") if isinstance(record, dict) else None
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise ValueError(
+                f'line {number} of {path} has no "num_tokens" of at least 1 (got {length!r}): '
+                "give the number of tokens of its answer"
+            )
+        yield number, record

@@ -1,0 +1,181 @@
+"""What the engine has to know of a model, and which models it cannot decode.
+
+Rows of different lengths share a forward, drafts are trees, and what is refused is rolled back by moving a
+length. So the model must attend by a mask and by positions that it is given, and keep nothing of a token but
+its keys and values. Read off the configuration here; :mod:`local_backend.models.compatibility` then tries it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from local_backend.models.grouped_attention import NAME as IN_PLACE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_LAYER_KINDS = {"full_attention", "sliding_attention"}
+_ATTENTION_IMPLEMENTATIONS = {"eager", "sdpa", IN_PLACE}
+_ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+_NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the engine has to know of a model.
+
+    Attributes:
+        num_layers: Decoder layers.
+        max_positions: Tokens of prompt and answer together, at most.
+        windows: Per kind of layer the sliding window in tokens, ``None`` for full attention.
+        mask_dtype: Of the attention mask: what is added to the scores, or ``torch.bool``.
+        device: Where token ids, positions and masks go.
+        keeps_logits: Whether the model can be asked for the scores of its last tokens alone.
+    """
+
+    num_layers: int
+    max_positions: int
+    windows: Mapping[str, int | None]
+    mask_dtype: torch.dtype
+    device: torch.device
+    keeps_logits: bool = False
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Architecture:
+        """Read a model's configuration.
+
+        Raises:
+            ValueError: The model cannot be decoded losslessly in a batch; says why, and what to use instead.
+        """
+        config = model.config.get_text_config(decoder=True)
+        _refuse_other_models(model)
+        _refuse_other_layers(model, config)
+        _refuse_own_positions(model)
+        _refuse_own_masks(model, config)
+        return cls(
+            num_layers=config.num_hidden_layers,
+            max_positions=_max_positions(model, config),
+            windows=_windows(config),
+            mask_dtype=_mask_dtype(model, config),
+            device=_input_device(model),
+            keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
+        )
+
+
+def _refuse_other_models(model: PreTrainedModel) -> None:
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{_name(model)} is an encoder-decoder model, but the engine continues one sequence of tokens: "
+            "use a decoder-only model, or call model.generate"
+        )
+    if not model.can_generate():
+        raise ValueError(
+            f"{_name(model)} has no language-model head: load it with AutoModelForCausalLM.from_pretrained"
+        )
+
+
+def _refuse_own_positions(model: PreTrainedModel) -> None:
+    parameters = inspect.signature(model.forward).parameters
+    missing = [name for name in _ARGUMENTS if name not in parameters]
+    if missing and "input_ids" in parameters:  # a wrapper that passes everything on names none of them
+        raise ValueError(
+            f"{_name(model)} does not take {' and '.join(missing)}, so it cannot be told where the tokens of "
+            "rows of different lengths stand (its positions may be biases by distance, as in ALiBi): "
+            "call model.generate, or use a model with rotary or learned positions"
+        )
+
+
+def _refuse_other_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if getattr(model, "_is_stateful", False) or not kinds <= _LAYER_KINDS:
+        others = ", ".join(sorted(kinds - _LAYER_KINDS)) or "recurrent"
+        raise ValueError(
+            f"{_name(model)} has layers of another kind ({others}): only the keys and values of full and "
+            "sliding-window attention can be masked per row, and rolled back when a draft is refused. "
+            "Call model.generate, or use a model with such attention in every layer"
+        )
+
+
+def _refuse_own_masks(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    implementation = getattr(config, "_attn_implementation", None) or "eager"
+    if implementation not in _ATTENTION_IMPLEMENTATIONS:
+        raise ValueError(
+            f"{_name(model)} was loaded with attn_implementation={implementation!r}, which cannot "
+            "take the mask that keeps drafts and rows apart: call model.set_attn_implementation('sdpa') "
+            "first, or load it with attn_implementation='sdpa' ('eager' works too)"
+        )
+    if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
+        raise ValueError(
+            f"{_name(model)} attends to later tokens (bidirectional attention), so it does not write from "
+            "left to right: use a causal language model"
+        )
+
+
+def _max_positions(model: PreTrainedModel, config: PretrainedConfig) -> int:
+    """Positions the model has, less those at which its rope would change for everyone in the batch."""
+    positions = int(getattr(config, "max_position_embeddings", 0) or _NO_LIMIT)
+    for rope in _ropes(config):
+        # Dynamic rope needs no care of its own: it changes beyond max_position_embeddings only.
+        if rope.get("rope_type") == "longrope":
+            unchanged = rope.get("original_max_position_embeddings") or positions
+            if unchanged < positions:
+                warnings.warn(
+                    f"{_name(model)} has positions for {positions} tokens, but its long rope changes the "
+                    f"positions of every row as soon as one is longer than {unchanged}: prompt and answer "
+                    f"are limited to {unchanged} tokens here. For longer texts call model.generate, one at "
+                    "a time",
+                    stacklevel=4,
+                )
+                positions = unchanged
+    return positions
+
+
+def _ropes(config: PretrainedConfig) -> Iterator[Mapping[str, Any]]:
+    """The rope parameters: one set, or one for each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        yield parameters
+    else:
+        yield from (each for each in parameters.values() if isinstance(each, Mapping))
+
+
+def _windows(config: PretrainedConfig) -> dict[str, int | None]:
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:  # all layers alike
+        kinds = ["full_attention" if window is None else "sliding_attention"]
+    return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+
+
+def _mask_dtype(model: PreTrainedModel, config: PretrainedConfig) -> torch.dtype:
+    """Additive, which costs no conversion in each layer, where all layers compute in one type."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if len(dtypes) > 1 and getattr(config, "_attn_implementation", None) in ("sdpa", IN_PLACE):
+        return torch.bool
+    return model.dtype
+
+
+def _input_device(model: PreTrainedModel) -> torch.device:
+    """Where the embeddings are computed; weights that are offloaded lie elsewhere between forwards."""
+    embeddings = model.get_input_embeddings()
+    hook = getattr(embeddings, "_hf_hook", None) or getattr(model, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    device = next(embeddings.parameters()).device if device is None else device
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == "meta":
+        raise ValueError(
+            f"{_name(model)} has no weights yet (they are on the meta device): load it with from_pretrained"
+        )
+    return device
+
+
+def _name(model: PreTrainedModel) -> str:
+    return type(model).__name__

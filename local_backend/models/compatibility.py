@@ -1,0 +1,104 @@
+"""Does a model, called as the engine calls it, say what it says when called plainly?
+
+A few tokens in two rows of different lengths, a tree of drafts, a rollback. What a model's configuration does
+not tell (a mask ignored, positions counted by itself, state kept beside keys and values) shows here, once,
+when an engine is made, and not in what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from local_backend.caching.kv_cache import RowsCache
+from local_backend.drafting.draft import EMPTY_DRAFT, Draft
+from local_backend.models.architecture import Architecture
+from local_backend.models.model_runner import Forward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NUM_TOKENS = 12
+_LENGTHS = (7, 4)  # of the two rows before the draft
+# Behind the row's last token: a wrong one with a wrong child, the right one, its right child, a wrong child.
+_PARENTS = (-1, 0, -1, 2, 2)
+_RIGHT_PLACES = (2, 3)
+
+
+def check_by_trial(model: PreTrainedModel, architecture: Architecture) -> None:
+    """Compare the engine's logits with the model's own.
+
+    Args:
+        model: In evaluation mode.
+        architecture: What is known of it.
+
+    Raises:
+        ValueError: They differ, or the model cannot be called that way.
+    """
+    if architecture.max_positions < _NUM_TOKENS:
+        return
+    name = type(model).__name__
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    text = [(7 * number + 3) % vocabulary for number in range(_NUM_TOKENS)]
+    with torch.inference_mode():
+        own = model(input_ids=torch.tensor([text], device=architecture.device), use_cache=False).logits[0]
+    try:
+        difference = _difference(model, architecture, text, own)
+    except Exception as error:
+        raise ValueError(
+            f"{name} cannot be called as the engine calls it (rows of different lengths, positions and masks "
+            f"given): {type(error).__name__}: {error}. Use model.generate for it"
+        ) from error
+    # Rounding differs with a batch's shape; what goes wrong with masks or positions is of another order.
+    tolerance = max(1e-3, 30 * torch.finfo(model.dtype).eps)
+    if not difference <= tolerance:
+        raise ValueError(
+            f"{name} says something else in a batch with drafts than alone (logits differ by "
+            f"{difference:.2g} of their spread, rounding would be below {tolerance:.2g}): it ignores the "
+            "mask or the positions it is given, keeps more than keys and values, or quantises activations by "
+            "what else is in the batch. Use model.generate for it, or a model with plain full or "
+            "sliding-window attention, quantised in its weights alone"
+        )
+
+
+@torch.inference_mode()
+def _difference(
+    model: PreTrainedModel, architecture: Architecture, text: Sequence[int], own: Tensor
+) -> float:
+    """Greatest mean difference of logits at one position, in units of their standard deviation.
+
+    Args:
+        model: Called as the engine does.
+        architecture: How that is.
+        text: Token ids; what is not drafted of it is the prompt.
+        own: What the model says at each of them, ``[tokens, vocabulary]``.
+    """
+    wrong = [(token + 1) % own.shape[-1] for token in text]
+    cache = RowsCache(architecture.num_layers, max_rows=len(_LENGTHS))
+    forward = Forward(model, cache, architecture)
+    rows = [cache.add_row() for _ in _LENGTHS]
+    forward(0, [text[:length] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows), with_logits=False)
+    for row, length in zip(rows, _LENGTHS, strict=True):
+        cache.commit(row, range(length))
+    trees = [
+        Draft((wrong[n + 1], wrong[n + 2], text[n + 1], text[n + 2], wrong[n + 2]), _PARENTS)
+        for n in _LENGTHS
+    ]
+    drafted = forward(0, [[text[length]] for length in _LENGTHS], trees)
+    kept = [0, *(place + 1 for place in _RIGHT_PLACES)]
+    for row in rows:
+        cache.commit(row, kept)
+    after = forward(0, [[text[length + len(kept)]] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows))
+    assert drafted is not None
+    assert after is not None
+    differences: list[Tensor] = []
+    for row, length in zip(rows, _LENGTHS, strict=True):
+        for offset, logits in enumerate([*drafted[row, kept], after[row, 0]]):
+            plain = own[length + offset].to(logits.device)
+            possible = plain.isfinite()  # some models say -inf to tokens that are never to be written
+            ours, theirs = logits[possible].float(), plain[possible].float()
+            differences.append((ours - theirs).abs().mean() / theirs.std().clamp_min(1e-6))
+    return torch.stack(differences).max().item()  # NaN if any is

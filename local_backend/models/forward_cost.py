@@ -1,0 +1,315 @@
+"""What a wider forward costs, and how wide a forward pays.
+
+A draft token costs what it adds to the forward that verifies it, which depends on the model, the device, the
+rows in the batch and their length: next to nothing while weights are read from memory anyway, a full share
+once the device is busy. So it is measured, once per model and device, in about a second; then drafts
+are cut to the width at which most tokens a second are expected.
+
+Knows forwards and seconds. Does not know where drafts come from.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from local_backend.caching.kv_cache import RowsCache
+from local_backend.drafting.draft import Draft
+from local_backend.models.architecture import Architecture
+from local_backend.models.compilation import is_compiled
+from local_backend.models.model_runner import Forward, padded_width
+from local_backend.models.prepacking import has_prepacked
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
+_MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: they cost by the token
+_SMALL_FORWARD_TOKENS = 32
+_NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
+_MAX_SECONDS = 0.8
+
+
+@dataclass(frozen=True)
+class WidthCosts:
+    """Seconds of a forward; linear between what was measured, and beyond.
+
+    Attributes:
+        contexts: Tokens before the new ones, ascending.
+        rows: Rows of the batch, ascending.
+        widths: New tokens of each row, ascending.
+        seconds: By context, rows and width.
+
+    Raises:
+        ValueError: The table does not have the shape of its axes, or an axis does not ascend.
+    """
+
+    contexts: tuple[int, ...]
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    seconds: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        for name in ("contexts", "rows", "widths"):
+            axis = getattr(self, name)
+            if not axis or list(axis) != sorted(set(axis)):
+                raise ValueError(f"{name} must ascend and not be empty, got {axis}")
+        shape = (len(self.contexts), len(self.rows), len(self.widths))
+        if len(self.seconds) != shape[0] or any(
+            len(table) != shape[1] or any(len(line) != shape[2] for line in table) for table in self.seconds
+        ):
+            raise ValueError(f"seconds must be {shape[0]} contexts x {shape[1]} rows x {shape[2]} widths")
+
+    @classmethod
+    def flat(cls, num_tokens: int, per_token: float = 1.0) -> WidthCosts:
+        """Forwards that cost the same up to so many tokens in all, and by the token beyond.
+
+        Args:
+            num_tokens: Rows times width that are free.
+            per_token: What ``num_tokens`` further tokens cost, in forwards.
+        """
+        sizes = (1, num_tokens, 2 * num_tokens) if num_tokens > 1 else (1, 2)
+        return cls((1,), (1,), sizes, ((tuple(1 + per_token * (size > num_tokens) for size in sizes),),))
+
+    @classmethod
+    def from_dict(cls, table: dict[str, Any]) -> WidthCosts:
+        """What :meth:`to_dict` gave, e.g. read from JSON."""
+        seconds = tuple(tuple(tuple(line) for line in rows) for rows in table["seconds"])
+        return cls(tuple(table["contexts"]), tuple(table["rows"]), tuple(table["widths"]), seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, to be kept as JSON and given to an engine again."""
+        return asdict(self)
+
+    def __call__(self, *, context: int, rows: int, width: int) -> float:
+        """Seconds of a forward of ``rows`` rows, each ``width`` new tokens behind ``context`` others."""
+        at, share = _between(self.contexts, context)
+        below = self._in_table(self.seconds[at], rows, width)
+        if not share:
+            return below
+        return below + share * (self._in_table(self.seconds[at + 1], rows, width) - below)
+
+    def _in_table(self, table: tuple[tuple[float, ...], ...], rows: int, width: int) -> float:
+        at, share = _between(self.rows, rows)
+        if len(self.rows) == 1:  # nothing is known of other batches but that they hold more tokens
+            return self._in_line(table[0], rows * width)
+        below = self._in_line(table[at], width)
+        return below + share * (self._in_line(table[at + 1], width) - below) if share else below
+
+    def _in_line(self, line: tuple[float, ...], width: int) -> float:
+        at, share = _between(self.widths, width)
+        return line[at] + share * (line[at + 1] - line[at]) if share else line[at]
+
+    def best_width(self, drafts: Sequence[Draft], *, context: int) -> int:
+        """How many draft tokens a row may have, so that most tokens a second are expected.
+
+        All rows of a forward are as wide as the widest, so one width is chosen for all: that at which the
+        expected number of tokens, one bonus for each row and what is accepted, stands highest above the cost.
+
+        Args:
+            drafts: One for each row; those that do not say how likely they are count as wanted whole.
+            context: Tokens of the longest row.
+        """
+        least = max((len(draft) for draft in drafts if not draft.probabilities), default=0)
+        most = max(map(len, drafts), default=0)
+        gained = [0.0] * (most + 1)
+        gained[0] = len(drafts)
+        for draft in drafts:
+            for width, place in enumerate(draft.ranked(), 1):
+                gained[width] += draft.probabilities[place]
+        expected = list(accumulate(gained))
+
+        def rate(width: int) -> float:  # tokens a second
+            seconds = self(context=context, rows=len(drafts), width=padded_width(1 + width))
+            return expected[width] / seconds
+
+        # Costs rise in steps where kernels do: a wider forward may pay where a narrower does not.
+        return max(range(least, most + 1), key=rate)  # of equals the narrowest
+
+
+def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
+    """Where on an axis a value lies: the place below it, and what share of the way to the next."""
+    if len(axis) == 1 or value <= axis[0]:
+        return 0, 0.0
+    at = min(bisect_right(axis, value) - 1, len(axis) - 2)
+    return at, (value - axis[at]) / (axis[at + 1] - axis[at])
+
+
+@torch.inference_mode()
+def measure_width_costs(
+    model: PreTrainedModel,
+    architecture: Architecture | None = None,
+    *,
+    max_rows: int = 16,
+    is_prepacked: bool = True,
+) -> WidthCosts:
+    """Time forwards of several widths, batches and contexts.
+
+    Takes about a second: what there is no time for is taken to cost by the token, like what was measured.
+
+    Args:
+        model: In evaluation mode, with the weights, type and device it will have.
+        architecture: What is known of it; read off it unless given.
+        max_rows: Larger batches are not tried.
+        is_prepacked: Whether forwards use prepacked weights, where the model has them.
+    """
+    architecture = architecture or Architecture.of(model)
+    cache = RowsCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
+    forward = Forward(model, cache, architecture, is_prepacked=is_prepacked)
+    rows = tuple(number for number in _ROWS if number <= max_rows) or (1,)
+    longest = architecture.max_positions - 1
+    widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
+    contexts = tuple(context for context in _CONTEXTS if context + widths[-1] <= longest) or (
+        max(1, longest - widths[-1]),
+    )
+    for _ in range(rows[-1]):
+        cache.add_row()
+    is_cuda = architecture.device.type == "cuda"
+
+    def seconds_of(num_rows: int, width: int, num_repeats: int = _NUM_REPEATS) -> float:
+        def run() -> float:
+            if is_cuda:
+                torch.cuda.synchronize(architecture.device)
+            started = time.perf_counter()
+            forward(0, [[0]] * num_rows, [Draft.chain([0] * (width - 1))] * num_rows)
+            if is_cuda:
+                torch.cuda.synchronize(architecture.device)
+            return time.perf_counter() - started
+
+        if num_rows * width <= _SMALL_FORWARD_TOKENS:
+            run()  # the first of a shape is slower
+        return min(run() for _ in range(num_repeats))
+
+    deadline = time.perf_counter() + _MAX_SECONDS
+    cache.assume_length(contexts[0])
+    near: list[tuple[float, ...]] = []
+    for num_rows in rows:
+        if near and time.perf_counter() > deadline:
+            break
+        measured: dict[int, float] = {}
+        for width in _by_what_they_tell(widths):
+            if len(measured) > 1 and (
+                num_rows * width > _MAX_FORWARD_TOKENS or time.perf_counter() > deadline
+            ):
+                continue
+            measured[width] = seconds_of(num_rows, width)
+        near.append(_ascending(_line_through(measured, widths)))
+    rows = rows[: len(near)]  # larger batches cost by the token, too
+    tables = [tuple(near)]
+    for context in contexts[1:]:
+        # A longer context adds to attention alone, by the row and by the token: two widths tell how much.
+        cache.assume_length(context)
+        probes = (widths[0], widths[len(widths) // 2])
+        far = []
+        for num_rows, line_near in zip(rows, near, strict=True):
+            # One late forward here would make every wide one look dear.
+            repeats = _NUM_PROBE_REPEATS if num_rows == rows[0] else _NUM_REPEATS
+            added = [
+                max(0.0, seconds_of(num_rows, width, repeats) - line_near[widths.index(width)])
+                for width in probes
+            ]
+            slope = max(0.0, added[1] - added[0]) / max(1, probes[1] - probes[0])
+            far.append(
+                tuple(
+                    seconds + added[0] + slope * (width - probes[0])
+                    for seconds, width in zip(line_near, widths, strict=True)
+                )
+            )
+        tables.append(tuple(far))
+    return WidthCosts(contexts, rows, widths, tuple(tables))
+
+
+def _by_what_they_tell(widths: Sequence[int]) -> list[int]:
+    """The narrowest and a middling one first, which together tell what a token costs, then the others.
+
+    On a busy machine there may be time for two. Of neighbours the difference would be noise, and the widest
+    takes seconds where a model is slow.
+    """
+    first = [widths[0], widths[len(widths) // 2]]
+    return [*dict.fromkeys(first), *(width for width in reversed(widths) if width not in first)]
+
+
+def _line_through(measured: Mapping[int, float], widths: Sequence[int]) -> list[float]:
+    """Seconds at each width: linear between what was measured, and beyond by the token, as before that."""
+    known = sorted(measured)
+    line = []
+    for width in widths:
+        at = min(max(0, bisect_right(known, width) - 1), max(0, len(known) - 2))
+        low, high = known[at], known[min(at + 1, len(known) - 1)]
+        slope = max(0.0, measured[high] - measured[low]) / max(1, high - low)
+        line.append(measured.get(width, measured[low] + slope * (width - low)))
+    return line
+
+
+def _ascending(line: Sequence[float]) -> tuple[float, ...]:
+    """What was measured, but no wider forward cheaper than a narrower: that would be noise."""
+    ascending = [line[0]]
+    for seconds in line[1:]:
+        ascending.append(max(seconds, ascending[-1]))
+    return tuple(ascending)
+
+
+class KnownCosts:
+    """The costs measured in this process, by what they depend on; for any thread."""
+
+    def __init__(self) -> None:
+        self._costs: dict[tuple[object, ...], WidthCosts] = {}
+        self._lock = threading.Lock()
+
+    def of(
+        self, model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
+    ) -> WidthCosts:
+        """The costs of ``model``, measured when nobody has asked for a model of its shape before."""
+        key = (
+            type(model),
+            model.config.to_json_string(),
+            model.dtype,
+            model.device,
+            getattr(model.config, "_attn_implementation", None),
+            torch.get_num_threads(),
+            bool(getattr(model, "hf_quantizer", None)),
+            is_compiled(model),
+            is_prepacked and has_prepacked(model),
+        )
+        with self._lock:
+            if key not in self._costs:
+                self._costs[key] = measure_width_costs(model, architecture, is_prepacked=is_prepacked)
+            return self._costs[key]
+
+
+KNOWN_COSTS = KnownCosts()
+
+
+class LazyCosts:
+    """The costs of one model, measured when they are first asked for.
+
+    Args:
+        model: In evaluation mode.
+        architecture: What is known of it.
+        given: Costs that are known already, e.g. measured before.
+        is_prepacked: Whether forwards use prepacked weights.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        architecture: Architecture,
+        given: WidthCosts | None = None,
+        *,
+        is_prepacked: bool = True,
+    ) -> None:
+        self._model, self._architecture, self._is_prepacked = model, architecture, is_prepacked
+        self._costs = given
+
+    def __call__(self) -> WidthCosts:
+        """The costs; takes about a second the first time."""
+        if self._costs is None:
+            self._costs = KNOWN_COSTS.of(self._model, self._architecture, is_prepacked=self._is_prepacked)
+        return self._costs

@@ -1,0 +1,248 @@
+"""One forward pass over rows of different lengths: token ids, positions and masks in, logits out.
+
+A chunk of a prompt and a row's last token with its draft are the same thing to the model: new tokens behind
+what the row already has, first those that are certain, then a tree of guesses. Knows the model and the cache.
+Does not know requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from local_backend.caching.kv_cache import RowsCache
+from local_backend.drafting.draft import Draft
+from local_backend.models.architecture import Architecture
+from local_backend.models.prepacked_linear import prepacked_products
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+# Decode forwards are padded to one of these widths, and beyond to multiples of the last: kernels are prepared
+# anew for every new shape, which takes longer than the tokens that fill it up.
+_WIDTHS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+
+
+def padded_width(width: int) -> int:
+    """The width at which a forward that decodes ``width`` tokens a row is run."""
+    if width > _WIDTHS[-1]:
+        return -(-width // _WIDTHS[-1]) * _WIDTHS[-1]
+    return _WIDTHS[bisect_left(_WIDTHS, width)]
+
+
+def widest_within(num_tokens: int) -> int:
+    """The widest forward that takes at most ``num_tokens`` columns, of which there is at least one."""
+    if num_tokens > _WIDTHS[-1]:
+        return num_tokens // _WIDTHS[-1] * _WIDTHS[-1]
+    return _WIDTHS[bisect_right(_WIDTHS, num_tokens) - 1]
+
+
+def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
+    """Columns of a forward that reads so many tokens of each row and verifies the drafts behind them."""
+    width = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
+    return padded_width(width) if max(num_unread) == 1 else width  # no two prompts are of one width anyway
+
+
+class Forward:
+    """Runs the model on consecutive rows of its cache.
+
+    Args:
+        model: A decoder-only ``transformers`` model, in evaluation mode.
+        cache: Where the rows' keys and values lie.
+        architecture: How the model wants to be called.
+        is_prepacked: Whether layers that were prepared for it multiply with prepacked weights.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: RowsCache,
+        architecture: Architecture,
+        *,
+        is_prepacked: bool = True,
+    ) -> None:
+        self._is_prepacked = is_prepacked
+        self._model = model
+        self._cache = cache
+        self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
+        self._device = architecture.device
+        self._keeps_logits = architecture.keeps_logits
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        first_row: int,
+        unread: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
+        *,
+        with_logits: bool = True,
+    ) -> Tensor | None:
+        """Read tokens and a draft for each row from ``first_row`` on; nothing is committed.
+
+        Args:
+            first_row: Place of the first row.
+            unread: The next tokens of each row, at least one.
+            drafts: What hangs from the last of them.
+            with_logits: Whether the vocabulary scores are wanted; prefill does without.
+
+        Returns:
+            Logits ``[rows, 1 + longest draft or more, vocabulary]``, at each row's last unread token and at
+            every place of its draft; behind a draft they mean nothing.
+        """
+        num_rows = len(unread)
+        num_unread = [len(tokens) for tokens in unread]
+        fewest = min(num_unread)
+        num_new = decode_width(num_unread, drafts) if with_logits else max(num_unread)
+        lengths = self._cache.lengths[first_row : first_row + num_rows]
+        num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
+        input_ids = torch.tensor(
+            [
+                [*tokens, *draft.token_ids] + [tokens[0]] * (num_new - len(tokens) - len(draft))
+                for tokens, draft in zip(unread, drafts, strict=True)
+            ],
+            device=self._device,
+        )  # [rows, new]
+        tree = TreeShape.of(lengths, num_unread, drafts, num_new)
+        module = self._model if with_logits else self._model.base_model
+        wanted = {}
+        if with_logits and fewest > 1 and self._keeps_logits:
+            wanted["logits_to_keep"] = num_new - fewest + 1
+        with prepacked_products(self._is_prepacked):
+            output = module(
+                input_ids=input_ids,
+                position_ids=tree.positions.to(self._device),
+                attention_mask=self._masks.build(tree, num_columns, self._device),
+                past_key_values=self._cache,
+                use_cache=True,
+                **wanted,
+            )
+        if not with_logits:
+            return None
+        logits: Tensor = output.logits[:, 0 if wanted else fewest - 1 :]
+        if max(num_unread) == fewest:
+            return logits
+        # Rows whose drafts begin further right: all begin at the first column.
+        place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
+        row = torch.arange(num_rows)[:, None]
+        return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
+
+
+class TreeShape:
+    """Positions of the new tokens, and which of them see each other.
+
+    Attributes:
+        lengths: Tokens each row had before, ``[rows]``.
+        positions: ``[rows, new]``.
+        ancestors: Whether a new token (second axis) sees another (third axis), ``[rows, new, new]``; ``None``
+            where all drafts are chains, so that each token sees those before it.
+    """
+
+    def __init__(self, lengths: Tensor, positions: Tensor, ancestors: Tensor | None) -> None:
+        self.lengths = lengths
+        self.positions = positions
+        self.ancestors = ancestors
+
+    @classmethod
+    def of(
+        cls, lengths: Sequence[int], num_unread: Sequence[int], drafts: Sequence[Draft], num_new: int
+    ) -> TreeShape:
+        """The shape of ``drafts``, each behind so many unread tokens, behind rows of these lengths."""
+        length = torch.tensor(lengths)
+        # What fills a row behind its draft stands where its draft ends: positions there may be no more.
+        last = torch.tensor([count - 1 + len(draft) for count, draft in zip(num_unread, drafts, strict=True)])
+        depth = torch.arange(num_new).minimum(last[:, None])  # [rows, new]
+        if all(draft.is_chain for draft in drafts):
+            return cls(length, length[:, None] + depth, None)
+        # Through numpy: writes of single rows take torch ten times as long.
+        ancestors = np.tile(np.tri(num_new, dtype=bool), (len(drafts), 1, 1))
+        for row, (count, draft) in enumerate(zip(num_unread, drafts, strict=True)):
+            if draft.is_chain:
+                continue
+            root = count - 1  # the column that the draft hangs from
+            depths = draft.depths()
+            depth[row, count:] = root + max(depths)
+            depth[row, count : count + len(draft)] = torch.tensor(depths) + root
+            seen = ancestors[row]
+            seen[count:, count:] = np.eye(num_new - count, dtype=bool)
+            for place, parent in enumerate(draft.parents, count):
+                seen[place] |= seen[parent + count]
+        return cls(length, length[:, None] + depth, torch.from_numpy(ancestors))
+
+
+class MaskRules:
+    """Who sees whom, in the form the model takes.
+
+    Args:
+        windows: Per kind of layer the sliding window in tokens, ``None`` for full attention.
+        dtype: A float type for masks that are added to the scores, or ``torch.bool``.
+    """
+
+    def __init__(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> None:
+        self._windows = windows
+        self._dtype = dtype
+
+    def build(self, tree: TreeShape, num_columns: int, device: torch.device) -> Tensor | dict[str, Tensor]:
+        """Masks ``[rows, 1, new, columns]``; a dict where kinds of layers differ."""
+        column = torch.arange(num_columns)
+        num_new = tree.positions.shape[1]
+        if tree.ancestors is None:
+            seen = column <= tree.positions[:, :, None]  # [rows, new, columns]
+        else:
+            seen = (column < tree.lengths[:, None, None]).expand(-1, num_new, -1).clone()
+            for row, length in enumerate(tree.lengths.tolist()):
+                seen[row, :, length : length + num_new] = tree.ancestors[row]
+        masks = {}
+        for kind, window in self._windows.items():
+            within = seen
+            if window is not None:
+                within = seen & (tree.positions[:, :, None] - self._column_positions(tree, column) < window)
+            masks[kind] = self._in_dtype(within)[:, None].to(device)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _in_dtype(self, seen: Tensor) -> Tensor:
+        if self._dtype == torch.bool:
+            return seen
+        lowest = torch.finfo(self._dtype).min
+        return torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, lowest)
+
+    @staticmethod
+    def _column_positions(tree: TreeShape, column: Tensor) -> Tensor:
+        """The position of the token in each column, ``[rows, 1, columns]``; in a tree the two differ."""
+        positions = column.repeat(len(tree.lengths), 1)
+        if tree.ancestors is not None:
+            place = tree.lengths[:, None] + torch.arange(tree.positions.shape[1])
+            positions.scatter_(1, place, tree.positions)
+        return positions[:, None]
+
+
+def run_in_short_lived_thread(work: Callable[[], object]) -> None:
+    """Run ``work`` on a thread that ends with it, and wait.
+
+    A thread that has once computed in parallel keeps its OpenMP helpers. With those of the engine's thread
+    they outnumber the cores, and OpenMP then puts helpers to sleep between any two operations: small models
+    become three times slower. The helpers of a thread that has ended are gone.
+
+    Raises:
+        Exception: Whatever ``work`` raises.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="local_backend.run_in_short_lived_thread", daemon=True)
+    thread.start()
+    thread.join()
+    done.result()

@@ -1,1 +1,0 @@
-"""Offline generation of a large file, which can be stopped and taken up; see :mod:`local_backend.batch`."""

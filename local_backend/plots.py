@@ -1,0 +1,298 @@
+"""Pictures of decoding: which tokens each forward landed, what was copied from where, what copying brings.
+
+Matplotlib is imported when a picture is drawn, and only then needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from local_backend.requests.outputs import Completion, Trajectory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedTokenizerBase
+
+
+_ROW_INCHES = 0.55
+# From one token a forward to many: the more a forward landed, the darker its block.
+_PALE, _DARK = (0.83, 0.88, 0.93), (0.13, 0.40, 0.60)
+_DARKEST_AT_TOKENS = 8
+_REFERENCE_COLOURS = ("#cfe3f5", "#fbe0c4", "#d6edd0", "#f5d0d8", "#e2d8f0", "#f4efb8", "#cdeeea", "#e8dccf")
+
+
+def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = None) -> Figure:
+    """Draw, for each way of decoding the same prompt, its tokens from left to right in blocks of one forward.
+
+    Args:
+        completions: By name, e.g. the drafter's.
+        max_tokens: Only the first so many tokens.
+
+    Returns:
+        A matplotlib figure that is not registered with pyplot and so need not be closed.
+
+    Raises:
+        ValueError: There is no completion.
+        ImportError: Matplotlib is not installed.
+    """
+    if not completions:
+        raise ValueError("there is nothing to draw: give at least one completion")
+    longest = max(len(completion.token_ids) for completion in completions.values())
+    shown = min(longest, max_tokens or longest)
+
+    figure = _figure(10, 0.9 + _ROW_INCHES * len(completions))
+    axes = figure.add_subplot()
+    for height, completion in enumerate(completions.values()):
+        start = 0
+        for landed in completion.stats.tokens_by_forward:
+            width = min(landed, shown - start)
+            if width <= 0:
+                break
+            axes.broken_barh([(start, width)], (height - 0.4, 0.8), color=_shade(landed), edgecolor="white")
+            if width >= 3:
+                axes.text(start + width / 2, height, str(landed), ha="center", va="center", color="white")
+            start += landed
+        stats = completion.stats
+        summary = f"{stats.num_forwards} forwards, {stats.tokens_per_forward:.1f} tokens each"
+        axes.text(shown * 1.01, height, summary, va="center", fontsize=9)
+    axes.set_yticks(range(len(completions)), list(completions))
+    axes.set_xlim(0, shown * 1.3)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= shown])
+    axes.set_xlabel("token of the answer; one block is one forward")
+    axes.invert_yaxis()
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    return figure
+
+
+def ablation(results: Mapping[str, Any], *, figure: str = "tokens_per_forward") -> Figure:
+    """Draw what length of match and of copy bring, beside a drafter that chooses both for itself.
+
+    Args:
+        results: What ``python -m benchmarks.copy_ablation`` prints: ``n`` and ``k``, a table of each figure
+            by both, and the figures of ``adaptive``.
+        figure: ``"tokens_per_forward"`` or ``"milliseconds_per_token"``.
+
+    Returns:
+        A matplotlib figure, as of :func:`landings`.
+
+    Raises:
+        ValueError: There is no such figure in ``results``.
+        ImportError: Matplotlib is not installed.
+    """
+    if figure not in results:
+        raise ValueError(f"the results hold no {figure!r}; they hold {', '.join(sorted(results))}")
+    picture = _figure(7, 3.6)
+    axes = picture.add_subplot()
+    for number, n in enumerate(results["n"]):
+        shade = _shade(1 + round(_DARKEST_AT_TOKENS * (number + 1) / len(results["n"])))
+        axes.plot(results["k"], results[figure][number], marker="o", color=shade, label=f"match of {n}")
+    adaptive = results["adaptive"][figure]
+    axes.axhline(adaptive, color="black", linestyle="--")
+    axes.text(results["k"][0], adaptive, "reference copy", va="bottom", fontsize=9)
+    axes.set_xlabel("tokens copied behind a match")
+    axes.set_ylabel(figure.replace("_", " "))
+    axes.set_xticks(results["k"])
+    axes.legend(fontsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return picture
+
+
+class CopiedText:
+    """An answer in which what was copied has the colour of its reference; shows itself in Jupyter.
+
+    Args:
+        completion: Of a row with references.
+        tokenizer: The engine's.
+        min_tokens: Spans that are shorter are not coloured.
+    """
+
+    def __init__(
+        self, completion: Completion, tokenizer: PreTrainedTokenizerBase, *, min_tokens: int = 4
+    ) -> None:
+        self.spans = completion.copied_spans(min_tokens)
+        self._pieces: list[tuple[str, int | None]] = []
+        ids, place = completion.token_ids, 0
+        for span in self.spans:
+            self._add(tokenizer, ids[place : span.start], None)
+            place = span.start + span.num_tokens
+            self._add(tokenizer, ids[span.start : place], span.reference)
+        self._add(tokenizer, ids[place:], None)
+
+    def _add(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], reference: int | None) -> None:
+        if ids:
+            self._pieces.append((str(tokenizer.decode(list(ids), skip_special_tokens=True)), reference))
+
+    def __str__(self) -> str:
+        """For terminals: copied text in brackets with the number of its reference."""
+        return "".join(
+            text if reference is None else f"[{reference + 1}: {text}]" for text, reference in self._pieces
+        )
+
+    def _repr_html_(self) -> str:
+        pieces = []
+        for text, reference in self._pieces:
+            shown = escape(text).replace("\n", "<br>")
+            if reference is not None:
+                colour = _REFERENCE_COLOURS[reference % len(_REFERENCE_COLOURS)]
+                shown = f'<span style="background:{colour}" title="reference {reference + 1}">{shown}</span>'
+            pieces.append(shown)
+        return f'<div style="line-height:1.6;color:black;background:white">{"".join(pieces)}</div>'
+
+
+def _figure(width_inches: float, height_inches: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "pictures need matplotlib: pip install 'langchain-parallel-decoding[notebooks]'"
+        ) from error
+
+    class Picture(Figure):
+        """Shows itself in Jupyter, whether or not pyplot was ever imported."""
+
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png", dpi=120)
+            return picture.getvalue()
+
+    return Picture(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def _shade(num_tokens: int) -> tuple[float, float, float]:
+    part = min(num_tokens - 1, _DARKEST_AT_TOKENS) / _DARKEST_AT_TOKENS
+    red, green, blue = (pale + (dark - pale) * part for pale, dark in zip(_PALE, _DARK, strict=True))
+    return red, green, blue
+
+
+_SETTLED, _RIGHT, _WRONG, _NOT_YET = "#1f4e79", "#5fa8d3", "#e76f51", "#f4f1ec"
+
+
+def new_figure(**options: Any) -> Figure:
+    """A matplotlib figure that shows itself in Jupyter and is not registered with pyplot.
+
+    Args:
+        options: As for matplotlib's ``Figure``.
+
+    Raises:
+        ImportError: Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "pictures need matplotlib: pip install 'langchain-parallel-decoding[training]'"
+        ) from error
+
+    class Picture(Figure):
+        """Shows itself in Jupyter, whether or not pyplot was ever imported."""
+
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png", dpi=110)
+            return picture.getvalue()
+
+    return Picture(layout="constrained", **options)
+
+
+def trajectory_cells(trajectory: Trajectory) -> list[list[int]]:
+    """For each forward (first axis) and place of the answer (second axis) how things stand.
+
+    Returns:
+        3 settled, 2 guessed right, 1 guessed wrong, 0 not guessed.
+    """
+    answer = trajectory.answer_ids
+    rows = []
+    for start, guess in zip(trajectory.starts, trajectory.iterates, strict=True):
+        row = [3] * start + [0] * (len(answer) - start)
+        for place, token in enumerate(guess[: len(answer) - start], start):
+            row[place] = 2 if token == answer[place] else 1
+        rows.append(row)
+    return [*rows, [3] * len(answer)]
+
+
+def draw_trajectories(trajectories: Mapping[str, Trajectory], *, max_tokens: int = 64) -> Figure:
+    """Places across, iterations down: what was settled, guessed right and guessed wrong before each forward.
+
+    Args:
+        trajectories: By name, drawn side by side; e.g. of a plain and of a tuned model on one prompt.
+        max_tokens: Only the first so many places.
+
+    Returns:
+        A matplotlib figure that is not registered with pyplot and so need not be closed.
+
+    Raises:
+        ValueError: There is no trajectory.
+        ImportError: Matplotlib is not installed.
+    """
+    if not trajectories:
+        raise ValueError("there is nothing to draw: give at least one trajectory")
+    cells = {
+        name: [row[:max_tokens] for row in trajectory_cells(trajectory) if row[:max_tokens]]
+        for name, trajectory in trajectories.items()
+    }
+    for name, rows in cells.items():  # forwards behind the last place shown add nothing
+        done = next((number for number, row in enumerate(rows) if set(row) <= {3}), len(rows) - 1)
+        cells[name] = rows[: done + 1]
+    tallest = max(map(len, cells.values()))
+    figure = new_figure(figsize=(5.2 * len(cells), 1.4 + min(7.0, 0.13 * tallest)))
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    colours = ListedColormap([_NOT_YET, _WRONG, _RIGHT, _SETTLED])
+    panels = figure.subplots(1, len(cells), squeeze=False, sharey=True)[0]
+    for axes, (name, rows) in zip(panels, cells.items(), strict=True):
+        axes.pcolormesh(rows, cmap=colours, vmin=0, vmax=3, edgecolors="white", linewidth=0.3)
+        axes.set_title(f"{name}: {len(rows) - 1} forwards")
+        axes.set_xlabel("token of the answer")
+        axes.set_ylim(tallest, 0)
+        axes.tick_params(length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    panels[0].set_ylabel("forward")
+    names = ((_SETTLED, "settled"), (_RIGHT, "guessed right"), (_WRONG, "guessed wrong"))
+    figure.legend(
+        handles=[Patch(color=colour, label=label) for colour, label in names],
+        loc="outside lower center",
+        ncols=len(names),
+        frameon=False,
+    )
+    return figure
+
+
+def draw_progress(history: Sequence[Mapping[str, float]]) -> Figure:
+    """Tokens per forward, and beside it quality, over the steps of training.
+
+    Args:
+        history: Records with ``step``, ``tokens_per_forward`` and, where it was reckoned, ``quality``.
+
+    Returns:
+        A matplotlib figure that is not registered with pyplot.
+
+    Raises:
+        ValueError: There is no record.
+        ImportError: Matplotlib is not installed.
+    """
+    if not history:
+        raise ValueError("there is nothing to draw: nothing was measured during training")
+    figure = new_figure(figsize=(7, 3.2))
+    axes = figure.add_subplot()
+    steps = [record["step"] for record in history]
+    axes.plot(steps, [record["tokens_per_forward"] for record in history], color=_SETTLED, marker="o")
+    axes.set_xlabel("step")
+    axes.set_ylabel("tokens per forward", color=_SETTLED)
+    axes.set_ylim(bottom=0)
+    axes.spines["top"].set_visible(False)
+    judged = [(record["step"], record["quality"]) for record in history if record.get("quality") is not None]
+    if judged:
+        beside = axes.twinx()
+        beside.plot(*zip(*judged, strict=True), color=_WRONG, marker="s", linestyle="--")
+        beside.set_ylabel("quality", color=_WRONG)
+        beside.set_ylim(0, 1.02 if max(value for _, value in judged) <= 1 else None)
+        beside.spines["top"].set_visible(False)
+    return figure

@@ -1,0 +1,328 @@
+"""What the engine says of a row: its text as it becomes certain, the completion, and what it cost.
+
+Log probabilities and what was copied from where are parts of a completion.
+
+Knows tokens and texts. Does not know the model or the engine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What the engine has done since it was made.
+
+    Attributes:
+        num_forwards: Decode forwards, whatever the number of rows.
+        num_prefill_forwards: Forwards that read prompts and nothing else.
+        num_prefilled_tokens: Prompt tokens read.
+        num_reused_tokens: Prompt tokens whose keys and values were there already.
+        num_set_aside: How often a row gave its place to others for lack of memory.
+        num_row_forwards: Decode forwards of each row, added up.
+        num_positions: Tokens forwards had room for, of prompts, rows and drafts; and of these
+        num_padding: Positions that held none, because another row of the forward was wider.
+        num_tokens: Tokens emitted.
+    """
+
+    num_forwards: int = 0
+    num_prefill_forwards: int = 0
+    num_prefilled_tokens: int = 0
+    num_reused_tokens: int = 0
+    num_tokens: int = 0
+    num_set_aside: int = 0
+    num_row_forwards: int = 0
+    num_positions: int = 0
+    num_padding: int = 0
+
+    def note_forward(self, num_rows: int, width: int, num_new_tokens: int) -> None:
+        """Count a forward's positions.
+
+        Args:
+            num_rows: Rows that took part.
+            width: Positions of each.
+            num_new_tokens: Tokens that were read, in all.
+        """
+        self.num_positions += num_rows * width
+        self.num_padding += num_rows * width - num_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSpan:
+    """Tokens that an answer and a reference share.
+
+    Attributes:
+        start: Place of the first in the answer.
+        num_tokens: How many.
+        reference: Number of the reference, in the order given.
+        reference_start: Place of the first in it.
+    """
+
+    start: int
+    num_tokens: int
+    reference: int
+    reference_start: int
+
+
+def copied_spans(
+    token_ids: Sequence[int], references: Sequence[Sequence[int]], min_tokens: int = 8
+) -> tuple[CopiedSpan, ...]:
+    """The spans of at least ``min_tokens`` tokens, in order and without overlap.
+
+    From left to right, at each token the longest span that begins there; of equals the first reference's.
+
+    Raises:
+        ValueError: ``min_tokens`` is below 1.
+    """
+    if min_tokens < 1:
+        raise ValueError(f"min_tokens must be at least 1, got {min_tokens}")
+    answer = tuple(token_ids)
+    wanted = {answer[start : start + min_tokens] for start in range(len(answer) - min_tokens + 1)}
+    places: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+    for number, reference in enumerate(map(tuple, references)):
+        for start in range(len(reference) - min_tokens + 1):
+            if (key := reference[start : start + min_tokens]) in wanted:
+                places[key].append((number, start))
+    spans: list[CopiedSpan] = []
+    start = 0
+    while start <= len(answer) - min_tokens:
+        best: CopiedSpan | None = None
+        for number, place in places.get(answer[start : start + min_tokens], ()):
+            length = _num_equal(answer, start, references[number], place, min_tokens)
+            if best is None or length > best.num_tokens:
+                best = CopiedSpan(start, length, number, place)
+        if best is None:
+            start += 1
+        else:
+            spans.append(best)
+            start += best.num_tokens
+    return tuple(spans)
+
+
+def _num_equal(
+    answer: Sequence[int], start: int, reference: Sequence[int], place: int, known_equal: int
+) -> int:
+    length = known_equal
+    limit = min(len(answer) - start, len(reference) - place)
+    while length < limit and answer[start + length] == reference[place + length]:
+        length += 1
+    return length
+
+
+# How many tokens of context a tokenizer needs so that the text of the next ones no longer changes
+# (SentencePiece drops the space before the first word it decodes).
+_CONTEXT_TOKENS = 6
+_HALF_CHARACTER = "\ufffd"
+
+
+class Detokenizer:
+    """The text of one row, as it grows.
+
+    Args:
+        tokenizer: Decodes ids.
+        stop: Strings before which the text ends.
+        context_token_ids: Tokens the row continues in mid-text, e.g. the given start of a reply; the text
+            begins after them, with the space that belongs there.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str] = (),
+        context_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._window = list(context_token_ids[-_CONTEXT_TOKENS:])
+        self._window_text = self._decode(self._window)
+        self._held = ""
+        self.stopped = False
+
+    def _decode(self, token_ids: list[int]) -> str:
+        if not token_ids:
+            return ""
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    @property
+    def has_stop(self) -> bool:
+        """Whether there are strings before which the text ends."""
+        return bool(self._stop)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens; returns the text that is now certain."""
+        self._window.extend(token_ids)
+        text = self._decode(self._window)
+        if text.endswith(_HALF_CHARACTER):
+            return ""
+        fresh = text[len(self._window_text) :]
+        self._window = self._window[-_CONTEXT_TOKENS:]
+        self._window_text = self._decode(self._window)
+        return self._up_to_stop(fresh)
+
+    def finish(self) -> str:
+        """The text still held back, once no more tokens come."""
+        text = self._decode(self._window)[len(self._window_text) :]
+        certain = self._up_to_stop(text)
+        held, self._held = self._held, ""
+        return certain if self.stopped else certain + held
+
+    def _up_to_stop(self, fresh: str) -> str:
+        """Cut at the first stop string; hold back what could be the beginning of one."""
+        if self.stopped:
+            return ""
+        text = self._held + fresh
+        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        certain, self._held = text[: len(text) - held], text[len(text) - held :]
+        return certain
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``, short of all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a row cost.
+
+    Attributes:
+        num_forwards: Decode forwards of the row; prefill is not one.
+        num_tokens: Tokens emitted.
+        num_drafted: Tokens drafted.
+        num_accepted: Drafted tokens accepted.
+        num_prefilled: Tokens the model read for this row before it wrote: of the prompt, whose rest came from
+            a shared prefix, and of its own text where it was set aside.
+        num_set_aside: How often it gave its place to others for lack of memory.
+        tokens_by_forward: Tokens each decode forward landed, in order.
+        submitted_seconds, first_token_seconds, finished_seconds: On ``time.monotonic``.
+    """
+
+    num_forwards: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_prefilled: int = 0
+    num_set_aside: int = 0
+    tokens_by_forward: list[int] = field(default_factory=list)
+    submitted_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    finished_seconds: float | None = None
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Emitted tokens over decode forwards, the bonus included."""
+        return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely an emitted token was.
+
+    Attributes:
+        token_id: The token.
+        logprob: Natural logarithm of its probability, as the model gave it.
+        top: The most likely tokens there and their log probabilities, the likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def token_logprob(logits: Tensor, token_id: int, num_top: int) -> TokenLogprob:
+    """Look up ``token_id`` and the ``num_top`` likeliest tokens in ``logits`` ``[vocabulary]``."""
+    logprobs = logits.float().log_softmax(-1)
+    values, ids = logprobs.topk(min(num_top, logprobs.numel()))
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs[token_id]), top)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished row.
+
+    Attributes:
+        token_ids: What was generated, the end token included when it was generated.
+        text: Its text, without special tokens, and ended before a stop string.
+        finish_reason: ``"stop"`` (end token or stop string), ``"length"`` or ``"cancelled"``.
+        stats: What it cost.
+        num_prompt_tokens: Tokens that were continued.
+        logprobs: For each of ``token_ids`` how likely it was; ``None`` unless asked for.
+        references: Token ids of what could be copied.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    stats: Stats
+    num_prompt_tokens: int
+    logprobs: list[TokenLogprob] | None = None
+    references: Sequence[Sequence[int]] = field(default=(), repr=False)
+
+    def copied_spans(self, min_tokens: int = 8) -> tuple[CopiedSpan, ...]:
+        """The spans of at least ``min_tokens`` tokens that stand word for word in a reference."""
+        return copied_spans(self.token_ids, self.references, min_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of a row: text that has become certain, at last the completion, or the error that ended it.
+
+    Attributes:
+        text: What has become certain since the last news.
+        token_ids: Tokens emitted since the last news; their text may come later.
+        completion: The finished row.
+        error: What ended the row instead.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    completion: Completion | None = None
+    error: BaseException | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.completion is not None or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """How one answer came about.
+
+    Attributes:
+        prompt_ids: What was continued.
+        answer_ids: The fixed point, its end token included where it has one.
+        starts: For each iterate its first place in the answer.
+        iterates: The guesses of each forward, in the order of decoding.
+    """
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    starts: tuple[int, ...] = ()
+    iterates: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt_ids) + len(self.answer_ids)

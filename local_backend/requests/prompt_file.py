@@ -1,0 +1,210 @@
+"""Prompts from JSON lines or from a dataset, as token ids, checked before any work is done.
+
+Knows tokenizers. Does not know models, but for how many positions one has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from local_backend.requests.outputs import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_EXPECTED = (
+    'a "prompt" (text), "messages" (a list of {"role", "content"}) or "prompt_ids" (a list of token ids)'
+)
+
+
+def read_prompts(
+    source: str | Path | Iterable[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_positions: int,
+    max_tokens: int,
+    vocabulary_size: int | None = None,
+    split: str = "train",
+    limit: int | None = None,
+) -> list[list[int]]:
+    """Token ids of every prompt.
+
+    Args:
+        source: A file of JSON lines, the name or folder of a ``datasets`` dataset, or records. A record has
+            a ``prompt`` (text, which is continued as it is), ``messages`` (rendered by the chat template) or
+            ``prompt_ids``.
+        tokenizer: The model's.
+        max_positions: Tokens the model has positions for.
+        max_tokens: Tokens an answer may have.
+        vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
+        split: Of a dataset that has several.
+        limit: Only the first so many.
+
+    Raises:
+        FileNotFoundError: A file of JSON lines does not exist.
+        ValueError: There is no prompt, a record is none, the tokenizer has no end token or no chat template
+            where one is needed, a prompt leaves no room for its answer or holds token ids that the model does
+            not know, or the limit is less than 1. Says which and what to do.
+    """
+    check_tokenizer(tokenizer)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    prompts: list[list[int]] = []
+    for name, record in _records(source, split):
+        if limit is not None and len(prompts) >= limit:
+            break
+        token_ids = _token_ids(name, record, tokenizer)
+        _check_ids(name, token_ids, vocabulary_size or len(tokenizer))
+        if not token_ids:
+            raise ValueError(f"{name} has an empty prompt: give at least one token")
+        if len(token_ids) + max_tokens > max_positions:
+            raise ValueError(
+                f"{name} has a prompt of {len(token_ids)} tokens, which with an answer of up to {max_tokens} "
+                f"exceeds the model's {max_positions} positions: shorten or remove it, or lower max_tokens"
+            )
+        prompts.append(token_ids)
+    if not prompts:
+        raise ValueError(f"{_name_of(source)} holds no prompt: expected one record a line with {_EXPECTED}")
+    return prompts
+
+
+def read_examples(
+    source: str | Path | Iterable[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_positions: int,
+    vocabulary_size: int | None = None,
+    split: str = "train",
+) -> list[Trajectory]:
+    """Prompts with their answers, as trajectories without iterates; the end token follows each answer.
+
+    Args:
+        source: As for :func:`read_prompts`; a record has an ``answer`` (text) or ``answer_ids``, too.
+        tokenizer: The model's.
+        max_positions: Tokens the model has positions for.
+        vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
+        split: Of a dataset that has several.
+
+    Raises:
+        FileNotFoundError: A file of JSON lines does not exist.
+        ValueError: There is no example, a record is none, too long or holds token ids that the model does not
+            know, or the tokenizer has no end token.
+    """
+    end = check_tokenizer(tokenizer)
+    examples: list[Trajectory] = []
+    for name, record in _records(source, split):
+        prompt_ids = _token_ids(name, record, tokenizer)
+        if record.get("answer_ids") is not None:
+            answer_ids = _ids(name, "answer_ids", record["answer_ids"])
+        elif isinstance(record.get("answer"), str):
+            answer_ids = list(tokenizer.encode(record["answer"], add_special_tokens=False))
+        else:
+            raise ValueError(f'{name} has no answer: expected "answer" (text) or "answer_ids", too')
+        if answer_ids[-1:] != [end]:
+            answer_ids.append(end)
+        _check_ids(name, [*prompt_ids, *answer_ids], vocabulary_size or len(tokenizer))
+        if not prompt_ids or len(prompt_ids) + len(answer_ids) > max_positions:
+            raise ValueError(
+                f"{name} has {len(prompt_ids)} tokens of prompt and {len(answer_ids)} of answer: give at "
+                f"least one and at most the model's {max_positions} together"
+            )
+        examples.append(Trajectory(tuple(prompt_ids), tuple(answer_ids)))
+    if not examples:
+        raise ValueError(f"{_name_of(source)} holds no example: expected one record a line")
+    return examples
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokenizer's end token.
+
+    Raises:
+        ValueError: It has none, so no answer would ever end.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            "the tokenizer has no end token, so that answers never end and blocks are trained on what "
+            "follows them: set tokenizer.eos_token to the token that ends the model's answers"
+        )
+    return int(tokenizer.eos_token_id)
+
+
+def _records(
+    source: str | Path | Iterable[Mapping[str, Any]], split: str
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    if not isinstance(source, str | Path):
+        return ((f"record {number}", record) for number, record in enumerate(source, 1))
+    if Path(source).suffix in (".jsonl", ".json", ".ndjson"):
+        return _json_lines(Path(source))
+    from datasets import load_dataset, load_from_disk
+
+    is_saved = (Path(source) / "dataset_info.json").exists() or (Path(source) / "state.json").exists()
+    dataset = load_from_disk(str(source)) if is_saved else load_dataset(str(source), split=split)
+    return ((f"record {number} of {source}", record) for number, record in enumerate(dataset, 1))
+
+
+def _json_lines(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: give a file of JSON lines with {_EXPECTED}")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            name = f"line {number} of {path}"
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{name} is not JSON ({error}): expected {_EXPECTED}") from error
+            yield name, record
+
+
+def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if isinstance(record, Mapping):
+        # A dataset fills columns that a record lacks with None.
+        if record.get("prompt_ids") is not None:
+            return _ids(name, "prompt_ids", record["prompt_ids"])
+        if isinstance(record.get("prompt"), str):
+            return list(tokenizer.encode(record["prompt"], add_special_tokens=False))
+        if record.get("messages") is not None:
+            if not tokenizer.chat_template:
+                raise ValueError(
+                    f"{name} has messages, but the tokenizer has no chat template: set one, or give "
+                    'the whole text as "prompt"'
+                )
+            try:
+                rendered = tokenizer.apply_chat_template(
+                    list(record["messages"]), tokenize=False, add_generation_prompt=True
+                )
+            except (TemplateError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(
+                    f"{name} has messages that the chat template does not take ({error}): expected a list of "
+                    '{"role", "content"} as the model was trained on'
+                ) from error
+            return list(tokenizer.encode(rendered, add_special_tokens=False))
+    keys = ", ".join(record) if isinstance(record, Mapping) else type(record).__name__
+    raise ValueError(f"{name} has no prompt (it has: {keys}): expected {_EXPECTED}")
+
+
+def _ids(name: str, key: str, value: object) -> list[int]:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        token_ids = [token for token in value if isinstance(token, int) and not isinstance(token, bool)]
+        if len(token_ids) == len(value):
+            return token_ids
+    raise ValueError(f'{name} has "{key}" that are no list of token ids: got {str(value)[:60]}')
+
+
+def _check_ids(name: str, token_ids: Sequence[int], vocabulary_size: int) -> None:
+    wrong = [token for token in token_ids if not 0 <= token < vocabulary_size]
+    if wrong:
+        raise ValueError(
+            f"{name} has the token id {wrong[0]}, of a model that knows 0 to {vocabulary_size - 1}: was "
+            "it made with another tokenizer?"
+        )
+
+
+def _name_of(source: object) -> str:
+    return str(source) if isinstance(source, str | Path) else "the source"

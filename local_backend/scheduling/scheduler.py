@@ -1,0 +1,263 @@
+"""Which of the engine's rows begins, and which gives way: lengths predicted, memory reserved and grown.
+
+Knows rows, predictions and how many tokens fit. Does not know the model, the cache or drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from local_backend.requests.sequence import Row
+from local_backend.scheduling.lengths import (
+    LearningPredictor,
+    LengthPredictor,
+    ObservedLengths,
+    Prediction,
+    Scheduling,
+    admission_tokens,
+)
+from local_backend.scheduling.waiting_queue import Ticket, Waiter, WaitingRows
+
+# Reserved for an answer of which nothing is known, and at least added to one that has become longer.
+_FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32
+_GROWTH = 0.5
+# From how many answers on rows that wait are predicted anew by what they have taught.
+_FIRST_LESSON_ANSWERS = 8
+# Of a row's length, what drafts may take beside it: another row is worth more than longer drafts.
+_DRAFT_SHARE = 0.25
+# While more wait than there are places, so many are filled at a time, a share of all of them, so that one
+# forward reads several prompts; but no place is left free for more forwards than that.
+_REFILL_SHARE, _MAX_FREE_FORWARDS = 1 / 8, 8
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What the scheduler keeps of a row.
+
+    Attributes:
+        prediction: How many tokens it is expected to write, if anybody knows.
+        reserved_length: How long its text may become before more memory is reserved.
+        ticket: Its place in the order of arrival, to wait there again if it is preempted.
+    """
+
+    prediction: Prediction | None = None
+    reserved_length: int = 0
+    ticket: Ticket | None = None
+
+
+class RowScheduler:
+    """The rows that wait, and what is reserved for those that run.
+
+    Args:
+        scheduling: What the caller chose.
+        max_tokens: Rows times columns for which there is memory; ``None`` is no limit.
+    """
+
+    def __init__(self, scheduling: Scheduling, max_tokens: int | None) -> None:
+        self._waiting: WaitingRows[Row] = WaitingRows()
+        self._plans: WeakKeyDictionary[Row, _Plan] = WeakKeyDictionary()
+        self._max_tokens = max_tokens
+        self._num_draft_tokens = 0
+        self._num_free_forwards = 0
+        self._is_to_predict_anew = False
+        self.choose(scheduling)
+
+    def choose(self, scheduling: Scheduling) -> None:
+        """Order by another policy, and ask another predictor, from now on; the memory stays as it is.
+
+        Raises:
+            ValueError: The policy is unknown or the limit is negative.
+        """
+        self._waiting.reorder(scheduling.policy, max_overtakes=scheduling.max_overtakes)
+        self.policy = scheduling.policy
+        self._predictor: LengthPredictor | None = scheduling.predictor or ObservedLengths()
+        self._num_observed = 0
+        self._length_log = scheduling.length_log
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows that wait, in order of arrival."""
+        return iter(self._waiting)
+
+    # Waiting -------------------------------------------------------------------------------------
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Let rows wait that have come together."""
+        if self._is_to_predict_anew:
+            self._predict_anew()
+        now = time.monotonic()
+        for row, prediction in zip(rows, self._predict(rows), strict=True):
+            if prediction is not None:
+                self._plan(row).prediction = _cut(prediction, row.room)
+            self._waiting.add(
+                row, predicted_tokens=admission_tokens(self._plan(row).prediction, self.policy), now=now
+            )
+
+    def remove(self, row: Row) -> None:
+        """Let a row wait no longer."""
+        self._waiting.remove(row)
+
+    def clear(self) -> list[Row]:
+        """Let no row wait; returns those that did."""
+        return self._waiting.clear()
+
+    def is_time(self, num_running: int, num_free: int) -> bool:
+        """Whether to fill free places now, or when there are more of them; asked once before each forward."""
+        few = num_free < _REFILL_SHARE * (num_running + num_free)
+        if few and num_running and num_free < len(self._waiting):
+            self._num_free_forwards += 1
+            if self._num_free_forwards <= _MAX_FREE_FORWARDS:
+                return False
+        self._num_free_forwards = 0
+        return True
+
+    def next_that_fits(self, running: Sequence[Row]) -> Row | None:
+        """Take out the row whose turn it is, with memory reserved for it.
+
+        Args:
+            running: The rows it would run with.
+
+        Returns:
+            ``None`` if nobody waits or the next has to wait for memory, and those behind it with it: what
+            others free must not go to smaller rows for ever.
+        """
+        if not self._waiting:
+            return None
+        waiter = self._waiting.pop()
+        row = waiter.item
+        self._plan(row).ticket = waiter.ticket
+        self._plan(row).reserved_length = self._within_memory(row, self._first_length(row))
+        columns = self.expected_length([*running, row])
+        if self._max_tokens is None or (len(running) + 1) * columns <= self._max_tokens:
+            return row
+        self._waiting.put_back(waiter)
+        return None
+
+    def put_back(self, row: Row) -> None:
+        """Let a row wait where it was before, because it could not begin, or has been set aside."""
+        plan = self._plan(row)
+        assert plan.ticket is not None
+        self._waiting.put_back(Waiter(row, admission_tokens(plan.prediction, self.policy), plan.ticket))
+
+    # Memory --------------------------------------------------------------------------------------
+
+    def expected_length(self, running: Sequence[Row]) -> int:
+        """Columns that rows in use are expected to need, their drafts included."""
+        longest = max((self._plan(row).reserved_length for row in running), default=0)
+        longest += min(self._num_draft_tokens, math.ceil(_DRAFT_SHARE * longest))
+        return longest if self._max_tokens is None else min(longest, self._max_tokens)
+
+    def note_draft(self, num_tokens: int) -> None:
+        """Drafts come to so many tokens: rows that begin should find room for them, too."""
+        self._num_draft_tokens = max(self._num_draft_tokens, num_tokens)
+
+    def outgrown(self, running: Sequence[Row]) -> list[Row]:
+        """Reserve more for the rows that have become longer than expected.
+
+        Args:
+            running: All rows in use.
+
+        Returns:
+            Rows for which there is no more as long as the others run, or at all.
+        """
+        if self._max_tokens is None:
+            return []
+        aside: list[Row] = []
+        for row in running:
+            plan = self._plan(row)
+            if len(row.token_ids) <= plan.reserved_length:
+                continue
+            num_written = len(row.token_ids) - row.num_prompt_tokens
+            num_more = max(_LEAST_GROWTH_TOKENS, math.ceil(_GROWTH * num_written))
+            wanted = self._within_memory(row, len(row.token_ids) + num_more)
+            there_is = self._max_tokens // (len(running) - len(aside))
+            plan.reserved_length = min(wanted, there_is)
+            if there_is < len(row.token_ids):
+                expected = float(wanted - row.num_prompt_tokens)
+                plan.prediction = Prediction(expected, expected)
+                aside.append(row)
+        return aside
+
+    def _plan(self, row: Row) -> _Plan:
+        return self._plans.setdefault(row, _Plan())
+
+    def _first_length(self, row: Row) -> int:
+        prediction = self._plan(row).prediction
+        num_tokens = prediction.max_num_tokens if prediction is not None else _FIRST_TOKENS
+        return max(row.num_prompt_tokens + math.ceil(num_tokens), len(row.token_ids) + 1)
+
+    def _within_memory(self, row: Row, length: int) -> int:
+        return min(length, row.max_length, self._max_tokens or row.max_length)
+
+    # Predictions ---------------------------------------------------------------------------------
+
+    @property
+    def _uses_predictions(self) -> bool:
+        return self._max_tokens is not None or self.policy != "first_come"
+
+    def _predict(self, rows: Sequence[Row]) -> Sequence[Prediction | None]:
+        nothing: list[Prediction | None] = [None] * len(rows)
+        if self._predictor is None or not rows or not self._uses_predictions:
+            return nothing
+        predict = self._predictor.predict
+        prompts = [row.prompt_token_ids for row in rows]
+        return self._guarded(lambda: predict(prompts, [row.params for row in rows])) or nothing
+
+    def observe(self, row: Row) -> None:
+        """Tell the predictor, and write down, how long an answer has become that ended by itself."""
+        self._log_length(row)
+        predictor = self._predictor
+        if self._uses_predictions and isinstance(predictor, LearningPredictor):
+            self._guarded(lambda: predictor.observe(row.prompt_token_ids, row.stats.num_tokens))
+            self._num_observed += 1
+            # Ever more rarely, because ever less changes: those that wait are asked about again.
+            is_power_of_two = not self._num_observed & (self._num_observed - 1)
+            if is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS:
+                self._is_to_predict_anew = True
+
+    def _log_length(self, row: Row) -> None:
+        if self._length_log is None:
+            return
+        try:
+            self._length_log.add(row.prompt_token_ids, row.stats.num_tokens, row.params)
+        except (OSError, ValueError) as error:  # no answer is worth less because its length is not on disk
+            _logger.warning("lengths are logged no more: %s", error)
+            self._length_log = None
+
+    def _predict_anew(self) -> None:
+        self._is_to_predict_anew = False
+        rows = [row for row in self._waiting if len(row.token_ids) == row.num_prompt_tokens]
+        predictions = self._predict(rows)
+        for row, prediction in zip(rows, predictions, strict=True):
+            self._plan(row).prediction = None if prediction is None else _cut(prediction, row.room)
+        self._waiting.predict_anew(
+            {row: admission_tokens(self._plan(row).prediction, self.policy) for row in rows}
+        )
+
+    def _guarded(self, ask: Callable[[], list[Prediction | None] | None]) -> list[Prediction | None] | None:
+        """A predictor that fails costs order, and no answer: it is asked no more."""
+        try:
+            return ask()
+        except Exception as error:
+            _logger.warning(
+                "%s failed with %s: %s; rows are scheduled without predictions from now on",
+                type(self._predictor).__name__,
+                type(error).__name__,
+                error,
+            )
+            self._predictor = None
+            return None
+
+
+def _cut(prediction: Prediction, room: int) -> Prediction:
+    """A prediction for a row that may write ``room`` tokens."""
+    return Prediction(min(prediction.num_tokens, room), min(prediction.max_num_tokens, room))

@@ -1,0 +1,264 @@
+"""From prompts to a tuned model: collect, train, measure, round after round, resumable at every point.
+
+Knows the parts and their order. Each round decodes the prompts with the model as it is by then, so that the
+guesses it learns from are the ones it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from local_backend.plots import draw_progress
+from local_backend.requests.outputs import Trajectory
+from local_backend.requests.prompt_file import read_examples, read_prompts
+from local_backend.training.checkpoints import claim, has_model, write_model
+from local_backend.training.evaluation import Evaluation, Quality, evaluate, perplexity
+from local_backend.training.examples import Joined
+from local_backend.training.packing import PackedForward
+from local_backend.training.rounds import (
+    WITHOUT_EFFECT,
+    TuneOptions,
+    load_for_training,
+    stored_dtype,
+    train_round,
+)
+from local_backend.training.trajectories import Accept, collect_trajectories
+from local_backend.training.trajectory_store import (
+    StoredTrajectories,
+    digest_of,
+    digest_of_prompts,
+    fingerprint,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_STATE = "tuning.json"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What tuning did, on held-out prompts.
+
+    Attributes:
+        before, after: Speed and quality of the plain and of the tuned model.
+        plain_perplexity, tuned_perplexity: Of the plain model's own answers.
+        history: Records of ``step``, ``tokens_per_forward`` and ``quality``.
+        counts: Of each round, how many trajectories were kept and left out.
+    """
+
+    before: Evaluation
+    after: Evaluation
+    plain_perplexity: float
+    tuned_perplexity: float
+    history: Sequence[Mapping[str, float]]
+    counts: Sequence[Mapping[str, int]]
+
+
+def tune(
+    model_path: str | Path,
+    prompts: str | Path | Iterable[Mapping[str, Any]],
+    output: Path,
+    options: TuneOptions | None = None,
+    *,
+    limit: int | None = None,
+    examples: str | Path | Iterable[Mapping[str, Any]] | None = None,
+    quality: Callable[[Sequence[Sequence[int]]], Quality] | None = None,
+    accept: Accept | None = None,
+    tell: Callable[[str], None] = print,
+) -> Report:
+    """Tune a causal language model for consistency on its own trajectories.
+
+    Args:
+        model_path: Folder, or name on the model hub, of the model.
+        prompts: See :func:`~local_backend.requests.prompt_file.read_prompts`.
+        output: Where the tuned model goes. Work in progress lies in ``output/work``; called again with the
+            same arguments, or with more rounds, it goes on there. The weights are of the type that those of
+            the model are stored in.
+        options: How it is tuned.
+        limit: Only the first so many prompts.
+        examples: Prompts with right answers, see :func:`~local_backend.requests.prompt_file.read_examples`.
+            They
+            are learned from beside the trajectories, with noise drawn on the spot, and cost no decoding.
+        quality: Given the held-out prompts, how answers to them are judged. The answers that are as the plain
+            model's unless given.
+        accept: Which answers are worth learning from, see
+            :func:`~local_backend.training.trajectories.collect_trajectories`.
+        tell: Where what it costs and what came of it is said.
+
+    Raises:
+        ValueError: A prompt, the tokenizer, the model or the work in progress is not as it must be; all of it
+            is checked before anything is computed.
+    """
+    options = options or TuneOptions()
+    if output.resolve() == Path(model_path).resolve():
+        raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
+    model, tokenizer = load_for_training(model_path)
+    forward = PackedForward(model)  # refuses what cannot be trained
+    all_prompts = read_prompts(
+        prompts,
+        tokenizer,
+        max_positions=forward.max_positions,
+        max_tokens=options.collect.max_tokens,
+        vocabulary_size=forward.vocabulary_size,
+        limit=limit,
+    )
+    train_prompts, held_out = split_held_out(all_prompts, options)
+    references: list[Trajectory] = []
+    if examples is not None:
+        references = read_examples(
+            examples,
+            tokenizer,
+            max_positions=forward.max_positions,
+            vocabulary_size=forward.vocabulary_size,
+        )
+    work = output / "work"
+    wanted = {
+        "model": fingerprint(model, tokenizer),
+        "prompts": digest_of_prompts(all_prompts),
+        "examples": digest_of(references),
+        "options": asdict(options),
+    }
+    # Further rounds may be asked for later.
+    claim(work / _STATE, wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
+
+    def measure_of(
+        judge: Quality,
+    ) -> Callable[[PreTrainedModel], dict[str, float]]:
+        def measure(measured: PreTrainedModel) -> dict[str, float]:
+            figures = evaluate(
+                measured,
+                tokenizer,
+                held_out,
+                max_tokens=options.collect.max_tokens,
+                block_size=options.collect.block_size,
+                quality=judge,
+            )
+            return {"tokens_per_forward": figures.tokens_per_forward, "quality": figures.quality or 0.0}
+
+        return measure
+
+    plain_answers = _answers(model, tokenizer, held_out, options)
+    judge = quality(held_out) if quality else same_answers(plain_answers)
+    before = _evaluate_timed(model, tokenizer, held_out, options, judge)
+    texts = list(zip(held_out, plain_answers, strict=True))
+    plain_perplexity = perplexity(model, texts)
+    tell(f"plain: {describe(before)}")
+
+    history: list[dict[str, float]] = [
+        {"step": 0, "tokens_per_forward": before.tokens_per_forward, "quality": before.quality or 0.0}
+    ]
+    counts = []
+    for number in range(options.num_rounds):
+        folder = work / f"round-{number}"
+        counts.append(
+            collect_trajectories(
+                model, tokenizer, train_prompts, folder / "trajectories", options.collect, accept=accept
+            )
+        )
+        tell(f"round {number + 1}: {_describe_counts(counts[-1])}")
+        if not has_model(folder / "model"):
+            stored = StoredTrajectories(folder / "trajectories", model, tokenizer)
+            trajectories = Joined(stored, references)
+            train_round(model, tokenizer, trajectories, folder, options, measure=measure_of(judge), tell=tell)
+        model, _ = load_for_training(folder / "model")
+        log = json.loads((folder / "history.json").read_text("utf-8"))
+        history += [{**record, "step": record["step"] + number * options.num_steps} for record in log]
+
+    # Measured as it will be used: its weights rounded to what is stored of them.
+    cast("Any", model).to(stored_dtype(model_path))
+    write_model(model, tokenizer, output)
+    model.float()
+    after = _evaluate_timed(model, tokenizer, held_out, options, judge)
+    report = Report(before, after, plain_perplexity, perplexity(model, texts), history, counts)
+    tell(f"tuned: {describe(after)}")
+    tell(
+        f"perplexity of the plain model's answers: {plain_perplexity:.4f}, now {report.tuned_perplexity:.4f}"
+    )
+    (output / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    draw_progress(history).savefig(output / "progress.png", dpi=110)
+    return report
+
+
+def split_held_out(
+    prompts: Sequence[list[int]], options: TuneOptions
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts to train on and prompts to measure on, drawn at random; the same for the same seed.
+
+    Raises:
+        ValueError: There are too few to keep one back.
+    """
+    different = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
+    num_held_out = min(options.num_held_out, len(different) // 5)
+    if not num_held_out:
+        raise ValueError(
+            f"there are {len(different)} different prompts, too few to keep some back for measuring: "
+            "give at least 5"
+        )
+    random.Random(options.seed).shuffle(different)
+    return different[num_held_out:], different[:num_held_out]
+
+
+def same_answers(expected: Sequence[Sequence[int]]) -> Quality:
+    """A measure of quality: the share of answers that are as expected, token for token."""
+
+    def judge(completions: Sequence[Any]) -> float:
+        pairs = zip(completions, expected, strict=True)
+        return sum(list(c.token_ids) == list(answer) for c, answer in pairs) / len(expected)
+
+    return judge
+
+
+def describe(figures: Evaluation) -> str:
+    """The figures in a line."""
+    line = f"{figures.tokens_per_forward:.2f} tokens per forward"
+    if figures.speedup is not None:
+        line += f", {figures.speedup:.2f}x as fast as autoregressive"
+    line += (
+        f", {figures.fast_forwarded_tokens:.2f} fast-forwarded and {figures.stationary_tokens:.2f} stationary"
+    )
+    if figures.quality is not None:
+        line += f", quality {figures.quality:.3f}"
+    return line
+
+
+def _answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    options: TuneOptions,
+) -> list[list[int]]:
+    from local_backend.engine.engine import Engine
+    from local_backend.requests.sampling import SamplingParams
+
+    with Engine(model, tokenizer) as engine:
+        params = SamplingParams(max_tokens=options.collect.max_tokens, temperature=0.0)
+        return [completion.token_ids for completion in engine.generate(prompts, params)]
+
+
+def _evaluate_timed(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    options: TuneOptions,
+    judge: Quality,
+) -> Evaluation:
+    return evaluate(
+        model,
+        tokenizer,
+        prompts,
+        max_tokens=options.collect.max_tokens,
+        block_size=options.collect.block_size,
+        quality=judge,
+        num_timed=min(16, len(prompts)),
+    )
+
+
+def _describe_counts(counts: Mapping[str, int]) -> str:
+    left_out = [f"{count} {fault}" for fault, count in counts.items() if fault != "kept" and count]
+    return f"{counts['kept']} trajectories kept, left out: {', '.join(left_out) or 'none'}"
