@@ -12,8 +12,7 @@ import torch
 
 from local_backend.models.default_model import default_model_folder
 from sot_chains import ProviderError, SkeletonOfThought
-
-from .servers import free_port, transformers_serve
+from tests.servers import free_port, transformers_serve
 
 WEIGHTS = default_model_folder(torch.float32)
 QUESTION = "What helps against stress?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from ..tiny import random_llama, tiny_tokenizer
+from tests.tiny import random_llama, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ import pytest
 from benchmarks import copy_ablation, copy_speed, copy_workloads
 from benchmarks.copy_speed import ratios
 from benchmarks.peers import Run, aside
-
-from ..tiny import tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 
 def _run(seconds: float, num_tokens: int) -> Run:

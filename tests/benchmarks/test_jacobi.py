@@ -14,8 +14,7 @@ from benchmarks import jacobi
 from benchmarks.decoding_ways import BASELINE, WAYS, Decoded, Way, figures_of
 from benchmarks.jacobi_tasks import TASKS, draw_cases
 from benchmarks.jacobi_tasks.plain import PlainOptions, make_model, train_tokenizer
-
-from ..tiny import tiny_chat_model, tiny_tokenizer
+from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_a_pretrained_model_is_measured_as_it_is(tmp_path: Path, capsys: pytest.
     asked = ["--tasks", "pretrained", "--model", str(tmp_path), "--cases", "2", "--max-tokens", "9"]
     jacobi.main(asked)
     entry = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["tasks"]["pretrained"]
-    assert set(entry["tokens_per_forward"]) == {BASELINE, "jacobi", "lookahead", "combined"}
+    assert set(entry["tokens_per_forward"]) == {"jacobi", "lookahead", "combined"}
     for figures in (entry, entry["cited"]):
         assert figures["same_as_autoregressive"] == 1
         assert min(figures["tokens_per_forward"].values()) >= 1

@@ -12,8 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.length_prediction import TASKS, main, measure, task_prompts, write_log
 from local_backend import Engine
 from local_backend.length_models.length_log import LengthExample, read_lengths
-
-from ..tiny import tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 
 @pytest.fixture

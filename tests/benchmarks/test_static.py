@@ -15,8 +15,7 @@ from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
 from benchmarks.paper_scheduling.static_run import run_static
 from local_backend import Engine, SamplingParams
 from local_backend.scheduling.lengths import Prediction
-
-from ..local_backend.conftest import ragged_prompts
+from tests.local_backend.conftest import ragged_prompts
 
 SIZES: dict[str, Any] = {"batch_rows": 4, "max_tokens": 64, "group_rows": 24, "max_rows": 12}
 WAYS = {

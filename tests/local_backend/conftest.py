@@ -10,8 +10,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import ChatLocal, Engine
-
-from ..tiny import VOCABULARY, random_llama, tiny_chat, tiny_tokenizer
+from tests.tiny import VOCABULARY, random_llama, tiny_chat, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

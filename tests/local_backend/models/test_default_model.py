@@ -12,8 +12,7 @@ from local_backend import ChatLocal
 from local_backend.models import default_model
 from local_backend.models.default_model import default_model_folder, packaged_file
 from local_backend.models.loading import bf16_is_fast, load
-
-from ...tiny import tiny_chat_model, tiny_tokenizer
+from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 
 @pytest.fixture

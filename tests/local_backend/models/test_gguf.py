@@ -17,8 +17,7 @@ from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.models.default_model import packaged_file
 from local_backend.models.gguf import is_gguf
 from local_backend.models.loading import load
-
-from ...tiny import tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 _LAYERS, _WIDTH, _HEADS, _KV_HEADS, _INNER = 2, 64, 4, 2, 128
 

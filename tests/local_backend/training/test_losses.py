@@ -24,8 +24,7 @@ from local_backend.training.losses import (
     reverse_kl,
 )
 from local_backend.training.packing import Copy, Example, PackedForward, pack
-
-from ..architectures import ARCHITECTURES, random_model
+from tests.local_backend.models.architectures import ARCHITECTURES, random_model
 
 END = 7
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")

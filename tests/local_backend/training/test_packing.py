@@ -183,8 +183,7 @@ def test_noise_options_are_checked(wrong: dict[str, float]) -> None:
 def test_a_copy_that_is_right_costs_nothing() -> None:
     from local_backend.training.losses import global_consistency_loss
     from local_backend.training.packing import PackedForward
-
-    from ..architectures import random_model
+    from tests.local_backend.models.architectures import random_model
 
     model = random_model("llama", vocab_size=60)
     answer = (5, 9, 12, 30, 7)

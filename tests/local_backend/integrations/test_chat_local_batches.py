@@ -10,8 +10,7 @@ import pytest
 from local_backend import ChatLocal, Engine
 from local_backend.integrations import batch_progress as bars
 from local_backend.scheduling.lengths import Scheduling
-
-from ..tiny import tiny_chat
+from tests.tiny import tiny_chat
 
 QUESTIONS = [f"How can I bake bread at home{' today' * (number % 5)}?" for number in range(40)]
 

@@ -13,9 +13,8 @@ import pytest
 
 from local_backend import ChatLocal, SamplingParams
 from local_backend.batch import main
-
-from ...tiny import tiny_chat_model, tiny_tokenizer
-from .work import write_requests
+from tests.local_backend.integrations.work import write_requests
+from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,8 +8,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from local_backend import Engine, SamplingParams
 from local_backend.plots import CopiedText, ablation, landings
 from local_backend.requests.outputs import Completion, Stats
-
-from .conftest import ragged_prompts
+from tests.local_backend.conftest import ragged_prompts
 
 
 def test_blocks_are_forwards(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -18,9 +18,8 @@ from local_backend.requests.outputs import Update
 from local_backend.scheduling.lengths import Prediction, Scheduling
 from local_backend.scheduling.scheduler import RowScheduler
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
-
-from ...tiny import random_llama
-from ..conftest import ragged_prompts
+from tests.local_backend.conftest import ragged_prompts
+from tests.tiny import random_llama
 
 POLICIES: tuple[AdmissionPolicy, ...] = ("first_come", "shortest_first", "longest_first")
 

@@ -20,10 +20,9 @@ from transformers import (
 from local_backend import Draft, Engine, Jacobi, SamplingParams
 from local_backend.models.architecture import Architecture
 from local_backend.models.model_runner import MaskRules, TreeShape
-
-from .architectures import ARCHITECTURES, WINDOW, random_model
-from .conftest import greedy, ragged_prompts
-from .test_engine import RandomTrees
+from tests.local_backend.conftest import greedy, ragged_prompts
+from tests.local_backend.engine.test_engine import RandomTrees
+from tests.local_backend.models.architectures import ARCHITECTURES, WINDOW, random_model
 
 
 def _lossless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int = 30) -> None:

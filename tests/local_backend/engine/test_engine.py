@@ -18,9 +18,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from local_backend import Draft, Engine, Outcome, SamplingParams
 from local_backend.drafting import WritingRow
 from local_backend.requests.outputs import Update
-
-from ..tiny import random_llama
-from .conftest import greedy, ragged_prompts
+from tests.local_backend.conftest import greedy, ragged_prompts
+from tests.tiny import random_llama
 
 
 class RandomTrees:

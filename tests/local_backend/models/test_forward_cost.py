@@ -14,8 +14,7 @@ from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
 from local_backend.models.forward_cost import WidthCosts, measure_width_costs
 from local_backend.models.grouped_attention import NAME, grouped_attention
 from local_backend.models.model_runner import Forward, padded_width
-
-from .architectures import random_model
+from tests.local_backend.models.architectures import random_model
 
 COSTS = WidthCosts((100, 300), (1, 4), (1, 9), (((1.0, 2.0), (2.0, 10.0)), ((3.0, 4.0), (4.0, 12.0))))
 

@@ -24,7 +24,7 @@ from local_backend.drafting.suffix_index import (
     TextIndex,
     WrittenText,
 )
-from tests.local_backend.fake_rows import FakeRow, write
+from tests.local_backend.drafting.fake_rows import FakeRow, write
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=60), max_size=4)
 TEXT = st.lists(st.integers(0, 4), max_size=50)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from local_backend import Combined, Draft, Outcome
 from local_backend.drafting import WritingRow
-
-from .fake_rows import FakeRow, by_last_two, step, write
+from tests.local_backend.drafting.fake_rows import FakeRow, by_last_two, step, write
 
 
 class Guesses:

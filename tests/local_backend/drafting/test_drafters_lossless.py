@@ -27,10 +27,9 @@ from local_backend.models.forward_cost import WidthCosts
 from local_backend.requests.outputs import Completion, Update
 from local_backend.requests.sampling import probabilities
 from local_backend.requests.sequence import Row
-
-from ..tiny import random_llama
-from .architectures import ARCHITECTURES, WINDOW, random_model
-from .conftest import greedy, ragged_prompts
+from tests.local_backend.conftest import greedy, ragged_prompts
+from tests.local_backend.models.architectures import ARCHITECTURES, WINDOW, random_model
+from tests.tiny import random_llama
 
 NAMES = ("autoregressive", "combined", "jacobi", "lookahead", "reference_copy")
 MAX_TOKENS = 36

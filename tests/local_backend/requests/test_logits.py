@@ -18,10 +18,9 @@ from transformers import (
 
 from local_backend import Engine, SamplingParams
 from local_backend.requests.sampling import probabilities
-
-from ..tiny import random_llama
-from .conftest import greedy, ragged_prompts
-from .test_engine import RandomTrees
+from tests.local_backend.conftest import greedy, ragged_prompts
+from tests.local_backend.engine.test_engine import RandomTrees
+from tests.tiny import random_llama
 
 MAX_TOKENS = 30
 

@@ -25,9 +25,8 @@ from local_backend import ChatLocal
 from local_backend.integrations.custom_generate import ParallelDecoding, generate, write_custom_generate
 from local_backend.models.default_model import default_model_folder
 from local_backend.requests.sampling import SamplingParams, probabilities
-
-from ..tiny import VOCABULARY, tiny_chat_model, tiny_tokenizer
-from .conftest import ragged_prompts
+from tests.local_backend.conftest import ragged_prompts
+from tests.tiny import VOCABULARY, tiny_chat_model, tiny_tokenizer
 
 QUESTIONS = [
     "How can I bake bread at home?",
@@ -277,7 +276,7 @@ def test_transformers_serve_decodes_with_our_loop(default_chat: ChatLocal, tmp_p
     """The folder's function leaves a mark at every call, so that the answers show who decoded them."""
     from openai import OpenAI
 
-    from ..servers import transformers_serve
+    from tests.servers import transformers_serve
 
     model, tokenizer = default_chat.engine.model, default_chat.engine.tokenizer
     model_dir = tmp_path / "a-model"  # the weights are large: they are linked

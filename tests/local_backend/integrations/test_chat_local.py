@@ -13,8 +13,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import ChatLocal
-
-from ..tiny import tiny_chat
+from tests.tiny import tiny_chat
 
 QUESTION = "How can I bake bread at home?"
 

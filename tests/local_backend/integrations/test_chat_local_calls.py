@@ -24,8 +24,7 @@ from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.schemas import Run
 
 from local_backend import ChatLocal, Engine, References, SamplingParams
-
-from ..tiny import tiny_chat
+from tests.tiny import tiny_chat
 
 QUESTION = "How can I bake bread at home?"
 SECRET = "Let the sealed document say marmalade."

@@ -20,7 +20,7 @@ def main(folder: Path, num_rows: int, num_kills: int) -> None:
     from local_backend.integrations.offline_batch import OfflineRun
     from local_backend.integrations.ordered_output import OrderedOutput
     from local_backend.scheduling.lengths import Scheduling
-    from tests.local_backend.offline.work import write_requests
+    from tests.local_backend.integrations.work import write_requests
     from tests.tiny import random_llama, tiny_tokenizer
 
     torch.set_num_threads(1)

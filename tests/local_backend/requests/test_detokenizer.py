@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from local_backend.requests.outputs import Detokenizer
-
-from ..tiny import tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 TOKENIZER: PreTrainedTokenizerBase = tiny_tokenizer(400)
 

@@ -24,9 +24,8 @@ from local_backend.length_models.quantiles import (
 )
 from local_backend.length_models.trained import TrainedLengths
 from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, ObservedLengths, Prediction
-
-from ...tiny import random_llama
-from ..conftest import ragged_prompts
+from tests.local_backend.conftest import ragged_prompts
+from tests.tiny import random_llama
 
 QUICK = FitOptions(num_hidden=8, num_networks=2, dropout=0.0, learning_rate=0.02, max_steps=150)
 

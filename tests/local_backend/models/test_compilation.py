@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
 from local_backend.models.compilation import compile_blocks, is_compiled
-
-from .architectures import random_model
+from tests.local_backend.models.architectures import random_model
 
 needs_a_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,

@@ -14,8 +14,7 @@ from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome, 
 from local_backend.drafting import drafter_of
 from local_backend.drafting.drafter import PerRow
 from local_backend.drafting.jacobi import NgramPool
-
-from .fake_rows import FakeRow, by_last, by_last_two, by_position, step, write
+from tests.local_backend.drafting.fake_rows import FakeRow, by_last, by_last_two, by_position, step, write
 
 NAMES = ("autoregressive", "combined", "jacobi", "lookahead", "reference_copy")
 
