@@ -238,7 +238,9 @@ def _random_model(contests: _Contests, chat: ChatLocal, options: argparse.Namesp
             [task] for task in given_tasks(options.data, options.tokenizer, options.cases)
         ]
     every = [task for batches in workloads.values() for batch in batches for task in batch]
-    vocabulary_size = max(32_000, len(tokenizer), 1 + max(max(*task.prompt, *(task.target or ())) for task in every))
+    vocabulary_size = max(
+        32_000, len(tokenizer), 1 + max(max(*task.prompt, *(task.target or ())) for task in every)
+    )
 
     def load() -> PreTrainedModel:
         return aside(lambda: random_llama(options.shape, vocabulary_size, options.device))

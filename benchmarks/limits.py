@@ -23,9 +23,9 @@ from rich.table import Table
 
 from benchmarks.results import save
 from sot_chains import Limits, SkeletonOfThought
-from sot_chains.limits import Limiter, next_question
+from sot_chains.calls.rate_limits import Limiter, next_question
+from sot_chains.calls.usage import num_message_tokens
 from sot_chains.providers import Delta, SharedPrefix, VendorProvider
-from sot_chains.tokens import num_message_tokens
 
 _OUTLINE = "1. First point\n2. Second point\n3. Third point"
 _WIDTH = 4  # calls of a question

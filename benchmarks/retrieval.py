@@ -48,7 +48,7 @@ from benchmarks.workloads import (
 from local_backend import ChatLocal, Engine, References, SamplingParams
 from retrieval_copy import BM25Retriever, RetrievalCopyChain, Search, SentenceEmbeddings, SimilarAnswers
 from retrieval_copy.answering import Request
-from retrieval_copy.driving import drive
+from retrieval_copy.steps import drive
 
 _PASSAGE_SENTENCES, _RETRIEVED = 5, 3
 _LOOKUP_TOKENS = 10  # as transformers' documentation has it

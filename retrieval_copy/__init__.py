@@ -12,11 +12,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from retrieval_copy import content_blocks as _content_blocks
+from retrieval_copy import with_citations as _content_blocks
 from retrieval_copy.answering import RetrievalError
 from retrieval_copy.chain import RetrievalCopyChain
-from retrieval_copy.prompts import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
-from retrieval_copy.provenance import Citation, citation_annotations, cite
+from retrieval_copy.citations import Citation, citation_annotations, cite
+from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
 from retrieval_copy.references import (
     EarlierTurns,
     RecentAnswers,
@@ -30,10 +30,8 @@ from retrieval_copy.references import (
 from retrieval_copy.with_citations import WithCitations
 
 if TYPE_CHECKING:
-    from retrieval_copy.bm25 import BM25Retriever
-    from retrieval_copy.embeddings import SentenceEmbeddings
-    from retrieval_copy.folder_index import FolderIndex, IndexReport
-    from retrieval_copy.qdrant import qdrant_store
+    from retrieval_copy.stores.folder_index import FolderIndex, IndexReport
+    from retrieval_copy.stores.stores import BM25Retriever, SentenceEmbeddings, qdrant_store
 
 __all__ = [
     "ANSWER_PROMPT",
@@ -63,11 +61,11 @@ __all__ = [
 _content_blocks.register()
 
 _HOMES = {
-    "BM25Retriever": "bm25",
-    "FolderIndex": "folder_index",
-    "IndexReport": "folder_index",
-    "SentenceEmbeddings": "embeddings",
-    "qdrant_store": "qdrant",
+    "BM25Retriever": "stores.stores",
+    "FolderIndex": "stores.folder_index",
+    "IndexReport": "stores.folder_index",
+    "SentenceEmbeddings": "stores.stores",
+    "qdrant_store": "stores.stores",
 }
 
 

@@ -20,10 +20,10 @@ from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
+from retrieval_copy.citations import cite
 from retrieval_copy.conversation import Conversation
-from retrieval_copy.copying import Way, arguments
-from retrieval_copy.excerpts import excerpts
-from retrieval_copy.provenance import cite
+from retrieval_copy.model_adapter import Way, arguments
+from retrieval_copy.prompting import excerpts
 from retrieval_copy.references import (
     EarlierTurns,
     ReferenceSource,
@@ -44,7 +44,7 @@ _READABLE_CHARACTERS = 300
 _QUESTION_TOKENS, _QUESTION_CHARACTERS = 256, 500
 
 PROVIDER = "retrieval_copy"
-"""Marks messages of this package; see :mod:`retrieval_copy.content_blocks`."""
+"""Marks messages of this package; see :mod:`retrieval_copy.with_citations`."""
 
 
 class RetrievalError(RuntimeError):

@@ -23,8 +23,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from retrieval_copy.answering import Ask, Method, Request, Steps, text_of
-from retrieval_copy.copying import (
+from retrieval_copy.citations import MIN_CITATION_TOKENS
+from retrieval_copy.model_adapter import (
     RETRIEVE,
+    ProviderModel,
     continues_replies,
     idle_drafter,
     joined,
@@ -32,10 +34,7 @@ from retrieval_copy.copying import (
     token_counter,
     way_of,
 )
-from retrieval_copy.driving import StreamedReply, adrive, drive
-from retrieval_copy.prompts import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
-from retrieval_copy.provenance import MIN_CITATION_TOKENS
-from retrieval_copy.provider_model import ProviderModel
+from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
 from retrieval_copy.references import (
     EarlierTurns,
     RecentAnswers,
@@ -43,6 +42,7 @@ from retrieval_copy.references import (
     RetrievedDocuments,
     Search,
 )
+from retrieval_copy.steps import StreamedReply, adrive, drive
 from sot_chains.providers import Provider, provider_of
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         model: A LangChain chat model, possibly wrapped, or ``"openai:MODEL"``. ``ChatLocal`` takes
             references (give it a drafter that copies, such as ``"reference_copy"``); of OpenAI's models
             some take predicted outputs; any other model is asked without.
-        prompt: Asks for the answer; see :data:`~retrieval_copy.prompts.ANSWER_PROMPT` for its fields.
+        prompt: Asks for the answer; see :data:`~retrieval_copy.prompting.ANSWER_PROMPT` for its fields.
         document_prompt: Lays out one document.
         condense_prompt: Makes a follow-up question stand alone; ``None`` searches for it as it is.
         query: Makes what is searched for of the question, and of the reply begun by the user where there is

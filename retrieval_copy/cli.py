@@ -22,7 +22,7 @@ from retrieval_copy.display import CitedAnswer
 if TYPE_CHECKING:
     from langchain_core.retrievers import BaseRetriever
 
-    from retrieval_copy.folder_index import IndexReport
+    from retrieval_copy.stores.folder_index import IndexReport
 
 _PIPED_WIDTH = 100
 
@@ -69,19 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _indexed(
     options: argparse.Namespace, console: Console, opened: ExitStack
 ) -> tuple[BaseRetriever, IndexReport]:
-    from retrieval_copy.folder_index import FolderIndex
+    from retrieval_copy.stores.folder_index import FolderIndex
 
     kept = (options.index or _cache_folder()) / hashlib.sha256(
         str(options.docs.resolve()).encode("utf-8", "surrogateescape")
     ).hexdigest()[:16]
     if options.store == "bm25":
-        from retrieval_copy.bm25 import BM25Retriever
+        from retrieval_copy.stores.stores import BM25Retriever
 
         index = FolderIndex(options.docs, state=kept / "bm25.json")
         report = index.update(console=console)
         return BM25Retriever(documents=index.documents, k=options.k), report
-    from retrieval_copy.embeddings import SentenceEmbeddings
-    from retrieval_copy.qdrant import qdrant_store
+    from retrieval_copy.stores.stores import SentenceEmbeddings, qdrant_store
 
     if not options.docs.is_dir():
         raise NotADirectoryError(f"{options.docs} is no folder")

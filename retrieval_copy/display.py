@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from retrieval_copy.provenance import Citation
+from retrieval_copy.citations import Citation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,14 +14,17 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.block_translators import register_translator
+from langchain_core.messages.content import Annotation, ContentBlock, TextContentBlock
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, merge_configs
 
 from retrieval_copy.answering import PROVIDER
-from retrieval_copy.provenance import MIN_CITATION_TOKENS, cite
+from retrieval_copy.citations import MIN_CITATION_TOKENS, citation_annotations, cite
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+
 
 MessageT = TypeVar("MessageT", bound=AIMessage)
 
@@ -145,3 +148,20 @@ class _Retrieved(BaseCallbackHandler):
             for document in documents:
                 key = (str(document.metadata.get("source", "")), document.id or "", document.page_content)
                 self._documents.setdefault(key, document)
+
+
+def content_blocks(message: AIMessage) -> list[ContentBlock]:
+    """The text of ``message`` with its citations; no block where there is neither."""
+    citations = message.response_metadata.get("citations") or []
+    text = str(message.text)
+    if not text and not citations:
+        return []
+    block = TextContentBlock(type="text", text=text)
+    if citations:
+        block["annotations"] = list[Annotation](citation_annotations(citations))
+    return [block]
+
+
+def register() -> None:
+    """Make LangChain use :func:`content_blocks` for messages of this package."""
+    register_translator(PROVIDER, content_blocks, content_blocks)

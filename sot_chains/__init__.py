@@ -4,18 +4,18 @@ sot = SkeletonOfThought(model)  # any LangChain chat model, or "openai:MODEL"
 message = await sot.ainvoke("How do I get more done in a day?")
 """
 
-from sot_chains.answer import PointDelta
-from sot_chains.budget import Budget, BudgetError
+from sot_chains.answering.answer import PointDelta
+from sot_chains.answering.point_stream import PointStream
+from sot_chains.calls.budget import Budget, BudgetError
+from sot_chains.calls.options import Hedging
+from sot_chains.calls.rate_limits import Limits
+from sot_chains.calls.retries import Retries
+from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
+from sot_chains.calls.usage import Price
 from sot_chains.chain import SkeletonOfThought
-from sot_chains.limits import Limits
-from sot_chains.method import Hedging
-from sot_chains.point_stream import PointStream
-from sot_chains.prompts import CHINESE, ENGLISH, Prompts, PromptTemplates
 from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, provider_of
-from sot_chains.retries import Retries
-from sot_chains.skeleton import Point, Skeleton, parse_skeleton
-from sot_chains.trace import CallTrace, PointTrace, SotTrace
-from sot_chains.usage import Price
+from sot_chains.text.prompts import CHINESE, ENGLISH, Prompts, PromptTemplates
+from sot_chains.text.skeleton import Point, Skeleton, parse_skeleton
 
 __all__ = [
     "CHINESE",

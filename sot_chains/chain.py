@@ -2,7 +2,7 @@
 
 Skeleton-of-Thought (arXiv 2307.15337) asks a model first for the outline of an answer, then for all of its
 points at once. Here it is a Runnable that takes what a chat model takes and returns what one returns, so
-it stands wherever a chat model stands. The algorithm is in :mod:`sot_chains.answer`; this module
+it stands wherever a chat model stands. The algorithm is in :mod:`sot_chains.answering.answer`; this module
 gives it LangChain's six ways of being called.
 """
 
@@ -27,21 +27,27 @@ from langchain_core.runnables.config import (
 )
 from langchain_core.utils.uuid import uuid7
 
-from sot_chains import background
-from sot_chains.answer import Answer, PointDelta
-from sot_chains.budget import Budget
-from sot_chains.conversation import Conversation
-from sot_chains.fan_out import gather_or_cancel
-from sot_chains.limits import Limits, limiter_for, next_question
-from sot_chains.method import POLICIES, Hedging, Method, OnFailure, Setting
-from sot_chains.point_stream import PointStream
-from sot_chains.prompts import Prompts
-from sot_chains.providers import Provider, VendorProvider, provider_of
-from sot_chains.retries import Retries
-from sot_chains.runs import NOBODY, chat_run, hears_text, nobody_listens, silenced
-from sot_chains.tokens import fetch_vocabulary
-from sot_chains.trace import SotTrace
-from sot_chains.usage import Price
+from sot_chains.answering.answer import Answer, PointDelta
+from sot_chains.answering.point_stream import PointStream
+from sot_chains.answering.reading_order import gather_or_cancel
+from sot_chains.calls.budget import Budget
+from sot_chains.calls.options import (
+    POLICIES,
+    Hedging,
+    Method,
+    OnFailure,
+    Setting,
+    calls_limit,
+    positive_seconds,
+    trace_to_resume,
+)
+from sot_chains.calls.rate_limits import Limits, limiter_for, next_question
+from sot_chains.calls.retries import Retries
+from sot_chains.calls.usage import Price, fetch_vocabulary
+from sot_chains.providers import Provider, VendorProvider, blocking, provider_of
+from sot_chains.providers.callbacks import NOBODY, chat_run, hears_text, nobody_listens, silenced
+from sot_chains.text.conversation import Conversation
+from sot_chains.text.prompts import Prompts
 
 if TYPE_CHECKING:
     from sot_chains.router.route import Route
@@ -56,8 +62,8 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
 
     Takes a string, messages or a prompt value; the last human message is the question, and what stands
     before it reaches every model call. Returns an ``AIMessage`` whose ``usage_metadata`` is the sum over all
-    calls and whose ``response_metadata["sot"]`` is a :class:`~sot_chains.trace.SotTrace`. Where no outline
-    comes about the model answers plainly, and ``route`` in the trace says so.
+    calls and whose ``response_metadata["sot"]`` is a :class:`~sot_chains.calls.trace.SotTrace`. If the
+    model returns no usable outline, it answers in one piece, and ``route`` in the trace says so.
 
     Keyword arguments of a call (``stop``, ``temperature``) go to the model, except two:
     ``deadline_seconds`` is that of this call, and ``resume`` the trace of an earlier answer to the same
@@ -139,7 +145,7 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
             retries = retries or Retries(max_attempts=options.pop("max_retries") + 1)
         provider = provider_of(model, **options)
         account = provider.account if isinstance(provider, VendorProvider) else None
-        self.deadline_seconds = _positive(deadline_seconds)
+        self.deadline_seconds = positive_seconds(deadline_seconds)
         self.method = Method(
             provider=provider,
             prompts=prompts or Prompts(),
@@ -177,7 +183,7 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
     ) -> AIMessage:
         """Answers ``input``."""
         config = ensure_config(config)
-        return await self._write(input, config, kwargs, limit=_limit(config))
+        return await self._write(input, config, kwargs, limit=calls_limit(config))
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
@@ -196,7 +202,13 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
             (question,) = [value async for value in inputs]
             child = run_manager.get_child()
             answer, pieces = self._begin(
-                question, config, child, run_manager.run_id, kwargs, limit=_limit(config), is_streamed=True
+                question,
+                config,
+                child,
+                run_manager.run_id,
+                kwargs,
+                limit=calls_limit(config),
+                is_streamed=True,
             )
             async with aclosing(pieces):
                 async for piece in pieces:
@@ -217,7 +229,9 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         """
         config = ensure_config(config)
         return PointStream(
-            lambda on_arrival: self._write(input, config, kwargs, limit=_limit(config), on_arrival=on_arrival)
+            lambda on_arrival: self._write(
+                input, config, kwargs, limit=calls_limit(config), on_arrival=on_arrival
+            )
         )
 
     async def abatch(
@@ -236,9 +250,9 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
-        calls = _limit(configs[0])
+        calls = calls_limit(configs[0])
         # Only as many answers are begun as calls may be in flight: the calls then go to finishing answers.
-        answers = _limit(configs[0]) or nullcontext()
+        answers = calls_limit(configs[0]) or nullcontext()
         resume = kwargs.pop("resume", None)
         traces = resume if isinstance(resume, list) else [resume] * len(inputs)
         if len(traces) != len(inputs):
@@ -259,13 +273,13 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
         """Answers ``input``; see :meth:`ainvoke`."""
-        return background.run(lambda: self.ainvoke(input, config, **kwargs))
+        return blocking.run(lambda: self.ainvoke(input, config, **kwargs))
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
         """Yields the answer to ``input`` in reading order as it is written; see :meth:`astream`."""
-        yield from background.iterate(lambda: self.astream(input, config, **kwargs))
+        yield from blocking.iterate(lambda: self.astream(input, config, **kwargs))
 
     def batch(
         self,
@@ -276,7 +290,7 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         **kwargs: Any,
     ) -> list[AIMessage]:
         """Answers all ``inputs``; see :meth:`abatch`."""
-        return background.run(
+        return blocking.run(
             lambda: self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         )
 
@@ -328,8 +342,8 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         """An answer under the run with ``run_id``, and the text to read for it to be written."""
         conversation = Conversation.of(question)
         parameters = dict(kwargs)
-        deadline_seconds = _positive(parameters.pop("deadline_seconds", None)) or self.deadline_seconds
-        resume = _trace_in(parameters.pop("resume", None))
+        deadline_seconds = positive_seconds(parameters.pop("deadline_seconds", None)) or self.deadline_seconds
+        resume = trace_to_resume(parameters.pop("resume", None))
         shown_config = silenced(patch_config(config, callbacks=child))
         setting = Setting(
             config={**shown_config, "tags": [*shown_config.get("tags", []), _TAG_NOSTREAM]},
@@ -368,46 +382,6 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
                 if listeners:
                     await listeners.wrote(piece)
                 yield piece
-
-
-def _limit(config: RunnableConfig) -> asyncio.Semaphore | None:
-    """Bounds the model calls that may be in flight under ``config``.
-
-    Raises:
-        ValueError: ``max_concurrency`` is below 1, which would wait forever.
-    """
-    if (bound := config.get("max_concurrency")) is None:
-        return None
-    if bound < 1:
-        raise ValueError(f'config["max_concurrency"] must be at least 1, got {bound}')
-    return asyncio.Semaphore(bound)
-
-
-def _positive(deadline_seconds: float | None) -> float | None:
-    """Checks a deadline.
-
-    Raises:
-        ValueError: It is not positive.
-    """
-    if deadline_seconds is not None and not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
-    return deadline_seconds
-
-
-def _trace_in(resume: Any) -> SotTrace | None:
-    """The trace to go on from.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if isinstance(resume, AIMessage):
-        resume = resume.response_metadata.get("sot", resume)
-    if resume is None or (isinstance(resume, Mapping) and {"skeleton", "points"} <= resume.keys()):
-        return cast("SotTrace | None", resume)
-    raise TypeError(
-        'resume takes the trace of an earlier answer, message.response_metadata["sot"] or error.trace, '
-        f"got {type(resume).__name__}"
-    )
 
 
 async def _just(value: LanguageModelInput) -> AsyncIterator[LanguageModelInput]:

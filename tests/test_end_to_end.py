@@ -16,8 +16,8 @@ from benchmarks import sot_latency
 from examples import demo
 from local_backend import ChatLocal
 from sot_chains import SkeletonOfThought, cli
-from sot_chains.prompts import ENGLISH
-from sot_chains.skeleton import parse_skeleton
+from sot_chains.text.prompts import ENGLISH
+from sot_chains.text.skeleton import parse_skeleton
 
 QUESTION = {"question": "How can I bake bread at home?"}
 OTHER = {"question": "What helps against stress?"}

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.router_training.labels import LabelledQuestion
 from benchmarks.router_training.measures import cheapest_threshold
-from sot_chains.router.features import NUM_PLACES
-from sot_chains.router.trained import Features, Head
+from sot_chains.router.trained import NUM_PLACES, Features, Head
 
 Doubles = NDArray[np.float64]
 

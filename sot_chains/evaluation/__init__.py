@@ -4,13 +4,11 @@ The command is ``sot eval``; :func:`evaluate` does the same from Python.
 """
 
 from sot_chains.evaluation.answers import AnswerRecord, Answers, collect_answers
+from sot_chains.evaluation.data import Question, Store, read_questions
 from sot_chains.evaluation.judge import ASPECTS, CRITERIA, GENERAL, Comparison, Judge, read_verdict
-from sot_chains.evaluation.questions import Question, read_questions
 from sot_chains.evaluation.report import html
-from sot_chains.evaluation.results import Evaluation, Judged, WayFigures
+from sot_chains.evaluation.results import Evaluation, Judged, JudgeHealth, NetWinRate, WayFigures
 from sot_chains.evaluation.run import evaluate, write
-from sot_chains.evaluation.statistics import JudgeHealth, NetWinRate
-from sot_chains.evaluation.store import Store
 
 __all__ = [
     "ASPECTS",

@@ -14,13 +14,12 @@ from typing import Any, Literal
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
-from sot_chains.conversation import Conversation
-from sot_chains.evaluation.questions import Question
-from sot_chains.evaluation.store import Store, key_of
+from sot_chains.evaluation.data import Question, Store, key_of
 from sot_chains.providers import Provider
 from sot_chains.router.route import Route, Router
-from sot_chains.trace import CallTrace, SotTrace
+from sot_chains.text.conversation import Conversation
 
 Way = Literal["plain", "sot", "sot_r"]
 WAYS: tuple[Way, ...] = ("plain", "sot", "sot_r")

@@ -19,7 +19,7 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from sot_chains.evaluation.store import Store, key_of
+from sot_chains.evaluation.data import Store, key_of
 from sot_chains.providers import Provider, provider_of
 
 Verdict = Literal["first", "second", "tie"]

@@ -12,8 +12,7 @@ from html import escape
 from sot_chains.evaluation.answers import NAMES, Way
 from sot_chains.evaluation.figures import Bar, Dot, bars, scatter, stacked
 from sot_chains.evaluation.judge import ASPECTS, GENERAL
-from sot_chains.evaluation.results import ALL, Evaluation, Judged, WayFigures
-from sot_chains.evaluation.statistics import NetWinRate, median
+from sot_chains.evaluation.results import ALL, Evaluation, Judged, NetWinRate, WayFigures, median
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; margin: 2rem auto; max-width: 60rem; padding: 0

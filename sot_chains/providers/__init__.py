@@ -15,7 +15,7 @@ from sot_chains.providers.base import (
     RateLimits,
     SharedPrefix,
 )
-from sot_chains.providers.clients import close_clients
+from sot_chains.providers.http import close_clients
 from sot_chains.providers.vendor import VendorProvider
 
 __all__ = [
@@ -40,7 +40,7 @@ def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> P
             answers messages with a message, or a provider, which is returned as it is.
         **options: For a named model only: ``base_url``, ``api_key`` and the other arguments of
             :class:`~sot_chains.providers.openai.OpenAIProvider` (``api="responses"`` for
-            :class:`~sot_chains.providers.openai_responses.OpenAIResponsesProvider`) or
+            :class:`~sot_chains.providers.openai.OpenAIResponsesProvider`) or
             :class:`~sot_chains.providers.anthropic.AnthropicProvider`.
 
     Raises:
@@ -71,7 +71,7 @@ def _named(name: str, options: dict[str, Any]) -> Provider:
     if vendor == "openai":
         api = options.pop("api", "chat")
         if api == "responses":
-            from sot_chains.providers.openai_responses import OpenAIResponsesProvider
+            from sot_chains.providers.openai import OpenAIResponsesProvider
 
             return OpenAIResponsesProvider(model, **options)
         if api != "chat":

@@ -15,14 +15,15 @@ from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any, ClassVar
 
+import httpx2
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from pydantic import SecretStr
 
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
-from sot_chains.providers.headers import rate_limits_of, retry_after_seconds_of
-from sot_chains.runs import chat_run, nobody_listens
+from sot_chains.providers.callbacks import chat_run, nobody_listens
+from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
 
 _PREFILL_REFUSED = re.compile(r"prefill|must end with a user message", re.IGNORECASE)
 _REFUSED_STATUSES = frozenset({429, 503, 529})  # not now: nothing was begun
@@ -223,3 +224,25 @@ def one_line(body: object, message: str) -> str:
 def ends_with_reply(messages: Sequence[BaseMessage]) -> bool:
     """Whether the reply was begun for the model."""
     return bool(messages) and messages[-1].type == "ai"
+
+
+async def _watch(request: httpx2.Request) -> None:
+    notice = on_sent.get()
+    if notice is None:
+        return
+
+    async def trace(event: str, info: dict[str, Any]) -> None:
+        # What follows is written before anything else can happen; whether it was is told only later, and
+        # not to one who is cancelled meanwhile.
+        if event.endswith("send_request_body.started"):
+            notice()
+
+    request.extensions["trace"] = trace
+
+
+# Common servers hang up on a connection that was idle for 5 s, which is also how long httpx2 keeps one: a
+# request sent at that moment is lost. So ours are given up before.
+TRANSPORT: dict[str, Any] = {
+    "event_hooks": {"request": [_watch]},
+    "limits": httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=4.0),
+}

@@ -4,10 +4,8 @@ Every router is a Runnable from chat input to a :class:`Route`: ``SkeletonOfThou
 router=TrainedRouter())``.
 """
 
-from sot_chains.router.combined import FirstCertainOf, first_certain_of
-from sot_chains.router.load import Load, LoadAwareRouter
 from sot_chains.router.prompted import PromptedRouter
-from sot_chains.router.route import Route, Router
+from sot_chains.router.route import FirstCertainOf, Load, LoadAwareRouter, Route, Router, first_certain_of
 from sot_chains.router.rules import RULES, Rule, RulesRouter
 from sot_chains.router.trained import Head, TrainedRouter
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from retrieval_copy import RetrievalCopyChain, cite
 from retrieval_copy.display import CitedAnswer, forwards, segments
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
-from tests.retrieval_copy.test_provenance import TEXTS
+from tests.retrieval_copy.test_citations import TEXTS
 
 
 @pytest.fixture(scope="module")

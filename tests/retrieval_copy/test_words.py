@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_copy.words import _PIECE, is_word, num_words, offsets, pieces
+from retrieval_copy.citations import _PIECE, is_word, num_words, offsets, pieces
 
 
 @given(st.text())

@@ -13,7 +13,7 @@ from local_backend.models.default_model import default_model_folder
 from sot_chains import Limits, ProviderError, SkeletonOfThought, close_clients
 from tests.servers import vllm_serve
 from tests.sot_chains.fakes import nothing_runs
-from tests.sot_chains.test_vendors import WIRES
+from tests.sot_chains.providers.test_vendors import WIRES
 
 pytestmark = pytest.mark.slow
 QUESTION = "What helps against stress?"

@@ -6,7 +6,7 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from sot_chains import SkeletonOfThought
-from sot_chains.visualize import timeline
+from sot_chains.display import timeline
 from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel
 
 

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from sot_chains import SkeletonOfThought
-from sot_chains.limits import Limiter, Limits
+from sot_chains.calls.rate_limits import Limiter, Limits
 from sot_chains.router import (
     Load,
     LoadAwareRouter,

@@ -20,8 +20,16 @@ from benchmarks.router_training.measures import Confusion, calibration, calibrat
 from benchmarks.router_training.training import TrainingSettings, minimise, train, tversky_loss
 from sot_chains.router import TrainedRouter
 from sot_chains.router.encoder import MAX_TOKENS, WEIGHTS
-from sot_chains.router.features import NUM_PLACES, NUM_SHAPES, shape_features, word_features
-from sot_chains.router.trained import SHIPPED_HEAD, Features, Head, shipped_encoder
+from sot_chains.router.trained import (
+    NUM_PLACES,
+    NUM_SHAPES,
+    SHIPPED_HEAD,
+    Features,
+    Head,
+    shape_features,
+    shipped_encoder,
+    word_features,
+)
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"

@@ -1,0 +1,187 @@
+"""How references reach a model: as the engine's references, as OpenAI's predicted output, or not at all.
+
+Knows what kinds of models there are. Does not know where references come from.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, cast
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, convert_to_messages
+from langchain_core.messages.utils import message_chunk_to_message
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+
+from sot_chains.providers import Delta, Provider, blocking
+
+Way = Literal["references", "prediction"]
+
+RETRIEVE = "retrieve"
+"""An argument of the chain's call, which is not the model's."""
+
+# The models that OpenAI's guide to predicted outputs names, and their dated versions.
+_PREDICTED_OUTPUTS = re.compile(r"gpt-4(o|o-mini|\.1|\.1-mini|\.1-nano)(-\d{4}-\d{2}-\d{2})?")
+# Tokens of a prediction that do not come true are billed like those of an answer.
+_MAX_PREDICTION_CHARACTERS = 8_000
+# About four characters are a token; used where the model's own tokenizer is not at hand.
+_CHARACTERS_PER_TOKEN = 3
+_IDLE_DRAFTERS = frozenset({"Autoregressive", "Jacobi", "Lookahead"})
+_ATTRIBUTES = ("bound", "default", "runnable", "provider")
+
+
+def way_of(model: Runnable[Any, Any], prediction: bool | None = None) -> Way | None:
+    """How ``model`` takes references; ``None`` if it does not.
+
+    Args:
+        model: Possibly wrapped (``bind``, ``with_retry``, ``with_config``, ``SkeletonOfThought``).
+        prediction: Whether it takes OpenAI's ``prediction``; by default if it is named by
+            ``"openai:..."`` and known to.
+    """
+    models = list(_innermost(model))
+    if all(map(_is_local, models)):
+        return "references"
+    if prediction is None:
+        prediction = all(
+            isinstance(one, ProviderModel) and _PREDICTED_OUTPUTS.fullmatch(one.model_name) for one in models
+        )
+    return "prediction" if prediction else None
+
+
+def arguments(way: Way | None, texts: Sequence[str]) -> dict[str, Any]:
+    """Arguments of a model's call that make it copy from ``texts``."""
+    if not texts or way is None:
+        return {}
+    if way == "references":
+        from local_backend import References
+
+        return {"references": References(texts)}
+    predicted = "\n\n".join(texts)[:_MAX_PREDICTION_CHARACTERS]
+    return {"prediction": {"type": "content", "content": predicted}}
+
+
+def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a model's call: what the user has given, whose references come first, and ``ours``."""
+    theirs = {name: value for name, value in given.items() if name != RETRIEVE}
+    if theirs.get("references") is not None and "references" in ours:
+        from local_backend import References
+
+        both = (*References.of(theirs["references"]).texts, *ours["references"].texts)
+        return {**theirs, "references": References(both)}
+    return {**ours, **theirs}
+
+
+def idle_drafter(model: Runnable[Any, Any]) -> str | None:
+    """Name of a drafter behind ``model`` that copies nothing, whatever references it is given."""
+    names = [type(one.engine.drafter).__name__ for one in _innermost(model) if _is_local(one)]
+    return next((name for name in names if name in _IDLE_DRAFTERS), None)
+
+
+def max_input_tokens(model: Runnable[Any, Any]) -> int | None:
+    """How many tokens ``model`` reads at most, if it says so (its LangChain profile)."""
+    limits = [_profile(one).get("max_input_tokens") for one in _innermost(model)]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def token_counter(model: Runnable[Any, Any]) -> Callable[[str], int]:
+    """Counts tokens as ``model`` does, if that is known here; otherwise estimates them, rather too high."""
+    (first, *others) = _innermost(model)
+    if not others and _is_local(first):
+        return lambda text: len(first.get_token_ids(text))
+    return lambda text: -(-len(text.encode(errors="replace")) // _CHARACTERS_PER_TOKEN)
+
+
+def continues_replies(model: Runnable[Any, Any]) -> bool:
+    """Whether ``model`` says that it continues a reply begun for it."""
+    return all(getattr(one, "supports_assistant_prefill", False) is True for one in _innermost(model))
+
+
+def _innermost(model: Any) -> Iterator[Any]:
+    """The models behind wrappers: several where there are alternatives."""
+    for attribute in _ATTRIBUTES:
+        inner = getattr(model, attribute, None)
+        if isinstance(inner, Runnable) or hasattr(inner, "runnable"):
+            yield from _innermost(inner)
+            alternatives = dict(getattr(model, "alternatives", {})).values()
+            for alternative in (*getattr(model, "fallbacks", ()), *alternatives):
+                yield from _innermost(alternative)
+            return
+    yield model
+
+
+def _is_local(model: object) -> bool:
+    if "local_backend.integrations.chat_local" not in sys.modules:  # so none exists; spares importing torch
+        return False
+    from local_backend import ChatLocal
+
+    return isinstance(model, ChatLocal)
+
+
+def _profile(model: Any) -> dict[str, Any]:
+    profile = getattr(model, "profile", None)
+    return dict(profile) if isinstance(profile, dict) else {}
+
+
+class ProviderModel(Runnable[LanguageModelInput, AIMessage]):
+    """Completions of a provider as messages.
+
+    Args:
+        provider: Streams completions.
+    """
+
+    def __init__(self, provider: Provider) -> None:
+        self.completions = provider
+
+    @property
+    def model_name(self) -> str:
+        """The model's name."""
+        return self.completions.model_name
+
+    @property
+    def supports_assistant_prefill(self) -> bool:
+        """Whether a final assistant message is continued rather than answered."""
+        return self.completions.supports_prefill
+
+    async def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[AIMessageChunk, None]:
+        """Yields the completion as it is written."""
+        messages = (
+            [HumanMessage(input)]
+            if isinstance(input, str)
+            else convert_to_messages(input.to_messages() if isinstance(input, PromptValue) else input)
+        )
+        deltas = self.completions.stream(messages, config=ensure_config(config), **kwargs)
+        async with aclosing(cast("AsyncGenerator[Delta, None]", deltas)):
+            async for delta in deltas:
+                metadata = dict(delta.response_metadata or {})
+                if delta.finish_reason:
+                    metadata["finish_reason"] = delta.finish_reason
+                yield AIMessageChunk(
+                    content=delta.text, usage_metadata=delta.usage, response_metadata=metadata
+                )
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """The whole completion."""
+        whole = AIMessageChunk(content="")
+        async for chunk in self.astream(input, config, **kwargs):
+            whole = whole + chunk
+        return cast("AIMessage", message_chunk_to_message(whole))
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        """Yields the completion as it is written."""
+        return blocking.iterate(lambda: self.astream(input, config, **kwargs))
+
+    def invoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """The whole completion."""
+        return blocking.run(lambda: self.ainvoke(input, config, **kwargs))

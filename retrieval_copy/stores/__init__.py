@@ -1,0 +1,1 @@
+"""Stores of passages, and folders of files that are indexed into them."""

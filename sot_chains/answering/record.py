@@ -1,0 +1,116 @@
+"""What is known of an answer while it is written, and the trace made of it in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages.ai import UsageMetadata
+
+from sot_chains.calls.options import Method
+from sot_chains.calls.trace import Call, Failure, Place, SotTrace, total_usage
+from sot_chains.calls.usage import Tokens, added, cost_of, tokens_of
+from sot_chains.text.skeleton import Skeleton
+
+
+class Record:
+    """The calls, the places and the route of one answer.
+
+    Attributes:
+        calls: Every call, in the order they were begun.
+        places: What is shown: a place for each point, or one for the plain answer.
+        is_plain: Whether the model answers in one piece.
+        plain_share: The question's share of the skeleton request, by characters: what a plain answer would
+            have read of what the skeleton's call did.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self.calls: list[Call] = []
+        self.places: list[Place] = []
+        self.skeleton = Skeleton()
+        self.skeleton_call: Call | None = None
+        self.skeleton_reply: str | None = None
+        self.is_plain = False
+        self.is_cut = False
+        self.route_reason = ""
+        self.seconds = 0.0
+        self.first_text_seconds: float | None = None
+        self.plain_share = 0.0
+
+    def begin(self, call: Call) -> Call:
+        """Takes ``call`` into the record."""
+        self.calls.append(call)
+        return call
+
+    @property
+    def model_name(self) -> str:
+        """What the server calls the model, or else what we do."""
+        names = [call.model_name for call in self.calls if call.model_name]
+        return names[-1] if names else self._method.provider.model_name
+
+    def used(self) -> Tokens:
+        """All tokens so far, reported and estimated."""
+        return added(tokens_of(call.usage for call in self.calls), self._estimated())
+
+    def particulars(self, message_id: str) -> dict[str, Any]:
+        """What the finished message carries besides its text."""
+        trace = self.trace()
+        return {
+            "id": message_id,
+            "usage_metadata": trace["usage"],
+            "response_metadata": {"model_name": self.model_name, "sot": trace},
+        }
+
+    def trace(self) -> SotTrace:
+        """The record as plain values."""
+        points = [] if self.is_plain else [place.trace() for place in self.places if place.point]
+        failures = [
+            Failure(number=p["number"], label=p["label"], status=p["status"], reason=p["reason"] or "")
+            for p in points
+            if p["status"] != "complete"
+        ]
+        plain = self.places[0] if self.is_plain and self.places else None
+        writing = [place.call.seconds for place in self.places if place.call]
+        skeleton_call = self.skeleton_call
+        stages: dict[str, list[UsageMetadata | None]] = {}
+        num_calls = num_requests = 0
+        for call in self.calls:
+            if call.is_begun:
+                num_calls += 1
+                num_requests += call.num_requests
+                stages.setdefault(call.stage, []).append(call.usage)
+        plain_input = None
+        if points and skeleton_call and skeleton_call.usage:
+            plain_input = round(skeleton_call.usage["input_tokens"] * self.plain_share)
+        return SotTrace(
+            route="plain" if self.is_plain else "sot",
+            route_reason=self.route_reason,
+            is_complete=not failures and not self.is_cut and (plain is None or plain.status == "complete"),
+            failures=failures,
+            skeleton=[point.text for point in self.skeleton],
+            skeleton_reply=self.skeleton_reply,
+            skeleton_call=skeleton_call.trace() if skeleton_call else None,
+            points=points,
+            plain_call=plain.call.trace() if plain and plain.call else None,
+            seconds=self.seconds,
+            first_text_seconds=self.first_text_seconds,
+            critical_path_seconds=(skeleton_call.seconds if skeleton_call else 0.0)
+            + max(writing, default=0.0),
+            num_calls=num_calls,
+            num_requests=num_requests,
+            usage=total_usage(self.calls),
+            cost=cost_of(
+                {stage: tokens_of(usages) for stage, usages in stages.items()},
+                self._estimated(),
+                self._method.price,
+                plain_input,
+            ),
+        )
+
+    def _estimated(self) -> Tokens | None:
+        """What calls took that were cut before their usage arrived, if there were any."""
+        total: Tokens | None = None
+        for call in self.calls:
+            if call.estimated is not None:
+                total = added(call.estimated, total)
+        return total

@@ -1,0 +1,143 @@
+"""The requests of one answer, as messages: what is asked, what the reply begins with, what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import blake2b
+from typing import TypeVar
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from sot_chains.answering.point_tasks import Unit
+from sot_chains.calls.options import Method
+from sot_chains.providers.base import SharedPrefix
+from sot_chains.providers.vendor import VendorProvider
+from sot_chains.text.conversation import Conversation
+from sot_chains.text.skeleton import Point, Skeleton
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The second stage.
+
+    Attributes:
+        points: What to write; none for a plain answer.
+        points_per_call: How many of them one call writes.
+        change: What a budget made of the plan, in words; ``None`` if nothing.
+    """
+
+    points: tuple[Point, ...]
+    points_per_call: int
+    change: str | None = None
+
+    def groups(self) -> list[Sequence[Point]]:
+        """The points of each call."""
+        return in_groups(self.points, self.points_per_call)
+
+    def smaller(self) -> list[Plan]:
+        """Ever cheaper plans: more points in one call, then fewer points, then none."""
+        num, size = len(self.points), self.points_per_call
+        plans: list[Plan] = []
+        while size < num:
+            size = min(num, size * 2)
+            plans.append(Plan(self.points, size, f"{size} points in one call, for the budget"))
+        plans += [
+            Plan(self.points[:fewer], fewer, f"{fewer} of {num} points, for the budget")
+            for fewer in range(num - 1, 1, -1)
+        ]
+        return [*plans, Plan((), 1, "a plain answer, for the budget")]
+
+
+def in_groups(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """``items`` in groups of ``size``, the last of which may be smaller."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+class Requests:
+    """Makes the messages of each stage.
+
+    Attributes:
+        templates: The wording, in the language of the question.
+        skeleton_reply_start: What the last skeleton request made began the reply with.
+    """
+
+    def __init__(self, method: Method, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._is_cached = isinstance(method.provider, VendorProvider)
+        self.templates = method.prompts.for_question(conversation.question)
+        self.skeleton_reply_start: str | None = None
+
+    def skeleton(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
+        """Asks for the outline."""
+        self.skeleton_reply_start = self.templates.skeleton_prefill if prefill else None
+        request = self.templates.skeleton_request(self._conversation.question, prefill=prefill)
+        return self._asking(request, self.skeleton_reply_start, written)
+
+    def points(
+        self, skeleton: Skeleton, points: Sequence[Point], *, prefill: bool, written: str = ""
+    ) -> list[BaseMessage]:
+        """Asks for one point or several to be written out."""
+        start = self.templates.expansion_reply_start(points[0]) if prefill else None
+        return self._asking(self._request_for(skeleton, points, prefill=prefill), start, written)
+
+    def plain(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
+        """Asks what the user asks."""
+        messages = list(self._conversation.messages)
+        return [*messages, AIMessage(content=written)] if prefill and written else messages
+
+    def unit(
+        self, positions: list[int], points: Sequence[Point], skeleton: Skeleton, prefix: SharedPrefix | None
+    ) -> Unit:
+        """The unit that writes ``points``."""
+        alone = None
+        if len(points) > 1:
+
+            def alone(position: int, point: Point) -> Unit:
+                return self.unit([position], [point], skeleton, None)
+
+        return Unit(positions, points, partial(self.points, skeleton, points), prefix, alone=alone)
+
+    def whole_prefix(self) -> SharedPrefix | None:
+        """What all requests share: what stands before the question."""
+        return SharedPrefix(0, self._key) if self._is_cached else None
+
+    def shared_prefix(self, skeleton: Skeleton, groups: Sequence[Sequence[Point]]) -> SharedPrefix | None:
+        """What the requests for ``groups`` of points have in common, for providers that cache it."""
+        if not self._is_cached or len(groups) < 2:
+            return None
+        first, last = (
+            self._request_for(skeleton, points, prefill=True) for points in (groups[0], groups[-1])
+        )
+        differing = (
+            place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other
+        )
+        return SharedPrefix(next(differing, min(len(first), len(last))), self._key)
+
+    def plain_share(self) -> float:
+        """How much shorter than the skeleton's request the user's own is, by characters."""
+        own = sum(len(str(message.text)) for message in self._conversation.messages)
+        question = self._conversation.question
+        request = len(
+            self.templates.skeleton_request(question, prefill=self.skeleton_reply_start is not None)
+        )
+        return own / max(1, own - len(question) + request)
+
+    def _request_for(self, skeleton: Skeleton, points: Sequence[Point], *, prefill: bool) -> str:
+        question = self._conversation.question
+        if len(points) == 1:
+            return self.templates.expansion_request(question, skeleton, points[0], prefill=prefill)
+        return self.templates.several_request(question, skeleton, points, prefill=prefill)
+
+    def _asking(self, request: str, start: str | None, written: str) -> list[BaseMessage]:
+        return self._conversation.asking(request, reply_start=None if start is None else start + written)
+
+    @cached_property
+    def _key(self) -> str:
+        digest = blake2b(digest_size=12)
+        for message in self._conversation.messages:
+            digest.update(repr(message.content).encode())
+        return f"sot-{digest.hexdigest()}"

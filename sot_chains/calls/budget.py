@@ -1,0 +1,120 @@
+"""How much an answer may cost, decided before it is spent."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sot_chains.calls.usage import Price, Tokens
+from sot_chains.providers.base import ProviderError
+
+
+class BudgetError(ProviderError):
+    """The next stage of an answer would cost more than is left; nothing was sent for it."""
+
+
+@dataclass
+class Budget:
+    """A bound on what answers cost. Estimates decide before each stage, since usage is known only after it.
+
+    Attributes:
+        tokens: Tokens, read and written together.
+        price: Money, in the currency of the table of prices.
+        when_short: What to do when the points as planned would cost more than is left. ``"degrade"``: several
+            points in one call, then fewer points, then a plain answer, whichever is the first to fit.
+            ``"refuse"``: :class:`BudgetError`. Where even a plain answer does not fit, both refuse.
+        scope: Whether each answer may spend it (``"answer"``), or all together (``"total"``).
+
+    Raises:
+        ValueError: There is no bound, or one is not positive.
+    """
+
+    tokens: int | None = None
+    price: float | None = None
+    when_short: Literal["degrade", "refuse"] = "degrade"
+    scope: Literal["answer", "total"] = "answer"
+    _spent_tokens: int = field(default=0, init=False, repr=False)
+    _spent_price: float = field(default=0.0, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.tokens is None and self.price is None:
+            raise ValueError("a budget needs a bound: tokens=... or price=...")
+        for name, value in (("tokens", self.tokens), ("price", self.price)):
+            if value is not None and value <= 0:
+                raise ValueError(f"the budget's {name} must be positive, got {value}")
+        if self.when_short not in ("degrade", "refuse"):
+            raise ValueError(f'when_short is "degrade" or "refuse", got {self.when_short!r}')
+        if self.scope not in ("answer", "total"):
+            raise ValueError(f'scope is "answer" or "total", got {self.scope!r}')
+
+
+class Purse:
+    """What one answer may still spend of a budget.
+
+    Answers that share a budget reserve before they spend, so that together they keep to it.
+
+    Args:
+        budget: The bound.
+        price: The model's price.
+
+    Raises:
+        ValueError: The budget is in money and the model's price is not known.
+    """
+
+    def __init__(self, budget: Budget, price: Price | None) -> None:
+        if budget.price is not None and price is None:
+            raise ValueError("a budget in money needs the model's price: prices={model: Price(...)}")
+        self.budget = budget
+        self._price = price
+        self._tokens = 0
+        self._money = 0.0
+
+    def reserve(self, expected: Tokens) -> bool:
+        """Sets ``expected`` aside and returns whether there is as much."""
+        tokens, money = self._of(expected)
+        with self.budget._lock:
+            spent_tokens, spent_money = self._spent()
+            if self.budget.tokens is not None and spent_tokens + tokens > self.budget.tokens:
+                return False
+            if self.budget.price is not None and spent_money + money > self.budget.price:
+                return False
+            self._add(tokens, money)
+        return True
+
+    def correct(self, expected: Tokens, used: Tokens) -> None:
+        """Replaces what was set aside by what was used."""
+        tokens, money = self._of(used)
+        expected_tokens, expected_money = self._of(expected)
+        with self.budget._lock:
+            self._add(tokens - expected_tokens, money - expected_money)
+
+    def refuse(self, what: str, expected: Tokens) -> BudgetError:
+        """The error that says that ``what`` does not fit."""
+        tokens, money = self._of(expected)
+        spent_tokens, spent_money = self._spent()
+        parts = []
+        if self.budget.tokens is not None:
+            parts.append(f"about {tokens} tokens with {self.budget.tokens - spent_tokens} left")
+        if self.budget.price is not None:
+            parts.append(f"about {money:.6f} with {self.budget.price - spent_money:.6f} left")
+        return BudgetError(
+            f"the budget is too small for {what}: {' and '.join(parts)}; nothing was sent for it"
+        )
+
+    def _of(self, tokens: Tokens) -> tuple[int, float]:
+        return tokens["input_tokens"] + tokens["output_tokens"], self._price.of(
+            tokens
+        ) if self._price else 0.0
+
+    def _spent(self) -> tuple[int, float]:
+        if self.budget.scope == "total":
+            return self.budget._spent_tokens, self.budget._spent_price
+        return self._tokens, self._money
+
+    def _add(self, tokens: int, money: float) -> None:
+        self._tokens += tokens
+        self._money += money
+        self.budget._spent_tokens += tokens
+        self.budget._spent_price += money

@@ -1,0 +1,181 @@
+"""How answers are written: what the user has decided, and what chains learn from answer to answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from sot_chains.calls.budget import Budget
+from sot_chains.calls.rate_limits import Limiter
+from sot_chains.calls.retries import Retries
+from sot_chains.calls.trace import Call, SotTrace
+from sot_chains.calls.usage import Price, price_for
+from sot_chains.providers.base import Provider
+from sot_chains.providers.vendor import VendorProvider
+from sot_chains.text.prompts import Prompts
+from sot_chains.text.skeleton import Point
+
+Policy = Literal["retry", "omit", "plain", "raise"]
+OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]
+POLICIES = ("retry", "omit", "plain", "raise")
+
+
+@dataclass(frozen=True)
+class Hedging:
+    """When a point is asked a second time because it is late.
+
+    Late is a point without text after ``factor`` times the median wait of its siblings for their first text,
+    once ``share`` of them have some. The attempt that writes first is kept, the other cancelled; what that
+    cost is estimated in the trace.
+
+    Raises:
+        ValueError: A number makes no sense.
+    """
+
+    factor: float = 2.0
+    share: float = 0.5
+    least_seconds: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or not 0 < self.share <= 1 or self.least_seconds < 0:
+            raise ValueError(
+                "hedging needs a factor of at least 1, a share above 0 and at most 1 and least_seconds of at "
+                f"least 0, got {self}"
+            )
+
+
+class Expectations:
+    """How long replies are expected to be, learned from those that came.
+
+    A typical length would be exceeded by half of them, so the longest lately is kept, fading slowly.
+    """
+
+    _FADE = 0.98
+
+    def __init__(self) -> None:
+        self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
+
+    def output_tokens(self, stage: str, num_points: int = 1) -> int:
+        """What a call of ``stage`` is expected to write."""
+        return round(self._tokens[stage] * num_points)
+
+    def learn(self, stage: str, output_tokens: int, num_points: int = 1) -> None:
+        """Takes in what a call of ``stage`` wrote."""
+        self._tokens[stage] = max(output_tokens / num_points, self._tokens[stage] * self._FADE)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How answers are written: what stays the same from question to question."""
+
+    provider: Provider
+    prompts: Prompts
+    prefill: bool | None = None
+    max_points: int | None = None
+    points_per_call: int = 1
+    eager: bool = False
+    hedging: Hedging | None = None
+    on_failure: OnFailure = "retry"
+    retries: Retries = field(default_factory=Retries)
+    limiter: Limiter | None = None
+    prices: Mapping[str, Price] | Price | None = None
+    budget: Budget | None = None
+    router: Runnable[LanguageModelInput, Any] | None = None
+    expectations: Expectations = field(default_factory=Expectations)
+
+    @property
+    def prefills(self) -> bool:
+        """Whether replies are begun for the model, as far as is known by now."""
+        if self.prefill is None:
+            return self.provider.supports_prefill
+        # What the user says holds until the API has said otherwise.
+        return self.prefill and not (
+            isinstance(self.provider, VendorProvider) and self.provider.has_refused_prefill
+        )
+
+    @property
+    def price(self) -> Price | None:
+        """What the model costs, if the user has said so."""
+        return price_for(self.provider.model_name, self.prices)
+
+    def policy(self, point: Point | None, error: Exception) -> Policy:
+        """What to do about a point that failed; a call without a point is always tried again."""
+        if point is None:
+            return "retry"
+        return self.on_failure(point, error) if callable(self.on_failure) else self.on_failure
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Under what circumstances one answer is written.
+
+    Attributes:
+        config: The config of its model calls: who listens, tags, metadata.
+        parameters: What the model is told with each call: ``stop``, ``temperature``.
+        limit: Bounds the calls in flight, possibly together with those of other answers.
+        message_id: The id of the finished message.
+        is_watched: Whether anybody sees text before all of it is there.
+        deadline_seconds: After how long what is there is returned.
+        question_number: The question's place in the queue for the account's limits.
+        resume: The trace of an earlier answer to the same question, whose missing points are to be written.
+    """
+
+    config: RunnableConfig
+    parameters: dict[str, Any]
+    limit: asyncio.Semaphore | None
+    message_id: str
+    is_watched: bool = True
+    deadline_seconds: float | None = None
+    question_number: int = 0
+    resume: SotTrace | None = None
+
+
+def has_ended_itself(call: Call) -> bool:
+    """Whether the model had nothing against going on: it was not stopped by a filter and did not refuse."""
+    return call.finish_reason not in ("content_filter", "refusal")
+
+
+def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:
+    """Bounds the model calls that may be in flight under ``config``.
+
+    Raises:
+        ValueError: ``max_concurrency`` is below 1, which would wait forever.
+    """
+    if (bound := config.get("max_concurrency")) is None:
+        return None
+    if bound < 1:
+        raise ValueError(f'config["max_concurrency"] must be at least 1, got {bound}')
+    return asyncio.Semaphore(bound)
+
+
+def positive_seconds(deadline_seconds: float | None) -> float | None:
+    """Checks a deadline.
+
+    Raises:
+        ValueError: It is not positive.
+    """
+    if deadline_seconds is not None and not deadline_seconds > 0:
+        raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
+    return deadline_seconds
+
+
+def trace_to_resume(resume: Any) -> SotTrace | None:
+    """The trace to go on from.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(resume, AIMessage):
+        resume = resume.response_metadata.get("sot", resume)
+    if resume is None or (isinstance(resume, Mapping) and {"skeleton", "points"} <= resume.keys()):
+        return cast("SotTrace | None", resume)
+    raise TypeError(
+        'resume takes the trace of an earlier answer, message.response_metadata["sot"] or error.trace, '
+        f"got {type(resume).__name__}"
+    )

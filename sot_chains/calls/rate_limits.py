@@ -1,0 +1,336 @@
+"""Limits of an account, kept by all chains that share it: requests and tokens a minute, calls at once.
+
+Calls wait in one queue, in the order of the questions they belong to and then in the order they came, so
+that a question is finished before later ones are begun, and none is overtaken by those after it. Only the
+first in the queue looks at the clock; the others sleep until it is their turn, so thousands of them cost
+nothing. Requests are counted by asyncio-throttle, whose sliding window is exact but neither fair nor cheap
+with many waiters; tokens by :class:`~sot_chains.calls.token_window.TokenWindow`.
+
+Event loops may share an account: the queue belongs to none of them. What other processes spend is not known
+here except by what the server says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from asyncio_throttle.throttler import Throttler
+
+from sot_chains.calls.token_window import Spent, TokenWindow
+from sot_chains.providers.base import ProviderError, RateLimits
+
+_log = logging.getLogger(__name__)
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an account may send. ``None`` is no limit.
+
+    Attributes:
+        requests_per_minute: Requests started in any window of ``window_seconds``; retries are requests.
+        tokens_per_minute: Tokens in any such window: estimated when a call is started, corrected when its
+            usage is known.
+        max_concurrent: Calls going on at once.
+        key: What names the account. Chains that name the same key share the limits; those without share
+            them when they ask the same model of the same server with the same API key, or when they were
+            given this very object with a LangChain model.
+        window_seconds: A minute, unless the vendor counts otherwise.
+
+    Raises:
+        ValueError: A limit is not positive.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+    key: str | None = None
+    window_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "window_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}; leave it away for no limit")
+
+
+class Permit:
+    """A call that was let through. To be given back when it is over."""
+
+    __slots__ = ("_limiter", "_spent")
+
+    def __init__(self, limiter: Limiter, spent: Spent | None) -> None:
+        self._limiter = limiter
+        self._spent = spent
+
+    def give_back(self, tokens: int | None) -> None:
+        """Ends the call. ``tokens`` it used replace the estimate; ``None`` leaves the estimate."""
+        self._limiter.end(self._spent, tokens)
+
+
+@dataclass(slots=True, order=True)
+class _Waiter:
+    """A call in the queue; ordered by question, then by arrival."""
+
+    question: int
+    number: int
+    loop: asyncio.AbstractEventLoop = field(compare=False)
+    turn: asyncio.Event = field(compare=False)
+
+    def wake(self) -> bool:
+        """Says that something has changed for the first in the queue; ``False`` if its loop is gone."""
+        try:
+            self.loop.call_soon_threadsafe(self.turn.set)
+        except RuntimeError:
+            return False
+        return True
+
+
+class _Requests(Throttler):
+    """asyncio-throttle's window, which can also be asked without waiting."""
+
+    def has_room(self) -> bool:
+        """Whether a request may be started now."""
+        self.flush()  # type: ignore[no-untyped-call]  # the package has no types
+        return len(self._task_logs) < self.rate_limit
+
+    def num_left(self) -> int:
+        """Requests that may be started now."""
+        self.flush()  # type: ignore[no-untyped-call]  # the package has no types
+        return int(self.rate_limit) - len(self._task_logs)
+
+    def take(self) -> None:
+        """Counts a request that is started now."""
+        self._task_logs.append(time.monotonic())
+
+    def take_over(self, earlier: _Requests) -> None:
+        """Counts what ``earlier`` has counted."""
+        self._task_logs.extend(earlier._task_logs)
+
+
+class Limiter:
+    """Lets calls through, one account's at a time, in order.
+
+    Args:
+        limits: The numbers.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.num_running = 0
+        self._lock = threading.Lock()
+        self._queue: list[_Waiter] = []
+        self._first: _Waiter | None = None  # who looks at the clock
+        self._closed_until = 0.0
+        self._throttler: _Requests | None = None
+        self._tokens: TokenWindow | None = None
+        self.change(limits)
+
+    def change(self, limits: Limits) -> None:
+        """Keeps to ``limits`` from now on. What was sent in this window still counts."""
+        seconds = limits.window_seconds
+        # Between a call being let through and its request leaving, and likewise at the far end, some time
+        # goes by that is never quite the same; the window is that much longer.
+        guarded = seconds + min(0.01 * seconds, 0.25)
+        requests, tokens = self._throttler, self._tokens
+        with self._lock:
+            self.limits = limits
+            bounds = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
+            self._has_no_limits = all(bound is None for bound in bounds)
+            self._throttler = self._tokens = None
+            if limits.requests_per_minute:
+                interval = min(0.01, seconds / 200)
+                self._throttler = _Requests(limits.requests_per_minute, guarded, retry_interval=interval)
+                if requests:
+                    self._throttler.take_over(requests)
+            if limits.tokens_per_minute:
+                self._tokens = tokens or TokenWindow(limits.tokens_per_minute, guarded)
+                self._tokens.limit, self._tokens.seconds = limits.tokens_per_minute, guarded
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether calls have to say how many tokens they will take."""
+        return self._tokens is not None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether there is nothing to keep to just now: no limits, and no pause the server asked for."""
+        return self._has_no_limits and self._closed_until <= time.monotonic()
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls in the queue."""
+        return len(self._queue) + (self._first is not None)
+
+    @property
+    def num_free(self) -> float:
+        """Calls that could be made now without waiting; negative while others wait already."""
+        with self._lock:
+            free = float("inf")
+            if self.limits.max_concurrent is not None:
+                free = self.limits.max_concurrent - self.num_running
+            if self._throttler:
+                free = min(free, self._throttler.num_left())
+            if self._seconds_closed(0) > 0:
+                free = min(free, 0)
+        return free - self.num_waiting
+
+    async def admit(self, question: int, tokens: int = 0) -> Permit:
+        """Waits until a call may be made.
+
+        Args:
+            question: The place of the call's question among all questions; see :func:`next_question`.
+            tokens: How many tokens the call is expected to take, both ways.
+
+        Raises:
+            ProviderError: ``tokens`` is more than the limit, so that the call could never be made.
+        """
+        if self._tokens and tokens > self._tokens.limit:
+            raise ProviderError(
+                f"a request of about {tokens} tokens can never be sent under tokens_per_minute="
+                f"{self._tokens.limit}; raise the limit, shorten the input or set max_tokens"
+            )
+        with self._lock:
+            if self._first is None and not self._queue and self._is_open(tokens):
+                return self._let_through(tokens, recorded=False)
+        waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            heapq.heappush(self._queue, waiter)
+            self._choose_first()
+        try:
+            await self._turn(waiter)
+            return await self._pass(waiter, tokens)
+        finally:
+            self._leave(waiter)
+
+    def end(self, spent: Spent | None, tokens: int | None) -> None:
+        """A call is over; see :meth:`Permit.give_back`."""
+        with self._lock:
+            self.num_running -= 1
+            if self._tokens and spent and tokens is not None:
+                self._tokens.correct(spent, tokens)
+            if self._first:
+                self._first.wake()
+
+    def hear(self, said: RateLimits | None, *, retry_after_seconds: float | None = None) -> None:
+        """Takes in what the server said of limits and of waiting: until then nobody is let through."""
+        now = time.monotonic()
+        pause = retry_after_seconds or 0.0
+        if said is not None and retry_after_seconds is None:
+            window = self.limits.window_seconds
+            if said.requests_left == 0:
+                pause = _refill(said.requests_reset_seconds, said.requests, 1, window)
+            if said.tokens_left == 0:
+                pause = max(pause, _refill(said.tokens_reset_seconds, said.tokens, 1000, window))
+        with self._lock:
+            if pause > 0 and now + pause > self._closed_until:
+                self._closed_until = now + pause
+                _log.info("the server asks for a pause of %.2f s", pause)
+
+    def _choose_first(self) -> None:
+        while self._first is None and self._queue:
+            waiter = heapq.heappop(self._queue)
+            if waiter.wake():
+                self._first = waiter
+
+    async def _turn(self, waiter: _Waiter) -> None:
+        while self._first is not waiter:
+            await waiter.turn.wait()
+            waiter.turn.clear()
+
+    async def _pass(self, waiter: _Waiter, tokens: int) -> Permit:
+        """The first in the queue waits for what is missing, in a loop since each wait may outlast another."""
+        while True:
+            waiter.turn.clear()
+            with self._lock:
+                seconds = self._seconds_closed(tokens)
+                is_full = self._is_full
+            if seconds > 0:
+                await asyncio.sleep(seconds)
+            elif is_full:
+                await waiter.turn.wait()
+            else:
+                if self._throttler:
+                    await self._throttler.acquire()  # type: ignore[no-untyped-call]  # likewise
+                with self._lock:
+                    # Usage that turned out higher than estimated may have closed the door meanwhile.
+                    if not self._is_full and self._seconds_closed(tokens) <= 0:
+                        return self._let_through(tokens, recorded=True)
+
+    def _leave(self, waiter: _Waiter) -> None:
+        with self._lock:
+            if self._first is waiter:
+                self._first = None
+                self._choose_first()
+            else:  # cancelled while waiting
+                self._queue.remove(waiter)
+                heapq.heapify(self._queue)
+
+    @property
+    def _is_full(self) -> bool:
+        most = self.limits.max_concurrent
+        return most is not None and self.num_running >= most
+
+    def _is_open(self, tokens: int) -> bool:
+        if self._is_full or self._seconds_closed(tokens) > 0:
+            return False
+        return self._throttler is None or self._throttler.has_room()
+
+    def _seconds_closed(self, tokens: int) -> float:
+        now = time.monotonic()
+        closed = self._closed_until - now
+        return max(closed, self._tokens.seconds_until(tokens, now)) if self._tokens else closed
+
+    def _let_through(self, tokens: int, *, recorded: bool) -> Permit:
+        now = time.monotonic()
+        if self._throttler and not recorded:
+            self._throttler.take()
+        self.num_running += 1
+        return Permit(self, self._tokens.spend(tokens, now) if self._tokens else None)
+
+
+def _refill(reset_seconds: float | None, limit: int | None, wanted: int, window_seconds: float) -> float:
+    """When ``wanted`` of an emptied allowance are there again.
+
+    Vendors refill all the time and tell when all of it is back, which may be minutes; a part is back sooner.
+    """
+    part = wanted / limit * window_seconds if limit else window_seconds
+    return min(part, reset_seconds if reset_seconds is not None else part)
+
+
+def next_question() -> int:
+    """The place of a new question among all questions."""
+    return next(_numbers)
+
+
+_limiters: dict[Hashable, Limiter] = {}
+_limiters_lock = threading.Lock()
+
+
+def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | None:
+    """The limiter that everybody with the same key shares.
+
+    Args:
+        limits: What the user has set, if anything.
+        account: Who pays, as far as the provider knows; ``None`` for LangChain models.
+
+    Returns:
+        ``None`` if there is nothing to keep to: neither limits nor an account whose server may ask for
+        pauses. Where a key's limits are given anew with other numbers, the new ones hold for everybody.
+    """
+    if limits is None and account is None:
+        return None
+    key: Hashable = (limits and limits.key) or account or id(limits)
+    with _limiters_lock:
+        limiter = _limiters.get(key)
+        if limiter is None:
+            limiter = _limiters[key] = Limiter(limits or Limits())
+        elif limits is not None and limiter.limits != limits:
+            limiter.change(limits)
+        return limiter

@@ -1,0 +1,247 @@
+"""What an answer records of its making, found in ``response_metadata["sot"]``.
+
+Plain dicts of JSON values, so that it survives every serialiser. Times are in seconds since the answer was
+begun. No key is called ``index``: LangChain merges dicts of streamed messages that share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Literal, TypedDict
+
+from langchain_core.messages.ai import UsageMetadata, add_usage
+
+from sot_chains.calls.usage import Cost, Tokens, added
+from sot_chains.providers.base import Delta
+from sot_chains.text.skeleton import Point
+
+Status = Literal["complete", "cut", "failed", "omitted"]
+
+
+class CallTrace(TypedDict):
+    """One model call, with all its attempts.
+
+    ``start_seconds`` is when its last attempt was sent, after any wait for limits; ``first_text_seconds`` is
+    ``None`` for a call that wrote nothing, ``usage`` for one whose usage was not reported. What attempts
+    took that were cut before their usage arrived is in ``estimated``, and in the answer's cost.
+    """
+
+    start_seconds: float
+    first_text_seconds: float | None
+    end_seconds: float
+    usage: UsageMetadata | None
+    finish_reason: str | None
+    num_requests: int
+    estimated: Tokens | None
+
+
+class PointTrace(CallTrace):
+    """One point and the call that wrote it.
+
+    Attributes:
+        status: ``"complete"``; ``"cut"`` if the text ends before its end; ``"failed"`` if there is none;
+            ``"omitted"`` if the point was left out of the answer because it failed.
+        reason: Why, if it is not complete.
+        shares_call_of: The number of the point whose call wrote this one, too (``points_per_call``); times
+            are that call's then, and what it took is told there.
+        is_resumed: Whether it was written for an earlier answer that this one goes on with; what it took
+            then is not part of this answer's usage.
+    """
+
+    number: int
+    label: str
+    text: str
+    status: Status
+    reason: str | None
+    shares_call_of: int | None
+    is_resumed: bool
+
+
+class Failure(TypedDict):
+    """A point that is not, or not wholly, in the answer."""
+
+    number: int
+    label: str
+    status: Status
+    reason: str
+
+
+class SotTrace(TypedDict):
+    """How one answer came about.
+
+    Attributes:
+        route: ``"sot"``, or ``"plain"`` where the model answered in one piece.
+        route_reason: Why that route.
+        is_complete: Whether nothing failed, was cut or was left out.
+        failures: What did, and why. Pass the trace as ``resume=`` to have it done again.
+        skeleton: The headings of the points; on the plain route, of what little was found.
+        skeleton_reply: What the model replied to the skeleton request, ``None`` if it was not asked.
+        skeleton_call: The call of the first stage, ``None`` if it was not made.
+        points: The calls of the second stage, in reading order.
+        plain_call: The call of the plain route, else ``None``.
+        seconds: From beginning to end.
+        first_text_seconds: When the first text of the answer could be read, headings included.
+        critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest point.
+        num_calls: Model calls made.
+        num_requests: Attempts made for them, hedges included.
+        usage: Tokens of all calls as reported, ``None`` if no call reported any.
+        cost: Tokens by stage, estimates for calls cut short, price, and overhead over a plain answer.
+    """
+
+    route: Literal["sot", "plain"]
+    route_reason: str
+    is_complete: bool
+    failures: list[Failure]
+    skeleton: list[str]
+    skeleton_reply: str | None
+    skeleton_call: CallTrace | None
+    points: list[PointTrace]
+    plain_call: CallTrace | None
+    seconds: float
+    first_text_seconds: float | None
+    critical_path_seconds: float
+    num_calls: int
+    num_requests: int
+    usage: UsageMetadata | None
+    cost: Cost
+
+
+@dataclass(slots=True)
+class Call:
+    """A model call while it is made, over all its attempts.
+
+    Attributes:
+        name: What its run is called.
+        stage: Whose cost it is.
+        text: What the model has written in this attempt, raw.
+    """
+
+    name: str
+    stage: Literal["skeleton", "points", "plain"]
+    start_seconds: float = 0.0
+    first_text_seconds: float | None = None
+    end_seconds: float = 0.0
+    usage: UsageMetadata | None = None
+    finish_reason: str | None = None
+    model_name: str | None = None
+    is_begun: bool = False
+    num_requests: int = 0
+    estimated: Tokens | None = None
+    pieces: list[str] = field(default_factory=list)
+
+    def begin(self, now_seconds: float) -> None:
+        """Notes that an attempt begins now."""
+        self.is_begun = True
+        self.start_seconds = self.end_seconds = now_seconds
+        self.first_text_seconds = self.usage = self.finish_reason = None
+        if self.pieces:
+            self.pieces = []
+
+    def note_sent(self) -> None:
+        """Notes that a request has left."""
+        self.num_requests += 1
+
+    def note(self, delta: Delta) -> None:
+        """Notes what ``delta`` says of the call besides text."""
+        if delta.usage is not None:
+            self.usage = delta.usage if self.usage is None else add_usage(self.usage, delta.usage)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+        if delta.response_metadata is not None:
+            self.model_name = _name(delta.response_metadata) or self.model_name
+
+    def cut(self, estimated: Tokens) -> None:
+        """Notes that the attempt broke off and took about ``estimated`` tokens."""
+        self.estimated = added(estimated, self.estimated)
+        self.usage = None
+
+    @property
+    def text(self) -> str:
+        """The text of the attempt so far, as the model wrote it."""
+        return "".join(self.pieces)
+
+    @property
+    def seconds(self) -> float:
+        """How long its last attempt took."""
+        return self.end_seconds - self.start_seconds
+
+    def trace(self) -> CallTrace:
+        """The call as it goes into the answer's trace."""
+        return CallTrace(
+            start_seconds=self.start_seconds,
+            first_text_seconds=self.first_text_seconds,
+            end_seconds=self.end_seconds,
+            usage=self.usage,
+            finish_reason=self.finish_reason,
+            num_requests=self.num_requests,
+            estimated=self.estimated,
+        )
+
+
+@dataclass(slots=True)
+class Place:
+    """A place of the answer while it is written: one point, or the whole plain answer.
+
+    Attributes:
+        point: The point; ``None`` for a plain answer.
+        call: The call that writes it.
+        is_first_of_call: Whether the call's usage is told here.
+        pieces: Its cleaned text.
+        is_ended: Whether nothing more will come.
+        resumed: What an earlier answer's trace tells of it, if it was taken over from there.
+    """
+
+    point: Point | None
+    call: Call | None = None
+    is_first_of_call: bool = True
+    shares_call_of: int | None = None
+    pieces: list[str] = field(default_factory=list)
+    status: Status = "complete"
+    reason: str | None = None
+    is_ended: bool = False
+    resumed: PointTrace | None = None
+
+    @property
+    def text(self) -> str:
+        """Its text so far."""
+        return "".join(self.pieces)
+
+    def trace(self) -> PointTrace:
+        """The point as it goes into the answer's trace."""
+        assert self.point is not None
+        if self.resumed is not None:
+            return {**self.resumed, "is_resumed": True}
+        call = (self.call or Call("", "points")).trace()
+        if not self.is_first_of_call:
+            call = {**call, "usage": None, "num_requests": 0, "estimated": None}
+        return PointTrace(
+            number=self.point.number,
+            label=self.point.text,
+            text=self.text,
+            status=self.status,
+            reason=self.reason,
+            shares_call_of=self.shares_call_of,
+            is_resumed=False,
+            **call,
+        )
+
+
+def total_usage(calls: Iterable[Call]) -> UsageMetadata | None:
+    """The tokens of all ``calls`` together, ``None`` if none of them reported any."""
+    reported = [call.usage for call in calls if call.usage is not None]
+    if not reported:
+        return None
+    if any(len(usage) > 3 for usage in reported):  # with details, which LangChain knows how to add
+        return reduce(add_usage, reported)
+    return UsageMetadata(
+        input_tokens=sum(usage["input_tokens"] for usage in reported),
+        output_tokens=sum(usage["output_tokens"] for usage in reported),
+        total_tokens=sum(usage["total_tokens"] for usage in reported),
+    )
+
+
+def _name(response_metadata: dict[str, Any]) -> str | None:
+    name = response_metadata.get("model_name") or response_metadata.get("model")
+    return name if isinstance(name, str) else None

@@ -1,0 +1,269 @@
+"""What an answer costs: tokens by stage, money, and how much of both a plain answer would have taken.
+
+Counts are the server's wherever it reported any. Calls that were cut before their usage arrived, or whose
+server does not count, are estimated and stand apart. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+from langchain_core.messages import BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a model costs, in any currency, per million tokens.
+
+    Attributes:
+        input: Tokens read.
+        output: Tokens written.
+        cached_input: Tokens read from the vendor's cache; by default as dear as any.
+        cache_write: Tokens written to it; by default as dear as any read.
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+    cache_write: float | None = None
+
+    def of(self, tokens: Tokens) -> float:
+        """What ``tokens`` cost."""
+        cached, written = tokens["cached_tokens"], tokens["cache_write_tokens"]
+        plain = tokens["input_tokens"] - cached - written
+        read_price = self.input if self.cached_input is None else self.cached_input
+        write_price = self.input if self.cache_write is None else self.cache_write
+        return (
+            plain * self.input
+            + cached * read_price
+            + written * write_price
+            + tokens["output_tokens"] * self.output
+        ) / _MILLION
+
+
+class Tokens(TypedDict):
+    """Tokens read and written. Those from the cache and into it are among those read."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class Overhead(TypedDict):
+    """What the answer took beside a plain one, which would have read the question once.
+
+    Attributes:
+        plain_input_tokens: What a plain answer would have read; an estimate.
+        input_ratio: Tokens read over that: the question and the outline are read with every point.
+        output_ratio: Tokens written over those of the points alone, so 1 and the skeleton's share.
+        price_ratio: What was paid over what a plain answer of the same text would have cost.
+    """
+
+    plain_input_tokens: int
+    input_ratio: float
+    output_ratio: float
+    price_ratio: float | None
+
+
+class Cost(TypedDict):
+    """What was spent on an answer.
+
+    Attributes:
+        stages: Tokens the server reported, by stage: ``skeleton``, ``points``, ``plain``.
+        reported: Their sum, to the token.
+        estimated: What calls took that were cut before their usage arrived; ``None`` if there were none.
+        price: What all of it costs by the table of prices; ``None`` where the model is not in it.
+        saved_by_cache: What reading from the cache saved of that, less what writing to it cost more.
+        overhead: Over a plain answer; ``None`` on the plain route or where nothing was reported.
+    """
+
+    stages: dict[str, Tokens]
+    reported: Tokens
+    estimated: Tokens | None
+    price: float | None
+    saved_by_cache: float | None
+    overhead: Overhead | None
+
+
+NO_TOKENS = Tokens(input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
+
+
+def tokens_of(usages: Iterable[UsageMetadata | None]) -> Tokens:
+    """The sum of ``usages``."""
+    num_in = num_out = cached = written = 0
+    for usage in usages:
+        if usage is None:
+            continue
+        num_in += usage["input_tokens"]
+        num_out += usage["output_tokens"]
+        if details := usage.get("input_token_details"):
+            cached += details.get("cache_read") or 0
+            written += details.get("cache_creation") or 0
+    return Tokens(
+        input_tokens=num_in, output_tokens=num_out, cached_tokens=cached, cache_write_tokens=written
+    )
+
+
+def added(one: Tokens, other: Tokens | None) -> Tokens:
+    """The sum of two counts."""
+    if other is None:
+        return one
+    return Tokens(
+        input_tokens=one["input_tokens"] + other["input_tokens"],
+        output_tokens=one["output_tokens"] + other["output_tokens"],
+        cached_tokens=one["cached_tokens"] + other["cached_tokens"],
+        cache_write_tokens=one["cache_write_tokens"] + other["cache_write_tokens"],
+    )
+
+
+def price_for(model: str, prices: Mapping[str, Price] | Price | None) -> Price | None:
+    """The price of ``model``: by its name, or by the longest name in the table it begins with.
+
+    Servers answer with dated names, such as ``gpt-4.1-mini-2025-04-14`` for ``gpt-4.1-mini``.
+    """
+    if prices is None or isinstance(prices, Price):
+        return prices
+    names = [name for name in prices if model == name or model.startswith(f"{name}-")]
+    return prices[max(names, key=len)] if names else None
+
+
+def cost_of(
+    stages: Mapping[str, Tokens],
+    estimated: Tokens | None,
+    price: Price | None,
+    plain_input_tokens: int | None,
+) -> Cost:
+    """Puts a cost together.
+
+    Args:
+        stages: What was reported, by stage.
+        estimated: What is estimated of calls cut short.
+        price: The model's price, if known.
+        plain_input_tokens: What a plain answer would have read; ``None`` where there is nothing to compare.
+    """
+    reported = NO_TOKENS
+    for tokens in stages.values():
+        reported = added(reported, tokens)
+    everything = added(reported, estimated)
+    paid = price.of(everything) if price else None
+    return Cost(
+        stages=dict(stages),
+        reported=reported,
+        estimated=estimated,
+        price=paid,
+        saved_by_cache=price.of(_uncached(everything)) - paid if price and paid is not None else None,
+        overhead=_overhead(stages, everything, price, plain_input_tokens),
+    )
+
+
+def _uncached(tokens: Tokens) -> Tokens:
+    return Tokens(
+        input_tokens=tokens["input_tokens"],
+        output_tokens=tokens["output_tokens"],
+        cached_tokens=0,
+        cache_write_tokens=0,
+    )
+
+
+def _overhead(
+    stages: Mapping[str, Tokens], everything: Tokens, price: Price | None, plain_input_tokens: int | None
+) -> Overhead | None:
+    num_out = stages["points"]["output_tokens"] if "points" in stages else 0
+    if not plain_input_tokens or not num_out:
+        return None
+    plain = Tokens(
+        input_tokens=plain_input_tokens, output_tokens=num_out, cached_tokens=0, cache_write_tokens=0
+    )
+    plain_price = price.of(plain) if price else 0.0
+    return Overhead(
+        plain_input_tokens=plain_input_tokens,
+        input_ratio=everything["input_tokens"] / plain_input_tokens,
+        output_ratio=everything["output_tokens"] / num_out,
+        price_ratio=price.of(everything) / plain_price if price and plain_price else None,
+    )
+
+
+_log = logging.getLogger(__name__)
+_ENCODING = "o200k_base"  # of OpenAI's models since 2024; for the others as good an estimate as any
+_LONGEST_WAIT_SECONDS = 3.0
+_TOKENS_OF_A_MESSAGE = 4  # role and separators
+_CHARACTERS_OF_A_TOKEN = 4.0
+_lock = threading.Lock()
+_loading: tuple[Future[Encoding | None], float] | None = None
+_encoding: Encoding | None = None
+
+
+def num_tokens(text: str) -> int:
+    """About how many tokens ``text`` is. Text that looks like a control token is text."""
+    if _encoding is not None:
+        return len(_encoding.encode_ordinary(text))
+    # What is not ASCII takes more tokens: a Chinese character is about one.
+    num_wide = 0 if text.isascii() else sum(ord(character) > 0x2E7F for character in text)
+    return num_wide + round((len(text) - num_wide) / _CHARACTERS_OF_A_TOKEN + 0.49)
+
+
+def num_message_tokens(messages: Iterable[BaseMessage]) -> int:
+    """About how many tokens ``messages`` are as input. What is not text is not counted."""
+    return sum(_TOKENS_OF_A_MESSAGE + num_tokens(str(message.text)) for message in messages)
+
+
+async def vocabulary() -> None:
+    """Waits a moment for tiktoken's vocabulary, so that estimates after it are good ones."""
+    loading, begun = fetch_vocabulary()
+    # A moment for all together: who comes later finds it, or goes on without.
+    patience = begun + _LONGEST_WAIT_SECONDS - time.monotonic()
+    if not loading.done() and patience > 0:
+        await asyncio.wait([asyncio.wrap_future(loading)], timeout=patience)
+    if not loading.done():
+        _warn_once("it has not arrived yet")
+
+
+def fetch_vocabulary() -> tuple[Future[Encoding | None], float]:
+    """Has tiktoken's vocabulary fetched, unless it is; returns it, to come, and since when it is fetched."""
+    global _loading  # noqa: PLW0603 - once in a process, whoever asks first
+    with _lock:
+        if _loading is None:
+            _loading = Future(), time.monotonic()
+            threading.Thread(target=_fetch, args=(_loading[0],), name="tiktoken", daemon=True).start()
+        return _loading
+
+
+def _fetch(loading: Future[Encoding | None]) -> None:
+    global _encoding  # noqa: PLW0603 - likewise
+    try:
+        import tiktoken
+
+        _encoding = tiktoken.get_encoding(_ENCODING)
+    except Exception as error:  # offline, or a damaged cache: an estimate serves, with a warning
+        _warn_once(f"{type(error).__name__}: {error}")
+    loading.set_result(_encoding)
+
+
+_has_warned = False
+
+
+def _warn_once(reason: str) -> None:
+    global _has_warned  # noqa: PLW0603 - likewise
+    if not _has_warned:
+        _has_warned = True
+        _log.warning(
+            "tiktoken's vocabulary %s is not at hand (%.200s): tokens are estimated from characters; to "
+            "count offline, fill a folder once and name it in TIKTOKEN_CACHE_DIR",
+            _ENCODING,
+            reason,
+        )

@@ -1,0 +1,107 @@
+"""Asynchronous work for callers that block: one event loop in a thread, as long as the process lives.
+
+API clients belong to the loop they first ran on, so a loop for each call would break them; and none can be
+started where one already runs, as in Jupyter. Knows ``anyio``'s portal. Does not know models.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, aclosing
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+T = TypeVar("T")
+
+_MAX_WAIT_SECONDS = 60.0  # for cancelled work to end
+_lock = threading.Lock()
+_portals: dict[int, tuple[BlockingPortal, int]] = {}  # by process: a forked child inherits no thread
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Awaits ``work()`` on the background loop, in the caller's context.
+
+    When waiting is interrupted (``KeyboardInterrupt``), the work is cancelled before the interrupt goes on.
+
+    Raises:
+        RuntimeError: The caller is itself on the background loop, which would wait for itself.
+    """
+    job = _Job(work)
+    try:
+        return job.future.result()
+    finally:
+        job.cancel_and_wait()
+
+
+def iterate(work: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
+    """Yields the items of ``work()``, which runs on the background loop; closing the iterator cancels it.
+
+    Raises:
+        RuntimeError: The caller is itself on the background loop.
+    """
+    items: SimpleQueue[tuple[T] | None] = SimpleQueue()
+
+    async def pump() -> None:
+        try:
+            async with aclosing(work()) as stream:
+                async for item in stream:
+                    items.put((item,))
+        finally:
+            items.put(None)
+
+    job = _Job(pump)
+    try:
+        while (item := items.get()) is not None:
+            yield item[0]
+        job.future.result()
+    finally:
+        job.cancel_and_wait()
+
+
+class _Job(Generic[T]):
+    """A coroutine on the background loop, seen from another thread."""
+
+    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
+        portal, thread_id = _portal()
+        if threading.get_ident() == thread_id:
+            raise RuntimeError(
+                "a synchronous call was made from a coroutine on the loop that serves synchronous calls; "
+                "use the awaitable method there: ainvoke, astream or abatch"
+            )
+        self._has_ended = threading.Event()
+        has_ended = self._has_ended
+
+        async def noted() -> T:
+            try:
+                return await work()
+            finally:
+                has_ended.set()
+
+        self.future: Future[T] = portal.start_task_soon(noted)
+
+    def cancel_and_wait(self) -> None:
+        """Returns when the work has ended, cancelled if it had not."""
+        if self.future.cancel():
+            self._has_ended.wait(_MAX_WAIT_SECONDS)
+
+
+def _portal() -> tuple[BlockingPortal, int]:
+    pid = os.getpid()
+    with _lock:
+        if pid not in _portals:
+            running = start_blocking_portal("asyncio", name="sot_chains")
+            portal = running.__enter__()
+            _portals[pid] = portal, portal.call(threading.get_ident)
+            atexit.register(_end, pid, running)
+        return _portals[pid]
+
+
+def _end(pid: int, running: AbstractContextManager[BlockingPortal]) -> None:
+    if pid == os.getpid():
+        running.__exit__(None, None, None)

@@ -1,0 +1,1 @@
+"""Pure functions of text: outlines, requests, replies, conversations. No model is known here."""

@@ -1,0 +1,204 @@
+"""The text of points: repeated headings are left out, several points of one reply told apart, all laid out.
+
+Pure functions of text. Does not know models or calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from sot_chains.text.skeleton import Point
+
+_AROUND_HEADING = "* \t\n:：.。-–—"
+_HEADING_END = re.compile(r"\**\s*(?:[:：]|[.。](?=[\s*])|[-–—](?=\s)|\n)\**\s*")
+
+
+class PointText:
+    """Takes the raw pieces of a point's text, gives them back cleaned and as early as is safe."""
+
+    def __init__(self, point: Point) -> None:
+        self._point = point
+        self._held = ""
+        self._deciding = True
+
+    def feed(self, piece: str) -> str:
+        """The text that can be shown now that ``piece`` has arrived."""
+        self._held += piece
+        if self._deciding and not self._decide(ended=False):
+            return ""
+        shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
+        self._held = self._held[len(shown) :]
+        return shown
+
+    def end(self) -> str:
+        """The rest, after the last piece."""
+        if self._deciding:
+            self._decide(ended=True)
+        return self._held.rstrip()
+
+    def _decide(self, *, ended: bool) -> bool:
+        length = echo_length(self._held, self._point, ended=ended)
+        if length is None:
+            return False
+        self._held = self._held[length:]
+        self._deciding = False
+        return True
+
+
+def echo_length(text: str, point: Point, *, ended: bool) -> int | None:
+    """How many characters at the start of ``text`` repeat the number or heading of ``point``.
+
+    Blank space before and after them counts too. ``None`` means that more text is needed to tell, which
+    it never means if the text has ``ended``.
+
+    "3. Careful watering: Soil ..." repeats both, "3. Soil ..." the number; "Careful watering keeps ..."
+    repeats nothing, for there the heading is part of a sentence.
+    """
+    blank = len(text) - len(text.lstrip())
+    start = _skip(text, blank, "*# \t\n")
+    number_end = _number_end(text, start, point.number)
+    if number_end is None and not ended:
+        return None
+    has_number = bool(number_end)
+    heading_start = _skip(text, number_end or start, "*# \t\n")
+    without_heading = _skip(text, number_end, " \t\n") if number_end else blank
+
+    label = point.text.casefold()
+    begun = text[heading_start : heading_start + len(point.text)].casefold()
+    if len(text) - heading_start < len(point.text):
+        undecided = label.startswith(begun) and not ended
+        return None if undecided else without_heading
+    if begun != label:
+        return without_heading
+    label_end = heading_start + len(point.text)
+    heading_end = _HEADING_END.match(text, label_end)
+    if heading_end and heading_end.end() < len(text):
+        return heading_end.end()
+    if ended:  # with nothing after it, the heading is all the model wrote
+        return without_heading if text[label_end:].strip(_AROUND_HEADING) else len(text)
+    if not text[label_end:].strip(_AROUND_HEADING):
+        return None
+    return without_heading if has_number else blank
+
+
+def _number_end(text: str, start: int, number: int) -> int | None:
+    """Where "3." or "(3)" at ``start`` ends; ``0`` if there is none, ``None`` if there may yet be one."""
+    if start < len(text) and text[start] not in "(（0123456789":
+        return 0
+    for marker in (f"{number}.", f"{number})", f"({number})", f"{number}、", f"{number}．", f"（{number}）"):
+        if text.startswith(marker, start):
+            end = start + len(marker)
+            if end == len(text):
+                return None
+            if not text[end].isdigit():
+                return end
+        elif marker.startswith(text[start:]):
+            return None
+    return 0
+
+
+def _skip(text: str, start: int, characters: str) -> int:
+    while start < len(text) and text[start] in characters:
+        start += 1
+    return start
+
+
+_NUMBER = re.compile(r"[#*\s]{0,8}[(（]?([0-9]{1,3})[.)）、．](?![0-9])")
+
+
+class SeveralTexts:
+    """Takes the raw pieces of one reply, gives back the cleaned text of each point as it becomes clear.
+
+    Args:
+        points: The points the reply was asked for, in the order of their numbers.
+        begun: Whether the reply was begun with the number and heading of the first.
+    """
+
+    def __init__(self, points: Sequence[Point], *, begun: bool) -> None:
+        self._points = points
+        self._texts = [PointText(point) for point in points]
+        self._current = 0 if begun else -1  # -1: in what a model says before it begins
+        self._line = ""
+        self._headings = [
+            re.compile(
+                rf"(?:^|(?<=\s))(?:#{{1,6}}\s)?[*(（]{{0,3}}{point.number}[.)）、．]\s?\**{re.escape(point.text)}",
+                re.IGNORECASE,
+            )
+            for point in points
+        ]
+
+    def feed(self, piece: str) -> Iterator[tuple[int, str]]:
+        """Yields ``(place among the points, text)`` for what is clear now that ``piece`` has arrived."""
+        *complete, rest = piece.split("\n")
+        for end in complete:
+            line, self._line = self._line + end + "\n", ""
+            yield from self._read(line)
+        self._line += rest
+
+    def end(self) -> Iterator[tuple[int, str]]:
+        """Yields the rest, after the last piece."""
+        line, self._line = self._line, ""
+        yield from self._read(line)
+        yield from self._finish()
+
+    def _read(self, line: str) -> Iterator[tuple[int, str]]:
+        for segment in self._segments(line):
+            if (place := self._begun_by(segment)) is not None:
+                yield from self._finish()
+                self._current = place
+            if self._current >= 0 and (text := self._texts[self._current].feed(segment)):
+                yield self._current, text
+
+    def _finish(self) -> Iterator[tuple[int, str]]:
+        if self._current >= 0 and (text := self._texts[self._current].end()):
+            yield self._current, text
+
+    def _segments(self, line: str) -> list[str]:
+        """``line`` cut before each number and heading of a later point."""
+        starts, place = {0}, self._current
+        for later in range(place + 1, len(self._points)):
+            if match := self._headings[later].search(line, max(starts)):
+                starts.add(match.start())
+        bounds = [*sorted(starts), len(line)]
+        return [line[start:end] for start, end in pairwise(bounds) if end > start]
+
+    def _begun_by(self, segment: str) -> int | None:
+        for later in range(self._current + 1, len(self._points)):
+            if self._headings[later].match(segment.lstrip(" \t")):
+                return later
+        following = self._current + 1
+        if following < len(self._points) and (match := _NUMBER.match(segment)):
+            return following if int(match[1]) == self._points[following].number else None
+        return None
+
+
+class Layout:
+    """Writes "1. **Heading**: text", a blank line, the next point. An answer without points is just text.
+
+    Args:
+        separator: Stands between a heading and its text.
+    """
+
+    def __init__(self, separator: str) -> None:
+        self._separator = separator
+        self._point: Point | None = None
+        self._has_text = False
+
+    def add(self, point: Point | None, text: str) -> str:
+        """What to write when ``text`` is added to ``point``. Points come in order."""
+        if point is None:
+            return text
+        written = ""
+        if point is not self._point:
+            written = ("\n\n" if self._point else "") + f"{point.number}. **{point.text}**"
+            self._point, self._has_text = point, False
+        if text and not self._has_text:
+            written += self._separator
+            self._has_text = True
+        return written + text
+
+    def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
+        """The finished answer, from each point and its text."""
+        return "".join(self.add(point, text) for point, text in texts)

@@ -1,0 +1,254 @@
+"""Other schedules than the paper's: points begun early, several in one call, late ones asked twice."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import BaseMessage
+
+from sot_chains import Hedging, Price, Prompts, Retries, SkeletonOfThought, parse_skeleton
+from sot_chains.text.skeleton import GrowingSkeleton
+from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, answer_to, nothing_runs
+from tests.sot_chains.faulty import BROKEN, FaultyProvider, what
+
+AT_ONCE = Retries(max_attempts=3, first_pause_seconds=0.0)
+
+
+def outline(text: str) -> Any:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        asked = what(messages)
+        return text if asked == "outline" else PLAIN if asked == "plain" else f"About {asked}."
+
+    return answer
+
+
+async def shown(sot: SkeletonOfThought, **kwargs: Any) -> tuple[str, dict[str, Any]]:
+    chunks = [chunk async for chunk in sot.astream(QUESTION, **kwargs)]
+    return "".join(chunk.text for chunk in chunks), chunks[-1].response_metadata["sot"]
+
+
+# --- points begun early
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_points_are_begun_while_the_outline_is_written(streamed: bool) -> None:
+    provider = FaultyProvider(between=lambda asked: 0.01 * (asked == "outline"))
+    sot = SkeletonOfThought(provider, eager=True)
+    if streamed:
+        text, trace = await shown(sot)
+    else:
+        message = await sot.ainvoke(QUESTION)
+        text, trace = message.text, message.response_metadata["sot"]
+    assert text == ANSWER
+    assert trace["skeleton"] == list(EXPANSIONS)
+    ends = trace["skeleton_call"]["end_seconds"]
+    assert trace["points"][0]["start_seconds"] < trace["points"][1]["start_seconds"] < ends
+    # Its request shows the outline so far.
+    assert "1. Fixed hours\n\nSeveral" in provider.requests[1]
+    assert "1. Fixed hours\n2. Dark room\n\nSeveral" in provider.requests[2]
+    assert trace["num_requests"] == 4
+    assert await nothing_runs()
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["1. Plan", "2. Rest", "3. Plan", "3. More", "  - detail", "and on", "", "1. Again", "Well:"]
+        ),
+        max_size=8,
+    ),
+    st.sampled_from([None, 2]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_points_are_those_of_the_plain_schedule(lines: list[str], max_points: int | None) -> None:
+    """Whatever the outline looks like, and however often it changes its mind."""
+
+    async def both() -> None:
+        answers = []
+        for eager in (False, True):
+            provider = FaultyProvider(answer=outline("\n".join(lines)))
+            sot = SkeletonOfThought(provider, eager=eager, max_points=max_points)
+            message = await sot.ainvoke(QUESTION)
+            answers.append((message.text, message.response_metadata["sot"]["skeleton"]))
+            assert (await shown(sot))[0] == message.text
+            assert provider.num_running == 0
+        assert answers[0] == answers[1]
+
+    asyncio.run(both())
+
+
+@given(st.text("12.) ab\n-*", max_size=80))
+def test_what_is_settled_of_a_growing_outline_stays(text: str) -> None:
+    growing = GrowingSkeleton(None, None)
+    settled: tuple[Any, ...] = ()
+    for character in text:
+        if (skeleton := growing.feed(character)) is not None:
+            assert skeleton.points[: len(settled)] == settled
+            if len(skeleton) >= 2:
+                settled = max(settled, skeleton.points[:-1], key=len)
+    assert parse_skeleton(text).points[: len(settled)] == settled
+
+
+async def test_an_outline_that_turns_out_to_be_none() -> None:
+    provider = FaultyProvider(answer=outline("1. Sure, I can\nwrite that.\n"), between=lambda _: 0.001)
+    text, trace = await shown(SkeletonOfThought(provider, eager=True))
+    assert text == PLAIN
+    assert trace["route"] == "plain"
+    assert trace["cost"]["estimated"] is not None  # the point begun in vain was cut
+    assert provider.num_running == 0
+
+
+async def test_an_outline_that_breaks_is_begun_anew() -> None:
+    provider = FaultyProvider(
+        fault=lambda asked, attempt: BROKEN if asked == "outline" and attempt == 0 else None,
+        after_words=4,
+        between=lambda asked: 0.002,
+    )
+    sot = SkeletonOfThought(provider, eager=True, retries=AT_ONCE)
+    assert (await sot.ainvoke(QUESTION)).text == ANSWER
+    provider.asked.clear()
+    assert (await shown(sot))[0] == ANSWER
+
+
+async def test_an_outline_that_fails_while_points_are_written() -> None:
+    provider = FaultyProvider(
+        fault=lambda asked, _: BROKEN if asked == "outline" else None,
+        after_words=5,
+        between=lambda asked: 0.002,
+    )
+    with pytest.raises(type(BROKEN), match="the line broke"):
+        await SkeletonOfThought(provider, eager=True, retries=AT_ONCE).ainvoke(QUESTION)
+    assert provider.num_running == 0
+    assert await nothing_runs()
+
+
+async def test_a_deadline_while_the_outline_is_written() -> None:
+    provider = FaultyProvider(between=lambda asked: 0.03 if asked == "outline" else 0.0)
+    sot = SkeletonOfThought(provider, eager=True, deadline_seconds=0.15)
+    text, trace = await shown(sot)
+    assert text.startswith("1. **Fixed hours**: Go to bed at the same time.")
+    assert not trace["is_complete"]
+    assert trace["skeleton_reply"] is None  # so that it is asked for again when the answer is gone on with
+    provider.between = lambda asked: 0.0
+    assert (await sot.ainvoke(QUESTION, resume=trace)).text == ANSWER
+
+
+# --- several points in one call
+
+
+def several(messages: Sequence[BaseMessage]) -> str:
+    text = str(messages[-1].text)
+    _, found, wanted = text.partition("Your points are:\n")
+    if not found:
+        return answer_to(messages)
+    lines = wanted.partition("\n\n")[0].splitlines()
+    return "\n".join(f"{line}: {EXPANSIONS[line.partition('. ')[2]]}" for line in lines)
+
+
+@pytest.mark.parametrize(("size", "num_calls"), [(2, 3), (3, 2), (9, 2)])
+@pytest.mark.parametrize("eager", [False, True])
+async def test_several_points_in_one_call(size: int, num_calls: int, eager: bool) -> None:
+    provider = FaultyProvider(answer=several)
+    sot = SkeletonOfThought(provider, points_per_call=size, eager=eager)
+    message = await sot.ainvoke(QUESTION)
+    trace = message.response_metadata["sot"]
+    assert message.text == ANSWER == (await shown(sot))[0]
+    assert trace["num_calls"] == trace["num_requests"] == num_calls
+    assert trace["usage"]["total_tokens"] == 15 * num_calls
+    parts = [part["usage"] for part in (trace["skeleton_call"], *trace["points"]) if part["usage"]]
+    assert sum(part["total_tokens"] for part in parts) == 15 * num_calls
+    assert trace["points"][1]["shares_call_of"] == 1
+    assert all(point["status"] == "complete" for point in trace["points"])
+
+
+async def test_points_a_reply_leaves_out_are_asked_for_alone() -> None:
+    def forgetful(messages: Sequence[BaseMessage]) -> str:
+        return "\n".join(line for line in several(messages).splitlines() if ": Close" not in line)
+
+    provider = FaultyProvider(answer=forgetful)
+    sot = SkeletonOfThought(provider, points_per_call=3)
+    message = await sot.ainvoke(QUESTION)
+    assert message.text == ANSWER
+    assert message.response_metadata["sot"]["num_requests"] == 3
+    assert (await shown(sot))[0] == ANSWER
+
+
+async def test_a_reply_cut_short_keeps_the_points_before() -> None:
+    provider = FaultyProvider(
+        answer=several,
+        fault=lambda asked, _: BROKEN if asked == "plain" else None,
+        after_words=15,
+    )
+    message = await SkeletonOfThought(provider, points_per_call=3, retries=AT_ONCE).ainvoke(QUESTION)
+    statuses = [point["status"] for point in message.response_metadata["sot"]["points"]]
+    assert statuses in (["complete", "cut", "failed"], ["complete", "failed", "failed"])
+
+
+async def test_short_requests_cost_less() -> None:
+    price = Price(input=1.0, output=1.0)
+    lengths = []
+    for prompts in (Prompts(), Prompts.short()):
+        provider = FaultyProvider(answer=outline("1. One\n2. Two"), usage=None)
+        await SkeletonOfThought(provider, prompts=prompts, prices=price).ainvoke(QUESTION)
+        lengths.append(sum(map(len, provider.requests)))
+    assert lengths[1] < lengths[0] / 2
+    assert "要点" in Prompts.short().for_question("怎样才能睡得好？").expansion
+
+
+# --- late points
+
+
+def late(asked: str, attempt: int) -> float:
+    return 30.0 if asked == "Dark room" and attempt == 0 else 0.01
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_late_point_is_asked_twice_and_the_first_to_write_is_kept(streamed: bool) -> None:
+    provider = FaultyProvider(pause=late)
+    sot = SkeletonOfThought(provider, hedging=Hedging(factor=2.0, least_seconds=0.02))
+    async with asyncio.timeout(10):
+        if streamed:
+            text, trace = await shown(sot)
+        else:
+            message = await sot.ainvoke(QUESTION)
+            text, trace = message.text, message.response_metadata["sot"]
+    assert text == ANSWER
+    assert provider.asked["Dark room"] == 2
+    assert trace["num_requests"] == 5
+    assert trace["cost"]["estimated"]["input_tokens"] > 0  # the loser was cut
+    assert trace["usage"]["total_tokens"] == 15 * 4
+    assert provider.num_running == 0
+    assert await nothing_runs()
+
+
+async def test_who_is_not_late_is_asked_once() -> None:
+    provider = FaultyProvider(pause=lambda asked, _: 0.01)
+    sot = SkeletonOfThought(provider, hedging=Hedging(factor=10.0, least_seconds=5.0))
+    assert (await sot.ainvoke(QUESTION)).text == ANSWER
+    assert sum(provider.asked.values()) == 4
+
+
+async def test_when_one_of_two_fails_the_other_counts() -> None:
+    def pause(asked: str, attempt: int) -> float:
+        return 0.1 if asked == "Dark room" and attempt == 0 else 0.01
+
+    def fault(asked: str, attempt: int) -> Exception | None:
+        return BROKEN if asked == "Dark room" and attempt > 0 else None
+
+    provider = FaultyProvider(pause=pause, fault=fault)
+    sot = SkeletonOfThought(
+        provider, hedging=Hedging(factor=1.0, least_seconds=0.02), retries=Retries(max_attempts=1)
+    )
+    assert (await sot.ainvoke(QUESTION)).text == ANSWER
+    provider.fault = lambda asked, _: BROKEN if asked == "Dark room" else None
+    message = await sot.ainvoke(QUESTION)
+    assert message.response_metadata["sot"]["failures"][0]["label"] == "Dark room"
+
+
+@pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"share": 0}, {"least_seconds": -1}])
+def test_hedging_that_makes_no_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="hedging needs"):
+        Hedging(**wrong)

@@ -1,0 +1,275 @@
+"""Limits are never exceeded, are used up, and are waited for in the order of questions."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+
+from benchmarks.limits import Metered, measure_limit, most_in_a_window
+from sot_chains import Delta, Limits, ProviderError, SkeletonOfThought
+from sot_chains.calls.rate_limits import Limiter, limiter_for, next_question
+from sot_chains.calls.token_window import TokenWindow
+from sot_chains.providers import RateLimits
+from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
+from tests.sot_chains.answering import virtual_time
+from tests.sot_chains.fakes import QUESTION, ScriptedProvider, answer_to, other_tasks
+
+# --- the window of tokens
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 20)), max_size=60), st.integers(50, 200))
+def test_no_window_ever_holds_more_than_the_limit(requests: list[tuple[int, float]], limit: int) -> None:
+    window, now = TokenWindow(limit, 10.0), 0.0
+    spent: list[tuple[float, int]] = []
+    for tokens, pause in requests:
+        now += pause
+        for _ in range(100):
+            if (seconds := window.seconds_until(min(tokens, limit), now)) <= 0:
+                break
+            now += seconds
+        else:
+            raise AssertionError("it never let the request through")
+        window.spend(min(tokens, limit), now)
+        spent.append((now, min(tokens, limit)))
+    assert most_in_a_window(spent, 10.0) <= limit
+
+
+def test_what_was_reserved_is_replaced_by_what_was_used() -> None:
+    window = TokenWindow(100, 10.0)
+    first = window.spend(80, 0.0)
+    assert window.seconds_until(30, 1.0) == pytest.approx(9.0)
+    window.correct(first, 20)
+    assert window.seconds_until(80, 1.0) == 0
+    window.correct(first, 120)  # more than estimated: the door is closed until it is old enough
+    assert window.seconds_until(1, 1.0) == pytest.approx(9.0)
+    assert window.seconds_until(100, 10.5) == 0
+    window.correct(first, 5)  # long forgotten
+    assert window.seconds_until(100, 10.5) == 0
+
+
+# --- the limiter, in a time of its own
+
+
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_500_questions(by_tokens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(
+        requests_per_minute=600 if by_tokens else 60,
+        tokens_per_minute=12_000 if by_tokens else None,
+        window_seconds=6.0,
+        key=f"500 questions {by_tokens}",
+    )
+    measured = virtual_time.run(measure_limit(limits, by_tokens=by_tokens, num_questions=500), monkeypatch)
+    assert measured["requests"] == 2000
+    assert measured["most_in_a_window"] <= measured["limit"]
+    assert measured["share_used"] >= 0.95
+    assert measured["largest_displacement"] <= measured["width"]
+
+
+def test_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = most = 0
+
+    class Counting(ScriptedProvider):
+        async def stream(self, messages: Sequence[BaseMessage], **kwargs: Any) -> AsyncIterator[Delta]:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            async for delta in super().stream(messages, **kwargs):
+                yield delta
+            running -= 1
+
+    async def work() -> None:
+        limits = Limits(max_concurrent=3, key="at once")
+        sots = [SkeletonOfThought(Counting(answer_to, 0.1), limits=limits) for _ in range(2)]
+        await asyncio.gather(*(sot.ainvoke(QUESTION) for sot in sots for _ in range(10)))
+        assert not other_tasks()
+
+    virtual_time.run(work(), monkeypatch)
+    assert most == 3
+
+
+def test_who_is_cancelled_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        limiter = Limiter(Limits(requests_per_minute=1, window_seconds=10.0))
+        (await limiter.admit(next_question())).give_back(None)
+        waiters = [asyncio.create_task(limiter.admit(next_question())) for _ in range(5)]
+        await asyncio.sleep(1)
+        assert limiter.num_waiting == 5
+        for cancelled in (waiters[0], waiters[2]):  # the first in the queue, and one in the middle
+            cancelled.cancel()
+        done = await asyncio.gather(*waiters, return_exceptions=True)
+        assert [isinstance(one, asyncio.CancelledError) for one in done] == [True, False, True, False, False]
+        assert limiter.num_waiting == 0
+        assert limiter.num_running == 3
+
+    virtual_time.run(work(), monkeypatch)
+
+
+def test_the_points_of_a_question_go_before_later_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> list[str]:
+        limiter = Limiter(Limits(requests_per_minute=1, window_seconds=1.0))
+        early, late = next_question(), next_question()
+        order: list[str] = []
+
+        async def call(question: int, name: str) -> None:
+            (await limiter.admit(question)).give_back(None)
+            order.append(name)
+
+        calls = [call(early, "outline"), call(late, "later outline"), call(late, "later point")]
+        tasks = [asyncio.create_task(one) for one in calls]
+        await asyncio.sleep(0.5)
+        tasks += [asyncio.create_task(call(early, f"point {number}")) for number in range(3)]
+        await asyncio.gather(*tasks)
+        return order
+
+    order = virtual_time.run(work(), monkeypatch)
+    # Whoever is already first in the queue stays so; the others are overtaken by the earlier question.
+    assert order == ["outline", "later outline", "point 0", "point 1", "point 2", "later point"]
+
+
+def test_what_the_server_says_closes_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        limiter = Limiter(Limits())
+        begin = time.monotonic()
+        limiter.hear(None, retry_after_seconds=7.0)
+        await limiter.admit(next_question())
+        assert time.monotonic() - begin == pytest.approx(7.0, abs=0.1)
+        begin = time.monotonic()
+        said = RateLimits(requests=60, requests_left=0, requests_reset_seconds=300.0)
+        limiter.hear(said)  # all are back in 300 s, one of them in 1 s
+        await limiter.admit(next_question())
+        assert time.monotonic() - begin == pytest.approx(1.0, abs=0.1)
+        limiter.hear(RateLimits(requests=60, requests_left=5))
+        begin = time.monotonic()
+        await limiter.admit(next_question())
+        assert time.monotonic() == begin
+
+    virtual_time.run(work(), monkeypatch)
+
+
+def test_a_request_that_can_never_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        sot = SkeletonOfThought(Metered(0.0), limits=Limits(tokens_per_minute=60, key="too small"))
+        with pytest.raises(ProviderError, match=r"about \d+ tokens can never be sent.*tokens_per_minute=60"):
+            await sot.ainvoke("What is there to say?")
+
+    virtual_time.run(work(), monkeypatch)
+
+
+def test_who_shares_a_limiter() -> None:
+    limits = Limits(requests_per_minute=5)
+    named = Limits(requests_per_minute=5, key="ours")
+    assert limiter_for(limits, "account") is limiter_for(limits, "account")
+    assert limiter_for(limits, "account") is limiter_for(None, "account")
+    assert limiter_for(limits, "account") is not limiter_for(limits, "other account")
+    assert limiter_for(named, "account") is limiter_for(named, "other account")
+    assert limiter_for(limits, None) is limiter_for(limits, None)
+    assert limiter_for(Limits(), None) is not limiter_for(limits, None)
+    assert limiter_for(None, None) is None
+    changed = limiter_for(Limits(requests_per_minute=9, key="ours"), None)
+    assert changed is limiter_for(named, None) is not None  # one account, whatever numbers it is given
+
+
+async def test_what_was_sent_counts_after_the_numbers_have_changed() -> None:
+    limiter = Limiter(Limits(requests_per_minute=3, tokens_per_minute=100, window_seconds=3600.0))
+    for _ in range(3):
+        (await limiter.admit(next_question(), 30)).give_back(None)
+    limiter.change(Limits(requests_per_minute=4, tokens_per_minute=1000, window_seconds=3600.0))
+    (await limiter.admit(next_question(), 30)).give_back(None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(limiter.admit(next_question(), 30), 0.05)
+    assert limiter.num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"requests_per_minute": 0}, {"tokens_per_minute": -1}, {"max_concurrent": 0}, {"window_seconds": 0}],
+)
+def test_limits_that_would_wait_forever(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        Limits(**wrong)
+
+
+async def test_threads_share_an_account() -> None:
+    """The queue belongs to no event loop: synchronous calls wait in it with asynchronous ones."""
+    limits = Limits(max_concurrent=1, key="threads")
+    sot = SkeletonOfThought(ScriptedProvider(pause=0.001), limits=limits)
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(sot.invoke, QUESTION) for _ in range(4)),
+        *(sot.ainvoke(QUESTION) for _ in range(4)),
+    )
+    assert len({answer.text for answer in answers}) == 1
+    limiter = limiter_for(limits, None)
+    assert limiter is not None
+    assert (limiter.num_waiting, limiter.num_running) == (0, 0)
+
+
+# --- what servers say
+
+
+def test_headers_of_both_vendors() -> None:
+    said = rate_limits_of(
+        {
+            "x-ratelimit-limit-requests": "60",
+            "x-ratelimit-remaining-requests": "0",
+            "x-ratelimit-reset-requests": "6m0.5s",
+            "x-ratelimit-remaining-tokens": "149",
+            "x-ratelimit-reset-tokens": "20ms",
+        }
+    )
+    assert said == RateLimits(60, 0, 360.5, None, 149, 0.02)
+    said = rate_limits_of(
+        {
+            "anthropic-ratelimit-requests-limit": "50",
+            "anthropic-ratelimit-requests-remaining": "49",
+            "anthropic-ratelimit-requests-reset": "2020-01-01T00:00:00Z",
+        }
+    )
+    assert said == RateLimits(50, 49, 0.0)
+    assert rate_limits_of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "3"}, 3.0),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after": "Wed, 01 Jan 2020 00:00:00 GMT"}, 0.0),
+        ({"retry-after": ""}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "nan"}, None),
+        ({}, None),
+    ],
+)
+def test_how_long_to_wait(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after_seconds_of(headers) == seconds
+
+
+@given(st.text(max_size=20))
+def test_headers_never_crash_us(value: str) -> None:
+    names = ("retry-after", "x-ratelimit-limit-requests", "x-ratelimit-reset-requests")
+    headers = dict.fromkeys(names, value)
+    rate_limits_of(headers)
+    assert (retry_after_seconds_of(headers) or 0.0) >= 0
+
+
+def test_usage_is_what_the_window_holds_in_the_end() -> None:
+    usage = UsageMetadata(input_tokens=1, output_tokens=1, total_tokens=2)
+
+    class Frugal(ScriptedProvider):
+        async def stream(self, messages: Sequence[BaseMessage], **kwargs: Any) -> AsyncIterator[Delta]:
+            async for delta in super().stream(messages, **kwargs):
+                yield delta
+            yield Delta(usage=usage, finish_reason="stop")
+
+    limits = Limits(tokens_per_minute=100_000, key="frugal")
+    SkeletonOfThought(Frugal(), limits=limits).invoke(QUESTION)
+    limiter = limiter_for(limits, None)
+    assert limiter is not None
+    assert limiter._tokens is not None
+    assert limiter._tokens.total == 4 * 2
