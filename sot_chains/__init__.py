@@ -7,7 +7,6 @@ message = await sot.ainvoke("How do I get more done in a day?")
 from sot_chains.answering.answer import PointDelta
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.calls.budget import Budget, BudgetError
-from sot_chains.calls.options import Hedging
 from sot_chains.calls.rate_limits import Limits
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
@@ -25,7 +24,6 @@ __all__ = [
     "CallTrace",
     "DeadlineError",
     "Delta",
-    "Hedging",
     "Limits",
     "Point",
     "PointDelta",

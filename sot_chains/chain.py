@@ -33,7 +33,6 @@ from sot_chains.answering.reading_order import gather_or_cancel
 from sot_chains.calls.budget import Budget
 from sot_chains.calls.options import (
     POLICIES,
-    Hedging,
     Method,
     OnFailure,
     Setting,
@@ -84,7 +83,6 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         points_per_call: How many points one call writes: more of them cost less and take longer.
         eager: Whether a point is begun as soon as its line of the outline is complete, which is faster; its
             request then shows the outline so far. A ``budget`` switches it off.
-        hedging: Ask late points twice and take who writes first; ``True`` for the defaults.
         on_failure: What to do about a point whose call fails. ``"retry"`` tries again and at last returns
             the answer without it, marked in the trace; ``"omit"`` leaves it out; ``"plain"`` answers the
             question in one piece instead, unless text has been read; ``"raise"`` raises. A function of point
@@ -126,7 +124,6 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         max_points: int | None = None,
         points_per_call: int = 1,
         eager: bool = False,
-        hedging: Hedging | bool = False,
         on_failure: OnFailure = "retry",
         retries: Retries | None = None,
         deadline_seconds: float | None = None,
@@ -153,7 +150,6 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
             max_points=max_points,
             points_per_call=points_per_call,
             eager=eager,
-            hedging=(Hedging() if hedging else None) if isinstance(hedging, bool) else hedging,
             on_failure=on_failure,
             retries=retries or Retries(),
             limiter=limiter_for(limits, account),

@@ -1,4 +1,4 @@
-"""Command line of length prediction: ``python -m local_backend.scheduling``.
+"""Command line of length prediction: ``python -m local_backend.length_models``.
 
 ``train`` learns from prompts and the lengths of their answers, ``evaluate`` says how far predictions are off.
 DATA is JSON lines with a ``prompt``, ``messages`` or ``prompt_ids`` and ``num_tokens``, e.g. what an engine
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m local_backend.scheduling", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m local_backend.length_models", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="learn to predict lengths, and say how well it went")
     evaluate = commands.add_parser("evaluate", help="measure a predictor that was trained")

@@ -1,4 +1,4 @@
-"""One round of training: trajectories in, a model out, resumable, its cost told before it starts.
+"""One round of training: trajectories in, a model out, resumable.
 
 Knows ``transformers``' and ``peft``'s ways of training. Where trajectories come from is not its business.
 """
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -26,7 +26,6 @@ from local_backend.models.loading import bf16_is_fast, load
 from local_backend.requests.outputs import Trajectory
 from local_backend.requests.prompt_file import check_tokenizer
 from local_backend.training.checkpoints import claim, newest_checkpoint, write_model
-from local_backend.training.cost import Cost, estimate_cost
 from local_backend.training.examples import NoiseOptions, NoisyExamples
 from local_backend.training.packing import use_fast_attention
 from local_backend.training.trainer import ConsistencyTrainer, LossOptions
@@ -119,7 +118,7 @@ def train_round(
         folder: Checkpoints go to ``folder/checkpoints``, what was measured to ``folder/history.json``.
         options: How it is trained.
         measure: Called a few times on the way.
-        tell: Where the cost is said before it starts.
+        tell: Told what begins.
 
     Raises:
         ValueError: The folder holds a round on other trajectories, of another model or with other options;
@@ -142,8 +141,9 @@ def train_round(
     claim(folder / "round.json", wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
     trained: Any = _with_adapters(model, options) if options.lora_rank else model
     if options.activation_checkpointing:
-        trained.activation_checkpointing_enable()  # now: the step that is timed needs the memory, too
-    tell(str(cost_of(trained, examples, options)))
+        trained.activation_checkpointing_enable()
+    tokens_per_step = examples.mean_tokens() * options.batch_size * options.accumulation_steps
+    tell(f"training: {options.num_steps} steps of about {tokens_per_step:,.0f} tokens")
     checkpoints = folder / "checkpoints"
     trainer = ConsistencyTrainer(
         trained,
@@ -210,21 +210,6 @@ def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
         seed=options.seed,
-    )
-
-
-def cost_of(model: PreTrainedModel, examples: NoisyExamples, options: TuneOptions) -> Cost:
-    """What one round of training will take."""
-    if torch.cuda.is_available():
-        cast("Any", model).cuda()
-    return estimate_cost(
-        model,
-        examples,
-        options.losses,
-        num_steps=options.num_steps,
-        batch_size=options.batch_size,
-        accumulation_steps=options.accumulation_steps,
-        bf16=options.bf16,
     )
 
 

@@ -69,9 +69,6 @@ class Unit:
         points: Its points, one for each position; none for a plain answer.
         request: How to ask for it.
         prefix: What the request shares with those of other units.
-        late: Set when the unit is to be asked a second time.
-        is_writing: Whether any text has come.
-        calls: The calls made for it, where it may be asked twice.
         alone: How to ask for one of its points alone, where there are several.
         children: Those that were asked for so, since the reply had left them out.
     """
@@ -80,10 +77,7 @@ class Unit:
     points: Sequence[Point]
     request: Callable[..., list[BaseMessage]]
     prefix: SharedPrefix | None = None
-    late: asyncio.Event | None = None
-    is_writing: bool = False
     task: asyncio.Task[None] | None = None
-    calls: list[Call] = field(default_factory=list)
     alone: Callable[[int, Point], Unit] | None = None
     children: list[Unit] = field(default_factory=list)
 
@@ -115,8 +109,6 @@ class UnitReply:
     """Takes the reply to one call of a unit and hands it to the unit's places.
 
     Attributes:
-        claim: Asked before the first piece of text: whether this call is the one that is kept. ``None`` if
-            there is no other.
         show: Called with ``(position, text)`` for what is new.
         forget: Called to take back what was shown; ``False`` if somebody has read it.
     """
@@ -125,21 +117,16 @@ class UnitReply:
     places: Sequence[Place]
     call: Call
     method: Method
-    claim: Callable[[], bool] | None
     show: Callable[[int, str], None]
     forget: Callable[[Unit], bool]
     _text: Text | None = None
-    _is_kept: bool | None = None
 
     def take(self, text: str) -> None:
         """Takes the next raw piece."""
-        if self._is_kept is None:
-            self._is_kept = self.claim is None or self.claim()
-        if self._is_kept:
-            if self._text is None:
-                self._text = self.unit.text(begun=self.method.prefills)
-            for place, cleaned in self._text.feed(text):
-                self._add(place, cleaned)
+        if self._text is None:
+            self._text = self.unit.text(begun=self.method.prefills)
+        for place, cleaned in self._text.feed(text):
+            self._add(place, cleaned)
 
     def end(self) -> None:
         """Takes note that the reply is whole."""
@@ -149,7 +136,7 @@ class UnitReply:
 
     def start_over(self) -> bool:
         """Forgets the text of a failed attempt, unless it has been read."""
-        if self._is_kept is None:
+        if self._text is None:
             return True
         if not self.forget(self.unit):
             return False

@@ -1,4 +1,4 @@
-"""Writing the units of an answer: each in a task of its own, with a second try for late ones.
+"""Writing the units of an answer: each in a task of its own.
 
 What becomes of a unit that failed is the user's policy; this module carries out what concerns the unit alone
 and leaves to the answer what concerns all of it.
@@ -6,13 +6,11 @@ and leaves to the answer what concerns all of it.
 
 from __future__ import annotations
 
-import asyncio
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sot_chains.answering.point_tasks import Unit, UnitReply
-from sot_chains.answering.reading_order import Arrivals, Crew, cancel_and_wait
+from sot_chains.answering.reading_order import Arrivals, Crew
 from sot_chains.answering.record import Record
 from sot_chains.calls.model_call import Caller
 from sot_chains.calls.options import Method, Policy, has_ended_itself
@@ -69,14 +67,9 @@ class Writers:
         self._forget = forget
         self.crew = Crew()
         self.errors: list[Exception] = []
-        self._units: list[Unit] = []
-        self._waits: list[float] = []  # for first text, of those that have some
 
     def start(self, unit: Unit) -> None:
         """Starts writing ``unit``."""
-        if self._method.hedging and unit.points:
-            unit.late = asyncio.Event()
-            self._units.append(unit)
         unit.task = self.crew.start(self._run(unit))
 
     def drop(self, unit: Unit) -> None:
@@ -84,23 +77,19 @@ class Writers:
         for one in (unit, *unit.children):
             if one.task:
                 one.task.cancel()
-        if unit in self._units:
-            self._units.remove(unit)
         self._arrivals.forget(lambda arrival: arrival[0] in unit.positions)
 
     async def _run(self, unit: Unit) -> None:
         try:
-            if unit.late is None:
-                call, reply = self._begin(unit, None)
-                await self._write(unit, call, reply)
-            else:
-                call = await self._race(unit, unit.late)
+            call, reply = self._begin(unit)
+            await self._caller.make(call, unit, reply)
+            reply.end()
         except Exception as error:  # the failure policy decides what becomes of it
             self._fail(unit, error)
         else:
             self._finish(unit, call)
 
-    def _begin(self, unit: Unit, claim: Callable[[], bool] | None) -> tuple[Call, UnitReply]:
+    def _begin(self, unit: Unit) -> tuple[Call, UnitReply]:
         call = self._record.begin(Call(unit.name, "points" if unit.points else "plain"))
         places = [self._record.places[position] for position in unit.positions]
         for number, place in enumerate(places):
@@ -112,72 +101,12 @@ class Writers:
             places=places,
             call=call,
             method=self._method,
-            claim=claim,
             show=self._show if self._is_watched else _keep,
             forget=self._forget,
         )
 
-    async def _write(self, unit: Unit, call: Call, reply: UnitReply) -> None:
-        await self._caller.make(call, unit, reply)
-        reply.end()
-
     def _show(self, position: int, text: str) -> None:
         self._arrivals.put((position, text))
-
-    async def _race(self, unit: Unit, late: asyncio.Event) -> Call:
-        """Writes ``unit``, asking a second time when it is late. The first to write is kept."""
-        lanes: dict[int, asyncio.Task[None]] = {}
-        calls: dict[int, Call] = {}
-        kept: int | None = None
-
-        def start(lane: int) -> None:
-            def claim() -> bool:
-                nonlocal kept
-                if kept is None:
-                    kept = lane
-                    for place in (self._record.places[position] for position in unit.positions):
-                        place.call = calls[lane]
-                    self._note_first_text(unit, calls[lane])
-                    for other, task in lanes.items():
-                        if other != lane:
-                            task.cancel()
-                return kept == lane
-
-            calls[lane], reply = self._begin(unit, claim)
-            unit.calls.append(calls[lane])
-            lanes[lane] = asyncio.create_task(self._write(unit, calls[lane], reply))
-
-        start(0)
-        alarm = asyncio.create_task(late.wait())
-        try:
-            await asyncio.wait({lanes[0], alarm}, return_when=asyncio.FIRST_COMPLETED)
-            if not lanes[0].done() and kept is None:
-                start(1)
-            while True:
-                ended = [lane for lane, task in lanes.items() if task.done() and not task.cancelled()]
-                errors = [error for lane in ended if (error := lanes[lane].exception())]
-                if len(errors) < len(ended):
-                    return next(calls[lane] for lane in ended if lanes[lane].exception() is None)
-                running = [task for task in lanes.values() if not task.done()]
-                if not running:
-                    raise errors[0]
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel_and_wait([alarm, *lanes.values()])
-
-    def _note_first_text(self, unit: Unit, call: Call) -> None:
-        """Sets the alarms of the siblings that have no text yet, once enough of them have."""
-        hedging = self._method.hedging
-        unit.is_writing = True
-        self._waits.append((call.first_text_seconds or 0.0) - call.start_seconds)
-        if hedging is None or len(self._waits) < hedging.share * len(self._units):
-            return
-        patience = max(hedging.least_seconds, hedging.factor * statistics.median(self._waits))
-        loop = asyncio.get_running_loop()
-        for sibling in self._units:
-            if not sibling.is_writing and sibling.late and sibling.calls and sibling.calls[0].is_begun:
-                waited = self._caller.now() - sibling.calls[0].start_seconds
-                loop.call_later(max(0.0, patience - waited), sibling.late.set)
 
     def _finish(self, unit: Unit, call: Call) -> None:
         missing = []

@@ -26,30 +26,6 @@ OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]
 POLICIES = ("retry", "omit", "plain", "raise")
 
 
-@dataclass(frozen=True)
-class Hedging:
-    """When a point is asked a second time because it is late.
-
-    Late is a point without text after ``factor`` times the median wait of its siblings for their first text,
-    once ``share`` of them have some. The attempt that writes first is kept, the other cancelled; what that
-    cost is estimated in the trace.
-
-    Raises:
-        ValueError: A number makes no sense.
-    """
-
-    factor: float = 2.0
-    share: float = 0.5
-    least_seconds: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.factor < 1 or not 0 < self.share <= 1 or self.least_seconds < 0:
-            raise ValueError(
-                "hedging needs a factor of at least 1, a share above 0 and at most 1 and least_seconds of at "
-                f"least 0, got {self}"
-            )
-
-
 class Expectations:
     """How long replies are expected to be, learned from those that came.
 
@@ -80,7 +56,6 @@ class Method:
     max_points: int | None = None
     points_per_call: int = 1
     eager: bool = False
-    hedging: Hedging | None = None
     on_failure: OnFailure = "retry"
     retries: Retries = field(default_factory=Retries)
     limiter: Limiter | None = None

@@ -85,7 +85,7 @@ class SotTrace(TypedDict):
         first_text_seconds: When the first text of the answer could be read, headings included.
         critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest point.
         num_calls: Model calls made.
-        num_requests: Attempts made for them, hedges included.
+        num_requests: Attempts made for them.
         usage: Tokens of all calls as reported, ``None`` if no call reported any.
         cost: Tokens by stage, estimates for calls cut short, price, and overhead over a plain answer.
     """

@@ -75,7 +75,7 @@ def test_prompts_become_a_tuned_model(folder: Path) -> None:
     assert plain.keys() == tuned.keys()  # the same architecture
     assert any(not torch.equal(plain[name], tuned[name]) for name in plain)
     assert [record["step"] for record in report.history] == [0, 4, 8]
-    assert any("FLOPs" in line and "min" in line for line in told[: told.index(told[-1])])
+    assert any("steps of about" in line for line in told[:-1])
     written = json.loads((folder / "tuned" / "report.json").read_text())
     assert written["before"]["quality"] == 1.0
     assert written["after"]["speedup"] > 0
@@ -246,28 +246,6 @@ def test_weights_keep_the_type_they_are_stored_in(folder: Path) -> None:
     options = replace(TOY, num_rounds=1)
     tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
     assert {weight.dtype for weight in _weights(folder / "tuned").values()} == {torch.bfloat16}
-
-
-def test_activations_are_computed_anew_in_the_step_that_is_timed_too(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dataclasses import replace
-
-    from local_backend.training import rounds
-
-    estimate = rounds.estimate_cost
-    checkpointed: list[bool] = []
-
-    def noting(model: Any, *args: Any, **options: Any) -> Any:
-        checkpointed.append(model.is_activation_checkpointing)
-        return estimate(model, *args, **options)
-
-    monkeypatch.setattr(rounds, "estimate_cost", noting)
-    model, tokenizer = load_for_training(folder / "plain")
-    some = [Trajectory((5, 6), (7, 8, 9)), Trajectory((6, 7), (8, 9, 10))]
-    options = replace(TOY, num_steps=1, activation_checkpointing=True)
-    train_round(model, tokenizer, some, folder / "round", options, tell=lambda _: None)
-    assert checkpointed == [True]
 
 
 def test_further_rounds_may_be_asked_for_later(folder: Path) -> None:

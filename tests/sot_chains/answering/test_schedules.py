@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
-from sot_chains import Hedging, Price, Prompts, Retries, SkeletonOfThought, parse_skeleton
+from sot_chains import Price, Prompts, Retries, SkeletonOfThought, parse_skeleton
 from sot_chains.text.skeleton import GrowingSkeleton
 from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, answer_to, nothing_runs
 from tests.sot_chains.faulty import BROKEN, FaultyProvider, what
@@ -196,59 +196,3 @@ async def test_short_requests_cost_less() -> None:
         lengths.append(sum(map(len, provider.requests)))
     assert lengths[1] < lengths[0] / 2
     assert "要点" in Prompts.short().for_question("怎样才能睡得好？").expansion
-
-
-# --- late points
-
-
-def late(asked: str, attempt: int) -> float:
-    return 30.0 if asked == "Dark room" and attempt == 0 else 0.01
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_late_point_is_asked_twice_and_the_first_to_write_is_kept(streamed: bool) -> None:
-    provider = FaultyProvider(pause=late)
-    sot = SkeletonOfThought(provider, hedging=Hedging(factor=2.0, least_seconds=0.02))
-    async with asyncio.timeout(10):
-        if streamed:
-            text, trace = await shown(sot)
-        else:
-            message = await sot.ainvoke(QUESTION)
-            text, trace = message.text, message.response_metadata["sot"]
-    assert text == ANSWER
-    assert provider.asked["Dark room"] == 2
-    assert trace["num_requests"] == 5
-    assert trace["cost"]["estimated"]["input_tokens"] > 0  # the loser was cut
-    assert trace["usage"]["total_tokens"] == 15 * 4
-    assert provider.num_running == 0
-    assert await nothing_runs()
-
-
-async def test_who_is_not_late_is_asked_once() -> None:
-    provider = FaultyProvider(pause=lambda asked, _: 0.01)
-    sot = SkeletonOfThought(provider, hedging=Hedging(factor=10.0, least_seconds=5.0))
-    assert (await sot.ainvoke(QUESTION)).text == ANSWER
-    assert sum(provider.asked.values()) == 4
-
-
-async def test_when_one_of_two_fails_the_other_counts() -> None:
-    def pause(asked: str, attempt: int) -> float:
-        return 0.1 if asked == "Dark room" and attempt == 0 else 0.01
-
-    def fault(asked: str, attempt: int) -> Exception | None:
-        return BROKEN if asked == "Dark room" and attempt > 0 else None
-
-    provider = FaultyProvider(pause=pause, fault=fault)
-    sot = SkeletonOfThought(
-        provider, hedging=Hedging(factor=1.0, least_seconds=0.02), retries=Retries(max_attempts=1)
-    )
-    assert (await sot.ainvoke(QUESTION)).text == ANSWER
-    provider.fault = lambda asked, _: BROKEN if asked == "Dark room" else None
-    message = await sot.ainvoke(QUESTION)
-    assert message.response_metadata["sot"]["failures"][0]["label"] == "Dark room"
-
-
-@pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"share": 0}, {"least_seconds": -1}])
-def test_hedging_that_makes_no_sense(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="hedging needs"):
-        Hedging(**wrong)
