@@ -27,7 +27,7 @@ from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, small_t
 from local_backend.drafting.copy_sources import TRAITS, CopySources
 from local_backend.drafting.copy_tree import CopyWeights, length_class
 from local_backend.drafting.reference_copy import FITTED
-from local_backend.drafting.suffix_index import BORDER, TextIndex
+from local_backend.drafting.suffix_index import BORDER, SuffixIndex
 
 _NUM_CLASSES = 8
 _MAX_DEPTH = 20
@@ -90,7 +90,7 @@ def collect(cases: Sequence[Case], weights: CopyWeights) -> Votes:
     votes = Votes()
     for case in track(cases, "votes", console=Console(stderr=True)):
         _, _, proposals = run_case(small_trees(weights), case)
-        sources = CopySources(TextIndex(case.documents), TextIndex([case.query]))
+        sources = CopySources(SuffixIndex(case.documents), SuffixIndex([case.query]))
         row = TargetRow(list(case.query), len(case.query), case.documents)
         written = 0
         for draft in proposals:

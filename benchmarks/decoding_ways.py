@@ -13,7 +13,7 @@ from rich.progress import track
 
 from local_backend import Engine, Jacobi, Lookahead, SamplingParams
 from local_backend.drafting import Combined, Drafter, ReferenceCopy
-from local_backend.models.forward_cost import WidthCosts
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.requests.outputs import Trajectory
 from local_backend.training.evaluation import num_stationary
 from local_backend.training.trajectories import Recorder, decode_recorded
@@ -114,7 +114,7 @@ def engine_way(
 
     With ``whole_drafts`` forwards are as wide as the drafter asks for, not cut to what pays on this machine.
     """
-    width_costs = WidthCosts.flat(_WIDEST) if whole_drafts else None
+    width_costs = ForwardCost.flat(_WIDEST) if whole_drafts else None
     engine = Engine(model, tokenizer, drafter, max_rows=1, width_costs=width_costs)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
 

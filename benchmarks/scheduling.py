@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.paper_scheduling.replay import Replay, replay_slots, replay_static
 from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.results import save
-from local_backend.models.forward_cost import WidthCosts
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.scheduling.lengths import LengthErrors, Prediction
 
 GENERATED = "t0.7"
@@ -97,7 +97,7 @@ def predict_from_siblings(
 def measure(
     lengths: Sequence[int],
     predictions: Sequence[Prediction],
-    costs: WidthCosts,
+    costs: ForwardCost,
     *,
     batch_rows: int = _BATCH_ROWS,
     group_rows: int = _GROUP_ROWS,
@@ -204,11 +204,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(summary))
 
 
-def _costs(path: Path | None) -> WidthCosts:
+def _costs(path: Path | None) -> ForwardCost:
     if path is None:
-        return WidthCosts.flat(_BATCH_ROWS)
+        return ForwardCost.flat(_BATCH_ROWS)
     try:
-        return WidthCosts.from_dict(json.loads(path.read_text("utf-8")))
+        return ForwardCost.from_dict(json.loads(path.read_text("utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no costs of forwards ({error!r}): see --help") from error
 

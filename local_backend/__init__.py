@@ -74,9 +74,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError(
-            "local_backend needs torch: pip install 'langchain-parallel-decoding[local]'"
-        ) from error
+        raise ImportError("local_backend needs torch: pip install '.[local]' in a checkout") from error
     return getattr(module, name)
 
 

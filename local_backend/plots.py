@@ -149,9 +149,7 @@ def _figure(width_inches: float, height_inches: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "pictures need matplotlib: pip install 'langchain-parallel-decoding[notebooks]'"
-        ) from error
+        raise ImportError("pictures need matplotlib: pip install '.[notebooks]' in a checkout") from error
 
     class Picture(Figure):
         """Shows itself in Jupyter, whether or not pyplot was ever imported."""
@@ -185,9 +183,7 @@ def new_figure(**options: Any) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "pictures need matplotlib: pip install 'langchain-parallel-decoding[training]'"
-        ) from error
+        raise ImportError("pictures need matplotlib: pip install '.[training]' in a checkout") from error
 
     class Picture(Figure):
         """Shows itself in Jupyter, whether or not pyplot was ever imported."""

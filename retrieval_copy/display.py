@@ -151,9 +151,7 @@ def forwards(messages: Mapping[str, AIMessage]) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "pictures need matplotlib: pip install 'langchain-parallel-decoding[notebooks]'"
-        ) from error
+        raise ImportError("pictures need matplotlib: pip install '.[notebooks]' in a checkout") from error
 
     class Forwards(Figure):
         """Shows itself in Jupyter, whether or not pyplot was ever imported."""

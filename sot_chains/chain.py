@@ -33,9 +33,9 @@ from sot_chains.answering.reading_order import gather_or_cancel
 from sot_chains.calls.budget import Budget
 from sot_chains.calls.options import (
     POLICIES,
-    Method,
+    CallOptions,
     OnFailure,
-    Setting,
+    SotOptions,
     calls_limit,
     positive_seconds,
     trace_to_resume,
@@ -44,7 +44,13 @@ from sot_chains.calls.rate_limits import Limits, limiter_for, next_question
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, fetch_vocabulary
 from sot_chains.providers import Provider, VendorProvider, blocking, provider_of
-from sot_chains.providers.callbacks import NOBODY, chat_run, hears_text, nobody_listens, silenced
+from sot_chains.providers.callbacks import (
+    NO_CALLBACKS,
+    chat_run,
+    nobody_listens,
+    wants_tokens,
+    without_callbacks,
+)
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.prompts import Prompts
 
@@ -143,7 +149,7 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         provider = provider_of(model, **options)
         account = provider.account if isinstance(provider, VendorProvider) else None
         self.deadline_seconds = positive_seconds(deadline_seconds)
-        self.method = Method(
+        self.method = SotOptions(
             provider=provider,
             prompts=prompts or Prompts(),
             prefill=prefill,
@@ -321,7 +327,7 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
 
         if get_async_callback_manager_for_config(config).handlers:
             return await self._acall_with_config(write, question, config)
-        return await finish(question, config, NOBODY, config.get("run_id") or uuid7())
+        return await finish(question, config, NO_CALLBACKS, config.get("run_id") or uuid7())
 
     def _begin(
         self,
@@ -340,13 +346,13 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         parameters = dict(kwargs)
         deadline_seconds = positive_seconds(parameters.pop("deadline_seconds", None)) or self.deadline_seconds
         resume = trace_to_resume(parameters.pop("resume", None))
-        shown_config = silenced(patch_config(config, callbacks=child))
-        setting = Setting(
+        shown_config = without_callbacks(patch_config(config, callbacks=child))
+        setting = CallOptions(
             config={**shown_config, "tags": [*shown_config.get("tags", []), _TAG_NOSTREAM]},
             parameters=parameters,
             limit=limit,
             message_id=f"lc_run--{run_id}",
-            is_watched=is_streamed or on_arrival is not None or hears_text(shown_config),
+            is_watched=is_streamed or on_arrival is not None or wants_tokens(shown_config),
             deadline_seconds=deadline_seconds,
             question_number=next_question(),
             resume=resume,

@@ -260,7 +260,7 @@ def timeline(message: AIMessage) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "drawing a timeline needs matplotlib: pip install 'langchain-parallel-decoding[notebooks]'"
+            "drawing a timeline needs matplotlib: pip install '.[notebooks]' in a checkout"
         ) from error
 
     class Timeline(Figure):

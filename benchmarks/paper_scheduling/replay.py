@@ -1,7 +1,7 @@
 """What a policy would have cost on answers whose lengths are known: the real scheduler, without a model.
 
 Every row's stay in the batch is kept, so that cost, padding and a picture can be read off. Admission goes
-through :class:`~local_backend.scheduling.waiting_queue.WaitingRows` and batches through
+through :class:`~local_backend.scheduling.waiting_queue.WaitingQueue` and batches through
 :class:`~benchmarks.paper_scheduling.static.MicroBatches`, as in production. Knows lengths and predictions.
 Does not know where they come from. Reading prompts is left out: it is the same for every policy.
 """
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
-from local_backend.models.forward_cost import WidthCosts
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.scheduling.lengths import Prediction, admission_tokens
-from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingRows
+from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingQueue
 
 _CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be reckoned
 
@@ -65,7 +65,7 @@ class Replay:
     num_forwards: int
     num_failures: int = 0
 
-    def cost(self, costs: WidthCosts, *, padded: bool = False) -> float:
+    def cost(self, costs: ForwardCost, *, padded: bool = False) -> float:
         """Seconds, or whatever ``costs`` counts in, of all forwards.
 
         Args:
@@ -168,7 +168,7 @@ def replay_slots(
     stays: list[Stay] = []
     begun = 0
     for first in range(0, len(num_tokens), group_rows):
-        waiting: WaitingRows[int] = WaitingRows(policy)
+        waiting: WaitingQueue[int] = WaitingQueue(policy)
         for row in range(first, min(first + group_rows, len(num_tokens))):
             waiting.add(row, predicted_tokens=admission_tokens(predictions[row], policy), now=0.0)
         free = [(begun, place) for place in range(num_slots)]

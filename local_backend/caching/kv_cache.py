@@ -17,15 +17,15 @@ import torch
 from transformers import Cache
 
 from local_backend.caching.cache_layer import Places, RowsLayer
-from local_backend.caching.prefix_cache import KeptPrefixes, LayerTensors, Prefix, num_shared
+from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache, num_shared
 
-__all__ = ["Prefix", "RowsCache", "num_shared"]
+__all__ = ["Prefix", "RaggedKVCache", "num_shared"]
 
 _FIRST_ROWS, _FIRST_COLUMNS = 4, 256
 _NO_LIMIT = 2**31
 
 
-class RowsCache(Cache):
+class RaggedKVCache(Cache):
     """A ``transformers`` cache in which every row has its own length.
 
     Args:
@@ -55,7 +55,7 @@ class RowsCache(Cache):
         self._row_layers = [RowsLayer(self._places) for _ in range(num_layers)]
         super().__init__(layers=list(self._row_layers))
         self._lengths: list[int] = []
-        self._prefixes = KeptPrefixes(max_prefix_bytes)
+        self._prefixes = PrefixCache(max_prefix_bytes)
         self.expected_length = 0
         self.peak_bytes = 0
 

@@ -30,7 +30,7 @@ class Prefix:
     layers: LayerTensors
 
 
-class KeptPrefixes:
+class PrefixCache:
     """Beginnings, those used longest ago dropped first.
 
     Args:

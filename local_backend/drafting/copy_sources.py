@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from local_backend.drafting.copy_tree import Source
-from local_backend.drafting.suffix_index import BORDER, Match, TextIndex, WrittenText
+from local_backend.drafting.suffix_index import BORDER, GrowingIndex, Match, SuffixIndex
 
 _MAX_REFERENCE_MATCHES, _MAX_OWN_MATCHES, _MAX_BEGINNINGS = 32, 8, 16
 # After at most so many tokens of its own a row may go on where it was, or up to so many tokens further.
@@ -56,11 +56,11 @@ class CopySources:
         prompt: Index of the row's prompt.
     """
 
-    def __init__(self, references: TextIndex, prompt: TextIndex) -> None:
+    def __init__(self, references: SuffixIndex, prompt: SuffixIndex) -> None:
         self._prompt = prompt
         self._has_references = bool(len(references))
         self._main = references if self._has_references else prompt
-        self._written = WrittenText()
+        self._written = GrowingIndex()
         self._next_place = 0  # in the main text, where the last copy would go on; 0: nowhere yet
         self._num_detour_tokens = 0  # written since then
         self._num_deviations = self._num_followed = 0.0

@@ -16,7 +16,7 @@ from local_backend.drafting.copy_sources import CopySources
 from local_backend.drafting.copy_tree import CopyWeights, grow
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.drafter import PerRow, WritingRow
-from local_backend.drafting.suffix_index import BORDER, Match, SharedIndexes, TextIndex, WrittenText
+from local_backend.drafting.suffix_index import BORDER, GrowingIndex, Match, SharedIndexes, SuffixIndex
 
 FITTED = CopyWeights(
     traits=(0.539, -0.842, -0.042, 0.234, -0.419, 0.347, -0.096, 0.388, 0.337, -0.113, 0.28, 0.209),
@@ -110,7 +110,7 @@ class ReferenceCopy:
                     state.num_breaks += number + 1 == len(outcome.accepted)
 
     def _begin(self, row: WritingRow) -> _State:
-        prompt = TextIndex([row.token_ids[: row.num_prompt_tokens]])
+        prompt = SuffixIndex([row.token_ids[: row.num_prompt_tokens]])
         return _State(CopySources(self._indexes.of(row.references), prompt))
 
     def _draft(self, row: WritingRow) -> Draft:
@@ -136,9 +136,9 @@ class ReferenceCopy:
 
 @dataclass(slots=True)
 class _SpanState:
-    references: TextIndex
-    prompt: TextIndex
-    written: WrittenText
+    references: SuffixIndex
+    prompt: SuffixIndex
+    written: GrowingIndex
 
 
 class SpanCopy:
@@ -169,8 +169,8 @@ class SpanCopy:
         """Nothing to learn that the row's own text does not say."""
 
     def _begin(self, row: WritingRow) -> _SpanState:
-        prompt = TextIndex([row.token_ids[: row.num_prompt_tokens]])
-        return _SpanState(self._indexes.of(row.references), prompt, WrittenText())
+        prompt = SuffixIndex([row.token_ids[: row.num_prompt_tokens]])
+        return _SpanState(self._indexes.of(row.references), prompt, GrowingIndex())
 
     def _draft(self, row: WritingRow) -> Draft:
         num_tokens = min(self.num_copy_tokens, row.room - 1)

@@ -49,7 +49,7 @@ class Match:
     num_tokens: int
 
 
-class TextIndex:
+class SuffixIndex:
     """Several texts, as token ids, with every place at which a row's last tokens occur.
 
     Args:
@@ -214,7 +214,7 @@ def _sorted_by_context(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
 _KEPT_PLACES = 32  # of each token
 
 
-class WrittenText:
+class GrowingIndex:
     """A growing text."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class WrittenText:
         return found[:limit]
 
 
-_NOTHING = TextIndex([])
+_NOTHING = SuffixIndex([])
 
 
 class SharedIndexes:
@@ -250,13 +250,13 @@ class SharedIndexes:
     def __init__(self, max_tokens: int = 4_000_000) -> None:
         self._max_tokens = max_tokens
         # By identity, which equal texts share. The texts are kept, too, or others could take theirs over.
-        self._kept: OrderedDict[int, tuple[Sequence[Sequence[int]], TextIndex]] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[Sequence[Sequence[int]], SuffixIndex]] = OrderedDict()
         self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def of(self, references: Sequence[Sequence[int]]) -> TextIndex:
+    def of(self, references: Sequence[Sequence[int]]) -> SuffixIndex:
         """The index of ``references``."""
         if not references:
             return _NOTHING
@@ -264,7 +264,7 @@ class SharedIndexes:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key][1]
-        index = TextIndex(references)
+        index = SuffixIndex(references)
         self._kept[key] = references, index
         self._num_tokens += len(index)
         while self._num_tokens > self._max_tokens and len(self._kept) > 1:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.engine.verification import chooser, most_likely, verify
-from local_backend.models.forward_cost import WidthCosts
-from local_backend.models.model_runner import Forward, decode_width, widest_within
-from local_backend.models.prepacking import lay_out_anew
+from local_backend.engine.verification import most_likely, token_chooser, verify
+from local_backend.models.forward_cost import ForwardCost
+from local_backend.models.model_runner import ModelRunner, decode_width, widest_within
+from local_backend.models.prepacking import repack
 from local_backend.requests.outputs import EngineStats
-from local_backend.requests.sequence import Row, guarded
-from local_backend.scheduling.inbox import Intake
-from local_backend.scheduling.running_batch import RunningRows
+from local_backend.requests.sequence import Row, notify_safely
+from local_backend.scheduling.inbox import Inbox
+from local_backend.scheduling.running_batch import RunningBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,13 +56,13 @@ class DecodeLoop:
         self,
         *,
         model: PreTrainedModel,
-        runner: Forward,
-        cache: RowsCache,
-        batch: RunningRows,
-        inbox: Intake,
+        runner: ModelRunner,
+        cache: RaggedKVCache,
+        batch: RunningBatch,
+        inbox: Inbox,
         drafter: Drafter,
         stats: EngineStats,
-        width_costs: Callable[[], WidthCosts],
+        width_costs: Callable[[], ForwardCost],
         vocabulary_size: int,
         keeps_logits: bool,
         prefill_chunk_tokens: int,
@@ -97,7 +97,7 @@ class DecodeLoop:
             self._inbox.receive()
             self._inbox.admit()
             self._prefill()
-            self._inbox.make_room()
+            self._inbox.preempt()
             if rows := self._batch.writing:
                 drafts = self._propose(rows)
                 logits = self._runner(0, [row.unread for row in rows], drafts)
@@ -114,7 +114,7 @@ class DecodeLoop:
         """Drop what was kept of finished rows, and copies of weights that may have changed."""
         self._is_to_forget = False
         self._cache.forget_prefixes()
-        lay_out_anew(self._model)
+        repack(self._model)
 
     def _prefill(self) -> None:
         """Read one chunk of the prompts that are not yet read."""
@@ -156,7 +156,9 @@ class DecodeLoop:
             for row, draft in zip(rows, self._drafter.propose(rows), strict=True)
         ]
         if any(draft.probabilities for draft in drafts):
-            width = self._width_costs().best_width(drafts, context=max(len(row.token_ids) for row in rows))
+            width = self._width_costs().best_draft_width(
+                drafts, context=max(len(row.token_ids) for row in rows)
+            )
             drafts = [draft.likeliest(width) for draft in drafts]
         self._inbox.note_draft(max(map(len, drafts)))
         return drafts
@@ -167,7 +169,7 @@ class DecodeLoop:
         outcomes = []
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             predictions = likeliest[number][: 1 + len(draft)]
-            choose = chooser(row, draft, logits, number, predictions)
+            choose = token_chooser(row, draft, logits, number, predictions)
             outcomes.append(verify(draft, choose, predictions))
         return outcomes
 
@@ -194,21 +196,23 @@ class DecodeLoop:
             row.stats.tokens_by_forward.append(taken)
             self._stats.num_tokens += taken
             if row.finish_reason is None and row.error is None:
-                guarded(row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now))
+                notify_safely(
+                    row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now)
+                )
 
     def _retire(self, rows: Sequence[Row]) -> None:
         """Free the rows that have ended and tell their listeners."""
         for row in rows:
             if row.error is not None:
                 self._batch.remove(row)
-                guarded(row, partial(row.fail, row.error))
+                notify_safely(row, partial(row.fail, row.error))
             elif row.finish_reason is not None:
                 self._batch.remove(row, keep=True)
                 if row.finish_reason == "stop":
                     self._inbox.observe(row)
-                guarded(row, partial(row.finish, row.finish_reason))
+                notify_safely(row, partial(row.finish, row.finish_reason))
 
     def _fail_all(self, error: Exception) -> None:
         """After a step that failed nothing in the cache can be trusted: every row ends with the error."""
         for row in self._batch.clear():
-            guarded(row, partial(row.fail, error))
+            notify_safely(row, partial(row.fail, error))

@@ -13,27 +13,27 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, drafter_of
 from local_backend.engine.calls import Calls
 from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.worker import Worker
 from local_backend.models.architecture import Architecture
-from local_backend.models.compatibility import check_by_trial
+from local_backend.models.compatibility import verify_compatibility
 from local_backend.models.compilation import compile_blocks
-from local_backend.models.forward_cost import LazyCosts, WidthCosts
+from local_backend.models.forward_cost import ForwardCost, LazyForwardCost
 from local_backend.models.grouped_attention import read_in_place
-from local_backend.models.model_runner import Forward, run_in_short_lived_thread
+from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
 from local_backend.models.prepacking import prepack
 from local_backend.requests.logits import LogitsProcessorLike, LogitsRules
 from local_backend.requests.outputs import EngineStats, Update
 from local_backend.requests.request import References, RowMaker, vocabulary_size
 from local_backend.requests.sampling import SamplingParams
-from local_backend.requests.sequence import Row, guarded
-from local_backend.scheduling.inbox import Intake
+from local_backend.requests.sequence import Row, notify_safely
+from local_backend.scheduling.inbox import Inbox
 from local_backend.scheduling.lengths import Scheduling
-from local_backend.scheduling.memory_budget import RowMemory
-from local_backend.scheduling.running_batch import RunningRows
+from local_backend.scheduling.memory_budget import MemoryBudget
+from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Engine(Calls):
         grouped_attention_in_place: bool = True,
         compiled: bool | str = False,
         prepacked: bool | None = None,
-        width_costs: WidthCosts | None = None,
+        width_costs: ForwardCost | None = None,
         scheduling: Scheduling | AdmissionPolicy | None = None,
     ) -> None:
         for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
@@ -107,11 +107,11 @@ class Engine(Calls):
             compile_blocks(model, None if compiled is True else compiled)
         elif prepacked is not False:
             run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
-        run_in_short_lived_thread(partial(check_by_trial, model, architecture))
+        run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
         self._architecture = architecture
         self.max_positions = architecture.max_positions
         scheduling = Scheduling.of(scheduling)
-        self._memory = RowMemory.of(
+        self._memory = MemoryBudget.of(
             model,
             architecture,
             max_rows=max_rows,
@@ -126,20 +126,22 @@ class Engine(Calls):
             max_positions=self.max_positions,
             vocabulary_size=num_token_ids,
         )
-        self._cache = RowsCache(
+        self._cache = RaggedKVCache(
             architecture.num_layers,
             max_rows=max_rows,
             max_prefix_bytes=self._memory.max_prefix_bytes,
             max_tokens=self._memory.max_tokens,
         )
-        self._width_costs = LazyCosts(model, architecture, width_costs, is_prepacked=prepacked is not False)
-        self._running = RunningRows(self._cache, max_rows)
-        self._intake = Intake(
+        self._width_costs = LazyForwardCost(
+            model, architecture, width_costs, is_prepacked=prepacked is not False
+        )
+        self._running = RunningBatch(self._cache, max_rows)
+        self._intake = Inbox(
             scheduling, running=self._running, cache=self._cache, memory=self._memory, stats=self.stats
         )
         self._loop = DecodeLoop(
             model=model,
-            runner=Forward(model, self._cache, architecture, is_prepacked=prepacked is not False),
+            runner=ModelRunner(model, self._cache, architecture, is_prepacked=prepacked is not False),
             cache=self._cache,
             batch=self._running,
             inbox=self._intake,
@@ -199,7 +201,7 @@ class Engine(Calls):
             self._worker.wake()
 
     @property
-    def width_costs(self) -> WidthCosts:
+    def width_costs(self) -> ForwardCost:
         """What forwards cost by width; measured now, in about a second, if it was not before."""
         return self._width_costs()
 
@@ -250,7 +252,7 @@ class Engine(Calls):
         """End the engine's thread; whoever still waits is told so."""
         self._finalizer()
         for row in [*self._running.clear(), *self._intake.clear()]:
-            guarded(
+            notify_safely(
                 row, partial(row.fail, RuntimeError("the engine was closed before this row was finished"))
             )
 

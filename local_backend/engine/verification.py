@@ -96,7 +96,7 @@ def most_likely(logits: Tensor) -> Tensor:
     return token_ids
 
 
-def chooser(
+def token_chooser(
     row: Row, draft: Draft, logits: Tensor, number: int, predictions: list[int]
 ) -> Callable[[int], int]:
     """What :func:`~local_backend.engine.verification.verify` asks, for one row.

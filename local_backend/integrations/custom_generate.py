@@ -41,7 +41,7 @@ _FILE = '''"""Lets `generate` of this model decode in parallel; written by `loca
 try:
     from local_backend.integrations.custom_generate import generate as parallel_generate
 except ImportError as error:
-    raise ImportError("this model decodes with: pip install 'langchain-parallel-decoding[local]'") from error
+    raise ImportError("this model decodes with: pip install '.[local]' in a checkout") from error
 
 
 def generate(model, *arguments, **options):

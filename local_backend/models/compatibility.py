@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import Forward
+from local_backend.models.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +28,7 @@ _PARENTS = (-1, 0, -1, 2, 2)
 _RIGHT_PLACES = (2, 3)
 
 
-def check_by_trial(model: PreTrainedModel, architecture: Architecture) -> None:
+def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> None:
     """Compare the engine's logits with the model's own.
 
     Args:
@@ -77,8 +77,8 @@ def _difference(
         own: What the model says at each of them, ``[tokens, vocabulary]``.
     """
     wrong = [(token + 1) % own.shape[-1] for token in text]
-    cache = RowsCache(architecture.num_layers, max_rows=len(_LENGTHS))
-    forward = Forward(model, cache, architecture)
+    cache = RaggedKVCache(architecture.num_layers, max_rows=len(_LENGTHS))
+    forward = ModelRunner(model, cache, architecture)
     rows = [cache.add_row() for _ in _LENGTHS]
     forward(0, [text[:length] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows), with_logits=False)
     for row, length in zip(rows, _LENGTHS, strict=True):

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import Draft
 from local_backend.models.architecture import Architecture
 from local_backend.models.compilation import is_compiled
-from local_backend.models.model_runner import Forward, padded_width
+from local_backend.models.model_runner import ModelRunner, padded_width
 from local_backend.models.prepacking import has_prepacked
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _MAX_SECONDS = 0.8
 
 
 @dataclass(frozen=True)
-class WidthCosts:
+class ForwardCost:
     """Seconds of a forward; linear between what was measured, and beyond.
 
     Attributes:
@@ -68,7 +68,7 @@ class WidthCosts:
             raise ValueError(f"seconds must be {shape[0]} contexts x {shape[1]} rows x {shape[2]} widths")
 
     @classmethod
-    def flat(cls, num_tokens: int, per_token: float = 1.0) -> WidthCosts:
+    def flat(cls, num_tokens: int, per_token: float = 1.0) -> ForwardCost:
         """Forwards that cost the same up to so many tokens in all, and by the token beyond.
 
         Args:
@@ -79,7 +79,7 @@ class WidthCosts:
         return cls((1,), (1,), sizes, ((tuple(1 + per_token * (size > num_tokens) for size in sizes),),))
 
     @classmethod
-    def from_dict(cls, table: dict[str, Any]) -> WidthCosts:
+    def from_dict(cls, table: dict[str, Any]) -> ForwardCost:
         """What :meth:`to_dict` gave, e.g. read from JSON."""
         seconds = tuple(tuple(tuple(line) for line in rows) for rows in table["seconds"])
         return cls(tuple(table["contexts"]), tuple(table["rows"]), tuple(table["widths"]), seconds)
@@ -107,7 +107,7 @@ class WidthCosts:
         at, share = _between(self.widths, width)
         return line[at] + share * (line[at + 1] - line[at]) if share else line[at]
 
-    def best_width(self, drafts: Sequence[Draft], *, context: int) -> int:
+    def best_draft_width(self, drafts: Sequence[Draft], *, context: int) -> int:
         """How many draft tokens a row may have, so that most tokens a second are expected.
 
         All rows of a forward are as wide as the widest, so one width is chosen for all: that at which the
@@ -143,13 +143,13 @@ def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
 
 
 @torch.inference_mode()
-def measure_width_costs(
+def measure_forward_cost(
     model: PreTrainedModel,
     architecture: Architecture | None = None,
     *,
     max_rows: int = 16,
     is_prepacked: bool = True,
-) -> WidthCosts:
+) -> ForwardCost:
     """Time forwards of several widths, batches and contexts.
 
     Takes about a second: what there is no time for is taken to cost by the token, like what was measured.
@@ -161,8 +161,8 @@ def measure_width_costs(
         is_prepacked: Whether forwards use prepacked weights, where the model has them.
     """
     architecture = architecture or Architecture.of(model)
-    cache = RowsCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
-    forward = Forward(model, cache, architecture, is_prepacked=is_prepacked)
+    cache = RaggedKVCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
+    forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked)
     rows = tuple(number for number in _ROWS if number <= max_rows) or (1,)
     longest = architecture.max_positions - 1
     widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
@@ -223,7 +223,7 @@ def measure_width_costs(
                 )
             )
         tables.append(tuple(far))
-    return WidthCosts(contexts, rows, widths, tuple(tables))
+    return ForwardCost(contexts, rows, widths, tuple(tables))
 
 
 def _by_what_they_tell(widths: Sequence[int]) -> list[int]:
@@ -260,12 +260,12 @@ class KnownCosts:
     """The costs measured in this process, by what they depend on; for any thread."""
 
     def __init__(self) -> None:
-        self._costs: dict[tuple[object, ...], WidthCosts] = {}
+        self._costs: dict[tuple[object, ...], ForwardCost] = {}
         self._lock = threading.Lock()
 
     def of(
         self, model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
-    ) -> WidthCosts:
+    ) -> ForwardCost:
         """The costs of ``model``, measured when nobody has asked for a model of its shape before."""
         key = (
             type(model),
@@ -280,14 +280,14 @@ class KnownCosts:
         )
         with self._lock:
             if key not in self._costs:
-                self._costs[key] = measure_width_costs(model, architecture, is_prepacked=is_prepacked)
+                self._costs[key] = measure_forward_cost(model, architecture, is_prepacked=is_prepacked)
             return self._costs[key]
 
 
 KNOWN_COSTS = KnownCosts()
 
 
-class LazyCosts:
+class LazyForwardCost:
     """The costs of one model, measured when they are first asked for.
 
     Args:
@@ -301,14 +301,14 @@ class LazyCosts:
         self,
         model: PreTrainedModel,
         architecture: Architecture,
-        given: WidthCosts | None = None,
+        given: ForwardCost | None = None,
         *,
         is_prepacked: bool = True,
     ) -> None:
         self._model, self._architecture, self._is_prepacked = model, architecture, is_prepacked
         self._costs = given
 
-    def __call__(self) -> WidthCosts:
+    def __call__(self) -> ForwardCost:
         """The costs; takes about a second the first time."""
         if self._costs is None:
             self._costs = KNOWN_COSTS.of(self._model, self._architecture, is_prepacked=self._is_prepacked)

@@ -41,9 +41,7 @@ def load(
     try:
         import torch  # noqa: F401 - asked for here so that its absence is explained
     except ImportError as error:
-        raise ImportError(
-            "local models need torch: pip install 'langchain-parallel-decoding[local]'"
-        ) from error
+        raise ImportError("local models need torch: pip install '.[local]' in a checkout") from error
 
     dtype = _number_format(dtype, device)
     options = {**(model_options or {}), "dtype": dtype}

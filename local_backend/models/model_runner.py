@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import Draft
 from local_backend.models.architecture import Architecture
 from local_backend.models.prepacked_linear import prepacked_products
@@ -51,7 +51,7 @@ def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
     return padded_width(width) if max(num_unread) == 1 else width  # no two prompts are of one width anyway
 
 
-class Forward:
+class ModelRunner:
     """Runs the model on consecutive rows of its cache.
 
     Args:
@@ -64,7 +64,7 @@ class Forward:
     def __init__(
         self,
         model: PreTrainedModel,
-        cache: RowsCache,
+        cache: RaggedKVCache,
         architecture: Architecture,
         *,
         is_prepacked: bool = True,

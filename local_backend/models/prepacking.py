@@ -62,7 +62,7 @@ def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
         Whether any layer is prepared now; in a model without a large linear layer none ever is.
     """
     if has_prepacked(model):
-        lay_out_anew(model)  # somebody may have trained it since, by an optimizer that hides it from torch
+        repack(model)  # somebody may have trained it since, by an optimizer that hides it from torch
         return True
     products = _products_of(model)
     if unasked:
@@ -83,7 +83,7 @@ def unpack(model: torch.nn.Module) -> None:
             del part.forward
 
 
-def lay_out_anew(model: torch.nn.Module) -> None:
+def repack(model: torch.nn.Module) -> None:
     """Let every product that was prepared copy its weights again when they are next used."""
     for layer in _prepacked(model):
         layer.product.forget()
@@ -208,4 +208,4 @@ def _seconds_of(multiply: Callable[[], object]) -> float:
     return min(seconds)
 
 
-__all__ = ["has_prepacked", "lay_out_anew", "prepack", "unpack"]
+__all__ = ["has_prepacked", "prepack", "repack", "unpack"]

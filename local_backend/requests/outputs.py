@@ -27,7 +27,7 @@ class EngineStats:
         num_prefill_forwards: Forwards that read prompts and nothing else.
         num_prefilled_tokens: Prompt tokens read.
         num_reused_tokens: Prompt tokens whose keys and values were there already.
-        num_set_aside: How often a row gave its place to others for lack of memory.
+        num_preempted: How often a row gave its place to others for lack of memory.
         num_row_forwards: Decode forwards of each row, added up.
         num_positions: Tokens forwards had room for, of prompts, rows and drafts; and of these
         num_padding: Positions that held none, because another row of the forward was wider.
@@ -39,7 +39,7 @@ class EngineStats:
     num_prefilled_tokens: int = 0
     num_reused_tokens: int = 0
     num_tokens: int = 0
-    num_set_aside: int = 0
+    num_preempted: int = 0
     num_row_forwards: int = 0
     num_positions: int = 0
     num_padding: int = 0
@@ -212,7 +212,7 @@ class Stats:
         num_accepted: Drafted tokens accepted.
         num_prefilled: Tokens the model read for this row before it wrote: of the prompt, whose rest came from
             a shared prefix, and of its own text where it was set aside.
-        num_set_aside: How often it gave its place to others for lack of memory.
+        num_preempted: How often it gave its place to others for lack of memory.
         tokens_by_forward: Tokens each decode forward landed, in order.
         submitted_seconds, first_token_seconds, finished_seconds: On ``time.monotonic``.
     """
@@ -222,7 +222,7 @@ class Stats:
     num_drafted: int = 0
     num_accepted: int = 0
     num_prefilled: int = 0
-    num_set_aside: int = 0
+    num_preempted: int = 0
     tokens_by_forward: list[int] = field(default_factory=list)
     submitted_seconds: float = 0.0
     first_token_seconds: float | None = None

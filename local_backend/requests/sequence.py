@@ -186,7 +186,7 @@ class Row:
         self.listener(Update(error=error))
 
 
-def guarded(row: Row, tell: Callable[[], None]) -> None:
+def notify_safely(row: Row, tell: Callable[[], None]) -> None:
     """What goes wrong while one row is told reaches its caller alone."""
     try:
         tell()

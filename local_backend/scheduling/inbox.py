@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.requests.outputs import EngineStats
-from local_backend.requests.sequence import Row, State, guarded
+from local_backend.requests.sequence import Row, State, notify_safely
 from local_backend.scheduling.lengths import Scheduling
-from local_backend.scheduling.memory_budget import RowMemory
-from local_backend.scheduling.running_batch import RunningRows
-from local_backend.scheduling.scheduler import RowScheduler
+from local_backend.scheduling.memory_budget import MemoryBudget
+from local_backend.scheduling.running_batch import RunningBatch
+from local_backend.scheduling.scheduler import Scheduler
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
 
-class Intake:
+class Inbox:
     """Who waits, and who of them joins the rows in use.
 
     :meth:`submit`, :meth:`cancel` and :meth:`reschedule` may be called by any thread; what they ask for is
@@ -39,13 +39,13 @@ class Intake:
         self,
         scheduling: Scheduling,
         *,
-        running: RunningRows,
-        cache: RowsCache,
-        memory: RowMemory,
+        running: RunningBatch,
+        cache: RaggedKVCache,
+        memory: MemoryBudget,
         stats: EngineStats,
     ) -> None:
         self.scheduling = scheduling
-        self._scheduler = RowScheduler(scheduling, memory.max_tokens)
+        self._scheduler = Scheduler(scheduling, memory.max_tokens)
         self._running, self._cache, self._memory, self._stats = running, cache, memory, stats
         self._inbox: deque[Row] = deque()
         self._lock = threading.Lock()
@@ -109,10 +109,10 @@ class Intake:
             self._is_any_cancelled = False  # before looking: who cancels while this looks is seen next time
             for row in [row for row in self._scheduler if row.cancelled]:
                 self._scheduler.remove(row)
-                guarded(row, partial(row.finish, "cancelled"))
+                notify_safely(row, partial(row.finish, "cancelled"))
         for row in [row for row in self._running.rows if row.cancelled]:
             self._running.remove(row)
-            guarded(row, partial(row.finish, "cancelled"))
+            notify_safely(row, partial(row.finish, "cancelled"))
 
     def admit(self) -> None:
         """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
@@ -131,25 +131,25 @@ class Intake:
                     else:
                         postponed.append(row)
                 except Exception as error:  # it has no place yet: who fails those in use does not know it
-                    guarded(row, partial(row.fail, error))
+                    notify_safely(row, partial(row.fail, error))
                     raise
         finally:
             for row in postponed:
                 self._scheduler.put_back(row)
 
-    def make_room(self) -> None:
-        """Set rows aside that have outgrown the memory; they go on, in their turn, from what they have."""
-        for row in self._scheduler.outgrown(self._running.rows):
+    def preempt(self) -> None:
+        """Preempt rows that outgrew their reservation; they go on, in their turn, from what they have."""
+        for row in self._scheduler.over_reservation(self._running.rows):
             try:
                 self._memory.require(len(row.token_ids))
             except ValueError as error:
                 self._running.remove(row)
-                guarded(row, partial(row.fail, error))
+                notify_safely(row, partial(row.fail, error))
             else:
                 self._running.set_aside(row)
                 self._scheduler.put_back(row)
-                row.stats.num_set_aside += 1
-                self._stats.num_set_aside += 1
+                row.stats.num_preempted += 1
+                self._stats.num_preempted += 1
         self._cache.expected_length = self._scheduler.expected_length(self._running.rows)
 
     def note_draft(self, num_tokens: int) -> None:
@@ -161,4 +161,4 @@ class Intake:
         self._scheduler.observe(row)
 
 
-__all__ = ["Intake"]
+__all__ = ["Inbox"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from local_backend.requests.sampling import SamplingParams
-from local_backend.scheduling.waiting_queue import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingRows
+from local_backend.scheduling.waiting_queue import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingQueue
 
 MAX_QUANTILE = 0.9
 """The quantile that :attr:`Prediction.max_num_tokens` stands for."""
@@ -295,7 +295,7 @@ class Scheduling:
     length_log: AnswerLengthLog | None = None
 
     def __post_init__(self) -> None:
-        WaitingRows[int](self.policy, max_overtakes=self.max_overtakes)  # says what is wrong with them
+        WaitingQueue[int](self.policy, max_overtakes=self.max_overtakes)  # says what is wrong with them
         if self.max_cache_bytes is not None and self.max_cache_bytes < 1:
             raise ValueError(f"max_cache_bytes must be at least 1, got {self.max_cache_bytes}")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import Forward, run_in_short_lived_thread
+from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,7 +23,7 @@ _DRAFT_TOKENS = 64  # a draft may reach beyond the model's last position; it is 
 
 
 @dataclass(frozen=True, slots=True)
-class RowMemory:
+class MemoryBudget:
     """Memory for keys and values.
 
     Attributes:
@@ -47,7 +47,7 @@ class RowMemory:
         max_rows: int,
         max_prefix_bytes: int,
         max_bytes: int | None,
-    ) -> RowMemory:
+    ) -> MemoryBudget:
         """Divide a limit, by what the model itself writes for one token.
 
         Args:
@@ -62,9 +62,9 @@ class RowMemory:
         """
         if max_bytes is None:
             return cls(max_prefix_bytes)
-        cache = RowsCache(architecture.num_layers, max_rows=1, max_prefix_bytes=0, max_tokens=1)
+        cache = RaggedKVCache(architecture.num_layers, max_rows=1, max_prefix_bytes=0, max_tokens=1)
         cache.add_row()
-        forward = Forward(model, cache, architecture)
+        forward = ModelRunner(model, cache, architecture)
 
         def read_one() -> None:
             forward(0, [[0]], [EMPTY_DRAFT], with_logits=False)

@@ -6,7 +6,7 @@ either is a forward over neighbours. Knows rows and the cache. Does not know the
 
 from __future__ import annotations
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.caching.prefix_cache import num_shared
 from local_backend.requests.sequence import Row, State
 
@@ -14,7 +14,7 @@ from local_backend.requests.sequence import Row, State
 _WORTH_WAITING_TOKENS = 16
 
 
-class RunningRows:
+class RunningBatch:
     """Rows side by side.
 
     Args:
@@ -22,7 +22,7 @@ class RunningRows:
         max_rows: Rows at once, at most.
     """
 
-    def __init__(self, cache: RowsCache, max_rows: int) -> None:
+    def __init__(self, cache: RaggedKVCache, max_rows: int) -> None:
         self._cache = cache
         self.max_rows = max_rows
         self._rows: list[Row] = []

@@ -21,7 +21,7 @@ from local_backend.scheduling.lengths import (
     Scheduling,
     admission_tokens,
 )
-from local_backend.scheduling.waiting_queue import Ticket, Waiter, WaitingRows
+from local_backend.scheduling.waiting_queue import ArrivalRank, QueueEntry, WaitingQueue
 
 # Reserved for an answer of which nothing is known, and at least added to one that has become longer.
 _FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32
@@ -49,10 +49,10 @@ class _Plan:
 
     prediction: Prediction | None = None
     reserved_length: int = 0
-    ticket: Ticket | None = None
+    ticket: ArrivalRank | None = None
 
 
-class RowScheduler:
+class Scheduler:
     """The rows that wait, and what is reserved for those that run.
 
     Args:
@@ -61,7 +61,7 @@ class RowScheduler:
     """
 
     def __init__(self, scheduling: Scheduling, max_tokens: int | None) -> None:
-        self._waiting: WaitingRows[Row] = WaitingRows()
+        self._waiting: WaitingQueue[Row] = WaitingQueue()
         self._plans: WeakKeyDictionary[Row, _Plan] = WeakKeyDictionary()
         self._max_tokens = max_tokens
         self._num_draft_tokens = 0
@@ -146,7 +146,7 @@ class RowScheduler:
         """Let a row wait where it was before, because it could not begin, or has been set aside."""
         plan = self._plan(row)
         assert plan.ticket is not None
-        self._waiting.put_back(Waiter(row, admission_tokens(plan.prediction, self.policy), plan.ticket))
+        self._waiting.put_back(QueueEntry(row, admission_tokens(plan.prediction, self.policy), plan.ticket))
 
     # Memory --------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class RowScheduler:
         """Drafts come to so many tokens: rows that begin should find room for them, too."""
         self._num_draft_tokens = max(self._num_draft_tokens, num_tokens)
 
-    def outgrown(self, running: Sequence[Row]) -> list[Row]:
+    def over_reservation(self, running: Sequence[Row]) -> list[Row]:
         """Reserve more for the rows that have become longer than expected.
 
         Args:

@@ -29,7 +29,7 @@ class _Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class ArrivalRank:
     """A place in the order of arrival.
 
     Attributes:
@@ -42,7 +42,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter(Generic[ItemT]):
+class QueueEntry(Generic[ItemT]):
     """One who waits.
 
     Attributes:
@@ -53,10 +53,10 @@ class Waiter(Generic[ItemT]):
 
     item: ItemT
     predicted_tokens: float | None
-    ticket: Ticket
+    ticket: ArrivalRank
 
 
-class WaitingRows(Generic[ItemT]):
+class WaitingQueue(Generic[ItemT]):
     """Who waits, in the order in which they begin.
 
     Among equals, and where no length is predicted, who came first begins first; under ``shortest_first`` and
@@ -79,7 +79,7 @@ class WaitingRows(Generic[ItemT]):
     ) -> None:
         self.policy = _checked(policy)
         self.max_overtakes = _checked_limit(max_overtakes)
-        self._waiters: dict[ItemT, Waiter[ItemT]] = {}
+        self._waiters: dict[ItemT, QueueEntry[ItemT]] = {}
         self._by_policy: list[tuple[float, int, ItemT]] = []  # the second is unique: items are not compared
         self._by_arrival: list[tuple[int, ItemT]] = []
         self._num_arrived = 0
@@ -111,12 +111,12 @@ class WaitingRows(Generic[ItemT]):
             raise ValueError(f"{item!r} waits already: add each item once")
         if self._last_arrival is None or self._last_arrival.seconds != now:
             self._last_arrival = _Arrival(now)
-        ticket = Ticket(self._num_arrived, self._last_arrival)
+        ticket = ArrivalRank(self._num_arrived, self._last_arrival)
         self._num_arrived += 1
         self._last_arrival.num_arrived = self._num_arrived
-        self._insert(Waiter(item, predicted_tokens, ticket))
+        self._insert(QueueEntry(item, predicted_tokens, ticket))
 
-    def pop(self) -> Waiter[ItemT]:
+    def pop(self) -> QueueEntry[ItemT]:
         """Take out whoever begins next.
 
         Raises:
@@ -135,7 +135,7 @@ class WaitingRows(Generic[ItemT]):
         self.remove(chosen.item)
         return chosen
 
-    def put_back(self, waiter: Waiter[ItemT]) -> None:
+    def put_back(self, waiter: QueueEntry[ItemT]) -> None:
         """Undo :meth:`pop` for one that could not begin, or not end: it waits where it was.
 
         Its expected length may be another one now.
@@ -179,7 +179,7 @@ class WaitingRows(Generic[ItemT]):
             self.remove(item)
         return left
 
-    def _insert(self, waiter: Waiter[ItemT]) -> None:
+    def _insert(self, waiter: QueueEntry[ItemT]) -> None:
         self._waiters[waiter.item] = waiter
         waiter.ticket.arrival.num_waiting += 1
         insort(self._by_arrival, (waiter.ticket.number, waiter.item), key=lambda entry: entry[0])
@@ -196,7 +196,7 @@ class WaitingRows(Generic[ItemT]):
             key=lambda entry: entry[:2],
         )
 
-    def _rank(self, waiter: Waiter[ItemT]) -> float:
+    def _rank(self, waiter: QueueEntry[ItemT]) -> float:
         if self.policy == "first_come":
             return 0.0
         if waiter.predicted_tokens is None:

@@ -115,9 +115,7 @@ def __getattr__(name: str) -> object:
     home = _HOMES[name]
     missing = [package for package in _EXTRA if not _is_installed(package)]
     if missing and (home not in _NEED_TORCH_ALONE or "torch" in missing):
-        raise ImportError(
-            f"training needs {', '.join(missing)}: pip install 'langchain-parallel-decoding[training]'"
-        )
+        raise ImportError(f"training needs {', '.join(missing)}: pip install '.[training]' in a checkout")
     return getattr(import_module(f"local_backend.{home}"), name)
 
 

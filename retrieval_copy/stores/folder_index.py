@@ -201,7 +201,7 @@ def _markdown_splitter() -> TextSplitter:
         from langchain_text_splitters import Language, RecursiveCharacterTextSplitter
     except ImportError as error:
         raise ImportError(
-            "FolderIndex needs LangChain's splitters: pip install 'langchain-parallel-decoding[rag]'"
+            "FolderIndex needs LangChain's splitters: pip install '.[rag]' in a checkout"
         ) from error
     return RecursiveCharacterTextSplitter.from_language(
         Language.MARKDOWN,

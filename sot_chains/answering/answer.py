@@ -12,18 +12,18 @@ from typing import NamedTuple
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 
-from sot_chains.answering.budgeting import Funding
-from sot_chains.answering.point_tasks import Unit
-from sot_chains.answering.point_writer import EVERYWHERE, Arrival, Late, Refused, Writers
+from sot_chains.answering.budgeting import BudgetPlanner
+from sot_chains.answering.point_tasks import PointTask
+from sot_chains.answering.point_writer import EVERYWHERE, Arrival, Late, PointWriter, Refused
 from sot_chains.answering.reading_order import Arrivals, ReadingOrder
-from sot_chains.answering.record import Record
+from sot_chains.answering.record import AnswerRecord
 from sot_chains.answering.requests import Plan, Requests, in_groups
 from sot_chains.calls.model_call import Caller
-from sot_chains.calls.options import Method, Setting
-from sot_chains.calls.trace import Call, Place, SotTrace
+from sot_chains.calls.options import CallOptions, SotOptions
+from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError, SharedPrefix
 from sot_chains.text.conversation import Conversation
-from sot_chains.text.reply_text import Layout
+from sot_chains.text.reply_text import AnswerRenderer
 from sot_chains.text.skeleton import GrowingSkeleton, OutlineReply, Point, Skeleton, skeleton_of
 
 _FEWEST_POINTS = 2
@@ -44,16 +44,16 @@ class PointDelta(NamedTuple):
 class Answer:
     """The answer to one question. Written once, by reading :meth:`in_reading_order` to its end."""
 
-    def __init__(self, method: Method, conversation: Conversation, setting: Setting) -> None:
+    def __init__(self, method: SotOptions, conversation: Conversation, setting: CallOptions) -> None:
         self._method = method
         self._conversation = conversation
         self._setting = setting
         self._requests = Requests(method, conversation)
         self._caller = Caller(method, setting)
-        self._record = Record(method)
+        self._record = AnswerRecord(method)
         self._arrivals: Arrivals[Arrival] = Arrivals()
         self._order: ReadingOrder[str] = ReadingOrder()
-        self._writers = Writers(
+        self._writers = PointWriter(
             method,
             self._caller,
             self._record,
@@ -62,9 +62,9 @@ class Answer:
             forget=self._forget,
         )
         self._funding = (
-            Funding(method, method.budget, self._caller, self._requests) if method.budget else None
+            BudgetPlanner(method, method.budget, self._caller, self._requests) if method.budget else None
         )
-        self._units: list[Unit] = []
+        self._units: list[PointTask] = []
         self._held: list[Arrival] = []  # from points that may yet turn out to be none
         self._num_open = 0
         self._num_settled = 0  # places that are sure to stay
@@ -90,7 +90,7 @@ class Answer:
         """
         self._shows_at_once = on_arrival is not None
         is_watched = self._setting.is_watched
-        layout = Layout(self._requests.templates.separator)
+        layout = AnswerRenderer(self._requests.templates.separator)
         alarm = self._set_alarm()
         try:
             try:
@@ -127,7 +127,7 @@ class Answer:
     def message(self) -> AIMessage:
         """The finished answer."""
         shown = [place for place in self._record.places if place.status != "omitted"]
-        layout = Layout(self._requests.templates.separator)
+        layout = AnswerRenderer(self._requests.templates.separator)
         text = layout.whole((place.point, place.text) for place in shown)
         return AIMessage(content=text, **self._record.particulars(self.message_id))
 
@@ -172,7 +172,7 @@ class Answer:
             is_eager = self._method.eager and self._funding is None
             reply = OutlineReply(self._growing_skeleton, self._grow if is_eager else None, self._ungrow)
             await self._caller.make(
-                call, Unit([], (), self._requests.skeleton, self._requests.whole_prefix()), reply
+                call, PointTask([], (), self._requests.skeleton, self._requests.whole_prefix()), reply
             )
             self._record.skeleton_reply = reply.text
             self._record.plain_share = self._requests.plain_share()
@@ -228,7 +228,7 @@ class Answer:
             if (earlier := whole.get(point.number)) is None:
                 self._start([point], skeleton, prefix)
                 continue
-            place = Place(point, pieces=[earlier["text"]], resumed=earlier, is_ended=True)
+            place = PointState(point, pieces=[earlier["text"]], resumed=earlier, is_ended=True)
             self._record.places.append(place)
             position = len(self._record.places) - 1
             self._num_open += 1
@@ -288,7 +288,7 @@ class Answer:
 
     def _start(self, points: Sequence[Point], skeleton: Skeleton, prefix: SharedPrefix | None) -> None:
         begin = len(self._record.places)
-        self._record.places += [Place(point) for point in points]
+        self._record.places += [PointState(point) for point in points]
         positions = list(range(begin, begin + len(points)))
         self._num_open += len(positions)
         if self._setting.is_watched:
@@ -302,9 +302,9 @@ class Answer:
 
     def _start_plainly(self) -> None:
         self._record.is_plain = True
-        self._record.places = [Place(None)]
+        self._record.places = [PointState(None)]
         self._num_open += 1
-        self._writers.start(Unit([0], (), self._requests.plain))
+        self._writers.start(PointTask([0], (), self._requests.plain))
 
     async def _hear(self, said: Refused | Late | Exception) -> None:
         """Something that concerns the whole answer has happened."""
@@ -356,7 +356,7 @@ class Answer:
         if self._writers.errors and not self._is_late and all(p.status != "complete" for p in places):
             raise self._writers.errors[-1]
 
-    def _visible(self, layout: Layout, position: int, piece: str) -> str:
+    def _visible(self, layout: AnswerRenderer, position: int, piece: str) -> str:
         """What ``piece``, whose turn it is, adds to the text."""
         place = self._record.places[position]
         if place.status == "omitted" and not place.pieces:
@@ -368,7 +368,7 @@ class Answer:
                 self._record.first_text_seconds = self._caller.now()
         return visible
 
-    def _forget(self, unit: Unit) -> bool:
+    def _forget(self, unit: PointTask) -> bool:
         """Takes back the text of ``unit``, unless it has been read."""
         if not self._setting.is_watched:
             return True

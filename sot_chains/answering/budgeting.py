@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sot_chains.answering.requests import Plan, Requests
-from sot_chains.calls.budget import Budget, Purse
+from sot_chains.calls.budget import Budget, BudgetAccount
 from sot_chains.calls.model_call import Caller
-from sot_chains.calls.options import Method
+from sot_chains.calls.options import SotOptions
 from sot_chains.calls.usage import NO_TOKENS, Tokens, added, vocabulary
 from sot_chains.text.skeleton import Skeleton
 
@@ -13,7 +13,7 @@ from sot_chains.text.skeleton import Skeleton
 _TYPICAL = Skeleton.of(f"A heading of some words, the {number}th" for number in range(1, 7))
 
 
-class Funding:
+class BudgetPlanner:
     """The budget of one answer.
 
     Args:
@@ -23,11 +23,11 @@ class Funding:
         requests: What they ask.
     """
 
-    def __init__(self, method: Method, budget: Budget, caller: Caller, requests: Requests) -> None:
+    def __init__(self, method: SotOptions, budget: Budget, caller: Caller, requests: Requests) -> None:
         self._method = method
         self._caller = caller
         self._requests = requests
-        self._purse = Purse(budget, method.price)
+        self._purse = BudgetAccount(budget, method.price)
         self._degrades = budget.when_short == "degrade"
         self._reserved = NO_TOKENS
 

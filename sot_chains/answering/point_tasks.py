@@ -12,10 +12,10 @@ from typing import Protocol
 
 from langchain_core.messages import BaseMessage
 
-from sot_chains.calls.options import Method
-from sot_chains.calls.trace import Call, Place
+from sot_chains.calls.options import SotOptions
+from sot_chains.calls.trace import Call, PointState
 from sot_chains.providers.base import SharedPrefix
-from sot_chains.text.reply_text import PointText, SeveralTexts
+from sot_chains.text.reply_text import HeadingStripper, MultiPointSplitter
 from sot_chains.text.skeleton import Point
 
 
@@ -47,7 +47,7 @@ class OnePoint:
     """The text of one point, without its heading."""
 
     def __init__(self, point: Point) -> None:
-        self._text = PointText(point)
+        self._text = HeadingStripper(point)
 
     def feed(self, piece: str) -> Iterable[tuple[int, str]]:
         """What can be shown of it now."""
@@ -61,7 +61,7 @@ class OnePoint:
 
 
 @dataclass(eq=False, slots=True)
-class Unit:
+class PointTask:
     """What one call writes.
 
     Attributes:
@@ -78,8 +78,8 @@ class Unit:
     request: Callable[..., list[BaseMessage]]
     prefix: SharedPrefix | None = None
     task: asyncio.Task[None] | None = None
-    alone: Callable[[int, Point], Unit] | None = None
-    children: list[Unit] = field(default_factory=list)
+    alone: Callable[[int, Point], PointTask] | None = None
+    children: list[PointTask] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -101,11 +101,11 @@ class Unit:
             case [point]:
                 return OnePoint(point)
             case _:
-                return SeveralTexts(self.points, begun=begun)
+                return MultiPointSplitter(self.points, begun=begun)
 
 
 @dataclass(slots=True)
-class UnitReply:
+class PointReply:
     """Takes the reply to one call of a unit and hands it to the unit's places.
 
     Attributes:
@@ -113,12 +113,12 @@ class UnitReply:
         forget: Called to take back what was shown; ``False`` if somebody has read it.
     """
 
-    unit: Unit
-    places: Sequence[Place]
+    unit: PointTask
+    places: Sequence[PointState]
     call: Call
-    method: Method
+    method: SotOptions
     show: Callable[[int, str], None]
-    forget: Callable[[Unit], bool]
+    forget: Callable[[PointTask], bool]
     _text: Text | None = None
 
     def take(self, text: str) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sot_chains.answering.point_tasks import Unit, UnitReply
+from sot_chains.answering.point_tasks import PointReply, PointTask
 from sot_chains.answering.reading_order import Arrivals, Crew
-from sot_chains.answering.record import Record
+from sot_chains.answering.record import AnswerRecord
 from sot_chains.calls.model_call import Caller
-from sot_chains.calls.options import Method, Policy, has_ended_itself
+from sot_chains.calls.options import Policy, SotOptions, has_ended_itself
 from sot_chains.calls.trace import Call
 
 EVERYWHERE = -1  # the position of what concerns the whole answer
@@ -23,7 +23,7 @@ EVERYWHERE = -1  # the position of what concerns the whole answer
 class Refused:
     """A unit failed and the policy is not to go on as if nothing had happened."""
 
-    unit: Unit
+    unit: PointTask
     error: Exception
     policy: Policy
 
@@ -37,7 +37,7 @@ class Late:
 Arrival = tuple[int, str | Refused | Late | Exception | None]
 
 
-class Writers:
+class PointWriter:
     """Runs units and brings what they write.
 
     Args:
@@ -51,13 +51,13 @@ class Writers:
 
     def __init__(
         self,
-        method: Method,
+        method: SotOptions,
         caller: Caller,
-        record: Record,
+        record: AnswerRecord,
         arrivals: Arrivals[Arrival],
         *,
         is_watched: bool,
-        forget: Callable[[Unit], bool],
+        forget: Callable[[PointTask], bool],
     ) -> None:
         self._method = method
         self._caller = caller
@@ -68,18 +68,18 @@ class Writers:
         self.crew = Crew()
         self.errors: list[Exception] = []
 
-    def start(self, unit: Unit) -> None:
+    def start(self, unit: PointTask) -> None:
         """Starts writing ``unit``."""
         unit.task = self.crew.start(self._run(unit))
 
-    def drop(self, unit: Unit) -> None:
+    def drop(self, unit: PointTask) -> None:
         """Stops writing ``unit``, whose points are not in the skeleton after all."""
         for one in (unit, *unit.children):
             if one.task:
                 one.task.cancel()
         self._arrivals.forget(lambda arrival: arrival[0] in unit.positions)
 
-    async def _run(self, unit: Unit) -> None:
+    async def _run(self, unit: PointTask) -> None:
         try:
             call, reply = self._begin(unit)
             await self._caller.make(call, unit, reply)
@@ -89,14 +89,14 @@ class Writers:
         else:
             self._finish(unit, call)
 
-    def _begin(self, unit: Unit) -> tuple[Call, UnitReply]:
+    def _begin(self, unit: PointTask) -> tuple[Call, PointReply]:
         call = self._record.begin(Call(unit.name, "points" if unit.points else "plain"))
         places = [self._record.places[position] for position in unit.positions]
         for number, place in enumerate(places):
             place.call = place.call or call
             if number:
                 place.is_first_of_call, place.shares_call_of = False, unit.points[0].number
-        return call, UnitReply(
+        return call, PointReply(
             unit=unit,
             places=places,
             call=call,
@@ -108,7 +108,7 @@ class Writers:
     def _show(self, position: int, text: str) -> None:
         self._arrivals.put((position, text))
 
-    def _finish(self, unit: Unit, call: Call) -> None:
+    def _finish(self, unit: PointTask, call: Call) -> None:
         missing = []
         for position, point in zip(unit.positions, unit.points, strict=False):
             place = self._record.places[position]
@@ -130,7 +130,7 @@ class Writers:
             if position not in asked_again:
                 self._end(position)
 
-    def _fail(self, unit: Unit, error: Exception) -> None:
+    def _fail(self, unit: PointTask, error: Exception) -> None:
         self.errors.append(error)
         policy = self._method.policy(unit.points[0] if unit.points else None, error)
         if policy in ("raise", "plain"):
@@ -138,7 +138,7 @@ class Writers:
         else:
             self.give_up(unit, f"{type(error).__name__}: {error}", omit=policy == "omit")
 
-    def give_up(self, unit: Unit, reason: str, *, omit: bool) -> None:
+    def give_up(self, unit: PointTask, reason: str, *, omit: bool) -> None:
         """Ends the places of ``unit`` with what they have."""
         places = [self._record.places[position] for position in unit.positions]
         begun = [place for place in places if place.pieces]

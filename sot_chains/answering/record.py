@@ -6,13 +6,13 @@ from typing import Any
 
 from langchain_core.messages.ai import UsageMetadata
 
-from sot_chains.calls.options import Method
-from sot_chains.calls.trace import Call, Failure, Place, SotTrace, total_usage
+from sot_chains.calls.options import SotOptions
+from sot_chains.calls.trace import Call, Failure, PointState, SotTrace, total_usage
 from sot_chains.calls.usage import Tokens, added, cost_of, tokens_of
 from sot_chains.text.skeleton import Skeleton
 
 
-class Record:
+class AnswerRecord:
     """The calls, the places and the route of one answer.
 
     Attributes:
@@ -23,10 +23,10 @@ class Record:
             have read of what the skeleton's call did.
     """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: SotOptions) -> None:
         self._method = method
         self.calls: list[Call] = []
-        self.places: list[Place] = []
+        self.places: list[PointState] = []
         self.skeleton = Skeleton()
         self.skeleton_call: Call | None = None
         self.skeleton_reply: str | None = None

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from sot_chains.answering.point_tasks import Unit
-from sot_chains.calls.options import Method
+from sot_chains.answering.point_tasks import PointTask
+from sot_chains.calls.options import SotOptions
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
@@ -65,7 +65,7 @@ class Requests:
         skeleton_reply_start: What the last skeleton request made began the reply with.
     """
 
-    def __init__(self, method: Method, conversation: Conversation) -> None:
+    def __init__(self, method: SotOptions, conversation: Conversation) -> None:
         self._conversation = conversation
         self._is_cached = isinstance(method.provider, VendorProvider)
         self.templates = method.prompts.for_question(conversation.question)
@@ -91,15 +91,15 @@ class Requests:
 
     def unit(
         self, positions: list[int], points: Sequence[Point], skeleton: Skeleton, prefix: SharedPrefix | None
-    ) -> Unit:
+    ) -> PointTask:
         """The unit that writes ``points``."""
         alone = None
         if len(points) > 1:
 
-            def alone(position: int, point: Point) -> Unit:
+            def alone(position: int, point: Point) -> PointTask:
                 return self.unit([position], [point], skeleton, None)
 
-        return Unit(positions, points, partial(self.points, skeleton, points), prefix, alone=alone)
+        return PointTask(positions, points, partial(self.points, skeleton, points), prefix, alone=alone)
 
     def whole_prefix(self) -> SharedPrefix | None:
         """What all requests share: what stands before the question."""

@@ -50,7 +50,7 @@ class Budget:
             raise ValueError(f'scope is "answer" or "total", got {self.scope!r}')
 
 
-class Purse:
+class BudgetAccount:
     """What one answer may still spend of a budget.
 
     Answers that share a budget reserve before they spend, so that together they keep to it.

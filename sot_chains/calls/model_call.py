@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from sot_chains.calls.options import Method, Setting
+from sot_chains.calls.options import CallOptions, SotOptions
 from sot_chains.calls.rate_limits import Limiter, Permit
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
@@ -64,7 +64,7 @@ class Caller:
         setting: Under what circumstances this one is.
     """
 
-    def __init__(self, method: Method, setting: Setting) -> None:
+    def __init__(self, method: SotOptions, setting: CallOptions) -> None:
         self._method = method
         self._setting = setting
         self._begin = time.perf_counter()
@@ -164,7 +164,7 @@ class Caller:
                 self._method.expectations.learn(call.stage, call.usage["output_tokens"], num_points)
         finally:
             if permit:
-                permit.give_back(_tokens_of(call))
+                permit.release(_tokens_of(call))
             if limit:
                 limit.release()
 

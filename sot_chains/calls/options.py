@@ -47,7 +47,7 @@ class Expectations:
 
 
 @dataclass(frozen=True)
-class Method:
+class SotOptions:
     """How answers are written: what stays the same from question to question."""
 
     provider: Provider
@@ -87,7 +87,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Setting:
+class CallOptions:
     """Under what circumstances one answer is written.
 
     Attributes:

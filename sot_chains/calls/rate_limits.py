@@ -70,7 +70,7 @@ class Permit:
         self._limiter = limiter
         self._spent = spent
 
-    def give_back(self, tokens: int | None) -> None:
+    def release(self, tokens: int | None) -> None:
         """Ends the call. ``tokens`` it used replace the estimate; ``None`` leaves the estimate."""
         self._limiter.end(self._spent, tokens)
 
@@ -210,7 +210,7 @@ class Limiter:
             self._leave(waiter)
 
     def end(self, spent: Spent | None, tokens: int | None) -> None:
-        """A call is over; see :meth:`Permit.give_back`."""
+        """A call is over; see :meth:`Permit.release`."""
         with self._lock:
             self.num_running -= 1
             if self._tokens and spent and tokens is not None:

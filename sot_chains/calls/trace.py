@@ -181,7 +181,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Place:
+class PointState:
     """A place of the answer while it is written: one point, or the whole plain answer.
 
     Attributes:

@@ -29,10 +29,10 @@ class _Nobody(AsyncCallbackManager):
     """A callback manager without handlers, of which it is known that none will be added."""
 
 
-NOBODY: AsyncCallbackManager = _Nobody(handlers=[])
+NO_CALLBACKS: AsyncCallbackManager = _Nobody(handlers=[])
 
 
-def silenced(config: RunnableConfig) -> RunnableConfig:
+def without_callbacks(config: RunnableConfig) -> RunnableConfig:
     """``config`` for the calls of one answer, marked if nobody will listen to any of them."""
     callbacks = config.get("callbacks")
     if type(callbacks) is _Nobody:
@@ -48,7 +48,7 @@ def nobody_listens(config: RunnableConfig) -> bool:
     return type(config.get("callbacks")) is _Nobody
 
 
-def hears_text(config: RunnableConfig) -> bool:
+def wants_tokens(config: RunnableConfig) -> bool:
     """Whether anybody wants to hear text as it is written."""
     return not nobody_listens(config) and any(
         _hears(handler, "on_llm_new_token")

@@ -15,7 +15,7 @@ _AROUND_HEADING = "* \t\n:：.。-–—"
 _HEADING_END = re.compile(r"\**\s*(?:[:：]|[.。](?=[\s*])|[-–—](?=\s)|\n)\**\s*")
 
 
-class PointText:
+class HeadingStripper:
     """Takes the raw pieces of a point's text, gives them back cleaned and as early as is safe."""
 
     def __init__(self, point: Point) -> None:
@@ -108,7 +108,7 @@ def _skip(text: str, start: int, characters: str) -> int:
 _NUMBER = re.compile(r"[#*\s]{0,8}[(（]?([0-9]{1,3})[.)）、．](?![0-9])")
 
 
-class SeveralTexts:
+class MultiPointSplitter:
     """Takes the raw pieces of one reply, gives back the cleaned text of each point as it becomes clear.
 
     Args:
@@ -118,7 +118,7 @@ class SeveralTexts:
 
     def __init__(self, points: Sequence[Point], *, begun: bool) -> None:
         self._points = points
-        self._texts = [PointText(point) for point in points]
+        self._texts = [HeadingStripper(point) for point in points]
         self._current = 0 if begun else -1  # -1: in what a model says before it begins
         self._line = ""
         self._headings = [
@@ -174,7 +174,7 @@ class SeveralTexts:
         return None
 
 
-class Layout:
+class AnswerRenderer:
     """Writes "1. **Heading**: text", a blank line, the next point. An answer without points is just text.
 
     Args:

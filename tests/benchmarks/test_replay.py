@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.paper_scheduling.pictures import draw_predictions, draw_schedules, schedule_bars
 from benchmarks.paper_scheduling.replay import Replay, made_up_lengths, replay_slots, replay_static
 from benchmarks.paper_scheduling.static import StaticOptions
-from local_backend.models.forward_cost import WidthCosts
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.scheduling.lengths import Prediction
 
 VANILLA = StaticOptions.vanilla(batch_rows=2, max_tokens=64, group_rows=4)
@@ -25,9 +25,9 @@ def test_vanilla_by_hand() -> None:
     replay = replay_static(lengths, known(lengths), VANILLA)
     # Batches of 3 and 10, of 1 and 4; the fifth row is a group of its own.
     assert replay.num_forwards == 10 + 4 + 6
-    assert replay.cost(WidthCosts.flat(2), padded=True) == 20
-    assert replay.cost(WidthCosts.flat(1), padded=True) == 2 * 14 + 6
-    assert replay.cost(WidthCosts.flat(1)) == sum(lengths)
+    assert replay.cost(ForwardCost.flat(2), padded=True) == 20
+    assert replay.cost(ForwardCost.flat(1), padded=True) == 2 * 14 + 6
+    assert replay.cost(ForwardCost.flat(1)) == sum(lengths)
     assert replay.padding_share() == pytest.approx(1 - 24 / 40)
 
 
@@ -75,12 +75,12 @@ def test_every_token_is_written_once_in_a_place_of_its_own(
     for policy in ("first_come", "shortest_first", "longest_first"):
         slots = replay_slots(lengths, predictions, policy, num_slots=3, group_rows=8)
         _check(slots, lengths)
-        assert slots.cost(WidthCosts.flat(3)) >= sum(lengths) / 3 - 1e-9
+        assert slots.cost(ForwardCost.flat(3)) >= sum(lengths) / 3 - 1e-9
 
 
 def test_what_is_known_beforehand_helps() -> None:
     lengths = [sample[0] for sample in made_up_lengths(256, seed=2)]
-    costs = WidthCosts.flat(16)
+    costs = ForwardCost.flat(16)
     vanilla = replay_static(lengths, known(lengths), StaticOptions.vanilla()).cost(costs, padded=True)
     static = replay_static(lengths, known(lengths), StaticOptions()).cost(costs)
     first_come = replay_slots(lengths, known(lengths), "first_come").cost(costs)
@@ -91,7 +91,7 @@ def test_what_is_known_beforehand_helps() -> None:
 
 
 def test_contexts_count_where_costs_do() -> None:
-    costs = WidthCosts((0, 100), (1,), (1, 2), (((1.0, 1.0),), ((2.0, 2.0),)))
+    costs = ForwardCost((0, 100), (1,), (1, 2), (((1.0, 1.0),), ((2.0, 2.0),)))
     replay = replay_static([64], [None], StaticOptions.vanilla(batch_rows=1))
     assert 64 < replay.cost(costs) < 128
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.paper_scheduling.replay import made_up_lengths
 from benchmarks.scheduling import GENERATED, SIBLINGS, main, measure, predict_from_siblings, read_answers
-from local_backend.models.forward_cost import WidthCosts
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.scheduling.lengths import Prediction
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "lengths" / "vicuna7b_alpaca_dev.jsonl"
@@ -41,7 +41,7 @@ def test_the_benchmark_says_everything_in_one_line(
 
 def test_costs_of_an_engine_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_lengths(tmp_path / "lengths.jsonl", made_up_lengths(64))
-    costs = WidthCosts((128, 768), (1, 16), (1, 2), (((1, 2), (4, 8)), ((2, 3), (6, 9))))
+    costs = ForwardCost((128, 768), (1, 16), (1, 2), (((1, 2), (4, 8)), ((2, 3), (6, 9))))
     (tmp_path / "costs.json").write_text(json.dumps(costs.to_dict()), encoding="utf-8")
     main(["--lengths", str(data), "--cost", str(tmp_path / "costs.json")])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["bound"] > 1
@@ -86,7 +86,7 @@ def test_predictions_are_the_textbook_interval_of_the_siblings() -> None:
 @pytest.mark.skipif(not DATA.exists(), reason="the lengths of the paper are not in the shared folder")
 def test_real_lengths_come_as_near_the_bound_as_promised() -> None:
     lengths, siblings = read_answers(DATA)
-    summary = measure(lengths, predict_from_siblings(siblings), WidthCosts.flat(16))
+    summary = measure(lengths, predict_from_siblings(siblings), ForwardCost.flat(16))
     over_vanilla = summary["throughput_over_vanilla"]
     assert over_vanilla["static_all"] >= 1.8
     assert over_vanilla["slots_predicted"] >= 0.94 * summary["bound"]

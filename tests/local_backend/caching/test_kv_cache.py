@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from local_backend.caching.kv_cache import RowsCache
+from local_backend.caching.kv_cache import RaggedKVCache
 
 NUM_LAYERS, HEADS, SIZE = 2, 2, 3
 BYTES_PER_TOKEN = 4 * 2 * NUM_LAYERS * HEADS * SIZE
@@ -18,7 +18,7 @@ class Rows:
     """A cache, and beside it what every row should hold: per layer keys ``[heads, tokens, size]``."""
 
     def __init__(self, max_tokens: int | None) -> None:
-        self.cache = RowsCache(NUM_LAYERS, max_rows=6, max_prefix_bytes=0, max_tokens=max_tokens)
+        self.cache = RaggedKVCache(NUM_LAYERS, max_rows=6, max_prefix_bytes=0, max_tokens=max_tokens)
         self.max_tokens = max_tokens
         self.rows: list[list[Tensor]] = []
 
@@ -94,7 +94,7 @@ def test_rows_hold_what_was_committed(max_tokens: int | None, seed: int) -> None
 
 
 def test_what_does_not_fit_is_named() -> None:
-    cache = RowsCache(NUM_LAYERS, max_rows=6, max_tokens=40)
+    cache = RaggedKVCache(NUM_LAYERS, max_rows=6, max_tokens=40)
     cache.add_row()
     with pytest.raises(ValueError, match="1 rows of 41 tokens are more than the 40 tokens"):
         cache.begin_forward(0, 1, 41)

@@ -19,10 +19,10 @@ from local_backend.drafting.reference_copy import FITTED
 from local_backend.drafting.suffix_index import (
     BORDER,
     MAX_MATCH_TOKENS,
+    GrowingIndex,
     Match,
     SharedIndexes,
-    TextIndex,
-    WrittenText,
+    SuffixIndex,
 )
 from tests.local_backend.drafting.fake_rows import FakeRow, write
 
@@ -30,7 +30,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=60), max_size=4)
 TEXT = st.lists(st.integers(0, 4), max_size=50)
 
 
-def _by_comparing(index: TextIndex, text: list[int]) -> dict[int, int]:
+def _by_comparing(index: SuffixIndex, text: list[int]) -> dict[int, int]:
     """Every place with a match and its length, found by comparing everything."""
     tokens, found = list(index.tokens), {}
     for place in range(1, len(tokens)):
@@ -47,7 +47,7 @@ def _by_comparing(index: TextIndex, text: list[int]) -> dict[int, int]:
 
 @given(TEXTS, TEXT)
 def test_the_index_finds_what_comparing_everything_finds(texts: list[list[int]], text: list[int]) -> None:
-    index = TextIndex(texts)
+    index = SuffixIndex(texts)
     found = index.matches(text, limit=10_000)
     assert {match.place: match.num_tokens for match in found} == _by_comparing(index, text)
     assert [match.num_tokens for match in found] == sorted(
@@ -59,7 +59,7 @@ def test_the_index_finds_what_comparing_everything_finds(texts: list[list[int]],
 def test_of_too_many_matches_the_longest_and_closest_are_taken(
     texts: list[list[int]], text: list[int], limit: int, near: int
 ) -> None:
-    index = TextIndex(texts)
+    index = SuffixIndex(texts)
     every = _by_comparing(index, text)
     ranked = sorted((-length, abs(place - near)) for place, length in every.items())
     found = index.matches(text, limit=limit, near=near)
@@ -72,7 +72,7 @@ def test_of_too_many_matches_the_longest_and_closest_are_taken(
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 59))
 def test_what_a_row_wrote_is_matched_as_it_grows(tokens: list[int], num_at_once: int) -> None:
-    written = WrittenText()
+    written = GrowingIndex()
     for start in range(0, len(tokens), num_at_once):
         written.extend(tokens[start : start + num_at_once])
     found = {match.place: match.num_tokens for match in written.matches(limit=100)}
@@ -91,21 +91,21 @@ def test_a_text_larger_than_the_key_of_one_sort_is_ordered() -> None:
     """Long repetitions and large ids: several rounds of doubling."""
     rng = random.Random(0)
     block = [rng.randrange(200_000) for _ in range(50)]
-    index = TextIndex([block * 3 + [7], block])
+    index = SuffixIndex([block * 3 + [7], block])
     found = index.matches(block, limit=10)
     assert [match.num_tokens for match in found] == [MAX_MATCH_TOKENS] * 3
     assert [match.place for match in found] == [51, 101, 151]
 
 
 def test_memory_is_eight_bytes_a_token() -> None:
-    index = TextIndex([range(1000), range(500)])
+    index = SuffixIndex([range(1000), range(500)])
     assert len(index) == 1500
     assert index.num_bytes == 8 * (len(index) + 3)
 
 
 def test_negative_ids_are_refused() -> None:
     with pytest.raises(ValueError, match="0 or more, got -3"):
-        TextIndex([[1, -3]])
+        SuffixIndex([[1, -3]])
 
 
 def test_indexes_are_shared_by_who_passes_the_same_and_the_oldest_go() -> None:
@@ -127,7 +127,7 @@ def test_indexes_are_shared_by_who_passes_the_same_and_the_oldest_go() -> None:
 def test_a_million_tokens_are_indexed_and_searched_in_reasonable_time() -> None:
     """No timing: only that it ends, in a loop that would take hours if a step looked at everything."""
     tokens = np.random.default_rng(0).zipf(1.3, 1_000_000) % 30_000
-    index = TextIndex([tokens])
+    index = SuffixIndex([tokens])
     text = tokens[1000:1040].tolist()
     started = time.monotonic()
     for _ in range(200):
@@ -140,7 +140,7 @@ def test_a_million_tokens_are_indexed_and_searched_in_reasonable_time() -> None:
 
 
 def _sources(references: list[list[int]], prompt: list[int], *steps: list[int]) -> list[Source]:
-    sources = CopySources(TextIndex(references), TextIndex([prompt]))
+    sources = CopySources(SuffixIndex(references), SuffixIndex([prompt]))
     text = list(prompt)
     for step in steps:
         text += step
@@ -173,9 +173,9 @@ def test_every_source_has_every_trait() -> None:
 
 
 def test_a_row_that_leaves_its_source_often_is_known_to() -> None:
-    faithful = CopySources(TextIndex([range(100)]), TextIndex([[200]]))
+    faithful = CopySources(SuffixIndex([range(100)]), SuffixIndex([[200]]))
     faithful.extend([200, *range(40)], 40)
-    fickle = CopySources(TextIndex([range(100)]), TextIndex([[200]]))
+    fickle = CopySources(SuffixIndex([range(100)]), SuffixIndex([[200]]))
     text = [200]
     for start in range(0, 90, 9):
         for step in (list(range(start, start + 8)), [300]):

@@ -23,7 +23,7 @@ from local_backend import (
 )
 from local_backend.drafting.drafter import PerRow
 from local_backend.integrations.chat_format import chat_prompt
-from local_backend.models.forward_cost import WidthCosts
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.requests.outputs import Completion, Update
 from local_backend.requests.sampling import probabilities
 from local_backend.requests.sequence import Row
@@ -33,7 +33,7 @@ from tests.tiny import random_llama
 
 NAMES = ("autoregressive", "combined", "jacobi", "lookahead", "reference_copy")
 MAX_TOKENS = 36
-FREE = WidthCosts.flat(100_000)  # nothing is cut: every draft is verified whole
+FREE = ForwardCost.flat(100_000)  # nothing is cut: every draft is verified whole
 # Enough of them that many an answer ends early, inside a draft or not.
 END_TOKENS = (7, *range(100, 105))
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
-from local_backend.models.forward_cost import WidthCosts, measure_width_costs
+from local_backend.models.forward_cost import ForwardCost, measure_forward_cost
 from local_backend.models.grouped_attention import NAME, grouped_attention
-from local_backend.models.model_runner import Forward, padded_width
+from local_backend.models.model_runner import ModelRunner, padded_width
 from tests.local_backend.models.architectures import random_model
 
-COSTS = WidthCosts((100, 300), (1, 4), (1, 9), (((1.0, 2.0), (2.0, 10.0)), ((3.0, 4.0), (4.0, 12.0))))
+COSTS = ForwardCost((100, 300), (1, 4), (1, 9), (((1.0, 2.0), (2.0, 10.0)), ((3.0, 4.0), (4.0, 12.0))))
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_costs_are_linear_between_what_was_measured_and_beyond(
 
 
 def test_costs_go_through_json() -> None:
-    assert WidthCosts.from_dict(json.loads(json.dumps(COSTS.to_dict()))) == COSTS
+    assert ForwardCost.from_dict(json.loads(json.dumps(COSTS.to_dict()))) == COSTS
 
 
 def test_free_tokens_are_free_and_the_rest_is_not() -> None:
-    costs = WidthCosts.flat(16)
+    costs = ForwardCost.flat(16)
     assert costs(context=9, rows=1, width=16) == costs(context=9, rows=4, width=4) == 1.0
     assert costs(context=9, rows=2, width=16) == pytest.approx(2.0)
 
@@ -50,12 +50,12 @@ def test_free_tokens_are_free_and_the_rest_is_not() -> None:
 @pytest.mark.parametrize("axis", [(), (3, 2), (2, 2)])
 def test_an_axis_must_ascend(axis: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="widths must ascend"):
-        WidthCosts((1,), (1,), axis, (((1.0,) * len(axis),),))
+        ForwardCost((1,), (1,), axis, (((1.0,) * len(axis),),))
 
 
 def test_a_table_has_the_shape_of_its_axes() -> None:
     with pytest.raises(ValueError, match="1 contexts x 1 rows x 2 widths"):
-        WidthCosts((1,), (1,), (1, 2), (((1.0,),),))
+        ForwardCost((1,), (1,), (1, 2), (((1.0,),),))
 
 
 def _likely(*probabilities: float) -> Draft:
@@ -64,20 +64,20 @@ def _likely(*probabilities: float) -> Draft:
 
 
 def test_a_draft_is_as_wide_as_pays() -> None:
-    costs = WidthCosts((1,), (1,), (1, 6, 8), (((1.0, 1.0, 3.0),),))
-    assert costs.best_width([_likely(0.9, 0.8, 0.7, 0.6, 0.5, 0.4)], context=1) == 5
-    assert costs.best_width([_likely(0.9, 0.8)], context=1) == 2
-    dear = WidthCosts((1,), (1,), (1, 2), (((1.0, 2.0),),))
-    assert dear.best_width([_likely(0.5, 0.4)], context=1) == 0
-    assert dear.best_width([Draft.chain([1, 2])], context=1) == 2  # who does not say is not cut
+    costs = ForwardCost((1,), (1,), (1, 6, 8), (((1.0, 1.0, 3.0),),))
+    assert costs.best_draft_width([_likely(0.9, 0.8, 0.7, 0.6, 0.5, 0.4)], context=1) == 5
+    assert costs.best_draft_width([_likely(0.9, 0.8)], context=1) == 2
+    dear = ForwardCost((1,), (1,), (1, 2), (((1.0, 2.0),),))
+    assert dear.best_draft_width([_likely(0.5, 0.4)], context=1) == 0
+    assert dear.best_draft_width([Draft.chain([1, 2])], context=1) == 2  # who does not say is not cut
 
 
 def test_rows_share_one_budget() -> None:
     """What one row alone would not be given is spent when others need the width anyway, and the reverse."""
-    costs = WidthCosts((1,), (1, 2), (1, 2), (((1.0, 1.3), (1.0, 1.5)),))
-    assert costs.best_width([_likely(0.35)], context=1) == 1
-    assert costs.best_width([_likely(0.35), _likely(0.05)], context=1) == 0
-    assert costs.best_width([_likely(0.35), _likely(0.9)], context=1) == 1
+    costs = ForwardCost((1,), (1, 2), (1, 2), (((1.0, 1.3), (1.0, 1.5)),))
+    assert costs.best_draft_width([_likely(0.35)], context=1) == 1
+    assert costs.best_draft_width([_likely(0.35), _likely(0.05)], context=1) == 0
+    assert costs.best_draft_width([_likely(0.35), _likely(0.9)], context=1) == 1
 
 
 @given(st.lists(st.lists(st.floats(0, 1), max_size=12), min_size=1, max_size=4))
@@ -88,7 +88,7 @@ def test_no_other_width_promises_more_tokens_a_second(rows: list[list[float]]) -
         expected = sum(1 + sum(draft.probabilities[:width]) for draft in drafts)
         return expected / COSTS(context=150, rows=len(drafts), width=padded_width(1 + width))
 
-    best = COSTS.best_width(drafts, context=150)
+    best = COSTS.best_draft_width(drafts, context=150)
     assert rate(best) == pytest.approx(max(map(rate, range(13))))
 
 
@@ -131,7 +131,7 @@ def test_measuring_leaves_a_table_that_ascends(
 ) -> None:
     """Of fewer batches where time is up: what is not tried costs by the token."""
     monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", seconds)
-    costs = measure_width_costs(random_model("llama"), max_rows=4)
+    costs = measure_forward_cost(random_model("llama"), max_rows=4)
     assert costs.rows == rows
     for table in costs.seconds:
         for line in table:
@@ -144,21 +144,23 @@ def test_two_widths_are_enough_to_know_them_all(max_seconds: float, monkeypatch:
     """On a slow or busy machine there is time for few forwards, and a table for the rest all the same."""
     now = 0.0
 
-    def forward(self: Forward, _: int, unread: list[list[int]], drafts: list[Draft], **__: object) -> None:
+    def forward(
+        self: ModelRunner, _: int, unread: list[list[int]], drafts: list[Draft], **__: object
+    ) -> None:
         nonlocal now
         now += 2.0 + 0.125 * len(unread) * (1 + len(drafts[0]))
 
-    monkeypatch.setattr(Forward, "__call__", forward)
+    monkeypatch.setattr(ModelRunner, "__call__", forward)
     monkeypatch.setattr("local_backend.models.forward_cost.time.perf_counter", lambda: now)
     monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", max_seconds)
-    costs = measure_width_costs(random_model("llama"), max_rows=1)
+    costs = measure_forward_cost(random_model("llama"), max_rows=1)
     for width in (1, 2, 3, 8, 20, 64, 100):
         assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)
     assert now < (40 if max_seconds == 0 else 200)
 
 
 def test_a_model_with_few_positions_can_be_measured() -> None:
-    costs = measure_width_costs(random_model("llama", max_position_embeddings=12), max_rows=1)
+    costs = measure_forward_cost(random_model("llama", max_position_embeddings=12), max_rows=1)
     assert costs(context=5, rows=1, width=2) > 0
 
 
@@ -169,7 +171,7 @@ def test_an_engine_uses_the_costs_it_is_given(
     prompt = [5, 6, 7, 8, 9] * 6
     drafted = {}
     texts = []
-    for name, costs in (("free", WidthCosts.flat(1000)), ("dear", WidthCosts.flat(1, per_token=50.0))):
+    for name, costs in (("free", ForwardCost.flat(1000)), ("dear", ForwardCost.flat(1, per_token=50.0))):
         with Engine(model, tokenizer, ReferenceCopy(), width_costs=costs) as engine:
             assert engine.width_costs is costs
             (completion,) = engine.generate([prompt], SamplingParams(max_tokens=30, ignore_end=True))

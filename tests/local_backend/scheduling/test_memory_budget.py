@@ -16,7 +16,7 @@ from local_backend import Completion, Engine, SamplingParams
 from local_backend.length_models.length_log import LengthLog, read_lengths
 from local_backend.requests.outputs import Update
 from local_backend.scheduling.lengths import Prediction, Scheduling
-from local_backend.scheduling.scheduler import RowScheduler
+from local_backend.scheduling.scheduler import Scheduler
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
@@ -104,9 +104,9 @@ def test_the_tokens_are_the_same_within_any_memory(
     with Engine(model, tokenizer, drafter, max_rows=8, scheduling=scheduling) as engine:
         completions = engine.generate(prompts, params)
         assert 0 < engine.peak_cache_bytes <= most * 1.05
-        set_aside = engine.stats.num_set_aside
+        set_aside = engine.stats.num_preempted
     assert [c.token_ids for c in completions] == [c.token_ids for c in plain]
-    assert sum(c.stats.num_set_aside for c in completions) == set_aside
+    assert sum(c.stats.num_preempted for c in completions) == set_aside
     assert set_aside > 0 or factor >= 1
 
 
@@ -133,7 +133,7 @@ def test_many_rows_where_twenty_fit(tokenizer: PreTrainedTokenizerBase, count: i
         engine.step = watched  # type: ignore[method-assign]  # only watched
         completions = engine.generate(prompts, params)
         assert engine.peak_cache_bytes <= most * 1.05
-        assert engine.stats.num_set_aside > 0
+        assert engine.stats.num_preempted > 0
     assert 0 < max(held) <= most * 1.05
     with Engine(model, tokenizer, max_rows=64) as engine:
         plain = engine.generate(prompts, params)
@@ -244,7 +244,7 @@ def test_answers_teach_the_order_of_those_that_still_wait(
             engine.make_row([*(long if number % 2 else short), 40 + number], lambda _: None)
             for number in range(24)
         ]
-    scheduler = RowScheduler(Scheduling("longest_first"), None)
+    scheduler = Scheduler(Scheduling("longest_first"), None)
     scheduler.add(rows)
     begun = [scheduler.next_that_fits([]) for _ in range(16)]
     assert begun == rows[:16]  # nothing is known yet
@@ -261,7 +261,7 @@ def test_places_are_filled_several_at_a_time_while_many_wait(
 ) -> None:
     with Engine(model, tokenizer) as engine:
         rows = [engine.make_row([20 + number], lambda _: None) for number in range(4)]
-    scheduler = RowScheduler(Scheduling(), None)
+    scheduler = Scheduler(Scheduling(), None)
     scheduler.add(rows)
     assert [scheduler.is_time(num_running=30, num_free=2) for _ in range(9)] == [False] * 8 + [True]
     assert not scheduler.is_time(num_running=30, num_free=2)

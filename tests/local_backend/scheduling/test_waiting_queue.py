@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingRows
+from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingQueue
 
 POLICIES: tuple[AdmissionPolicy, ...] = ("first_come", "shortest_first", "longest_first")
 LENGTHS: list[float | None] = [5, 9, None, 2, 9, 7]
 
 
-def _waiting(policy: AdmissionPolicy, *, max_overtakes: int = 100) -> WaitingRows[int]:
-    waiting: WaitingRows[int] = WaitingRows(policy, max_overtakes=max_overtakes)
+def _waiting(policy: AdmissionPolicy, *, max_overtakes: int = 100) -> WaitingQueue[int]:
+    waiting: WaitingQueue[int] = WaitingQueue(policy, max_overtakes=max_overtakes)
     for number, length in enumerate(LENGTHS):
         waiting.add(number, predicted_tokens=length, now=0.0)
     return waiting
@@ -65,9 +65,9 @@ def test_another_policy_orders_those_who_wait_anew() -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="no policy is named 'oldest'"):
-        WaitingRows("oldest")  # type: ignore[arg-type]  # the mistake under test
+        WaitingQueue("oldest")  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ValueError, match="max_overtakes must be 0 or more, got -1"):
-        WaitingRows(max_overtakes=-1)
+        WaitingQueue(max_overtakes=-1)
     waiting = _waiting("first_come")
     with pytest.raises(ValueError, match="3 waits already"):
         waiting.add(3, predicted_tokens=None, now=1.0)
@@ -90,7 +90,7 @@ def test_mistakes_are_named() -> None:
 def test_everyone_begins_once_and_is_overtaken_by_few(
     policy: AdmissionPolicy, max_overtakes: int, steps: list[tuple[str, list[int]]]
 ) -> None:
-    waiting: WaitingRows[int] = WaitingRows(policy, max_overtakes=max_overtakes)
+    waiting: WaitingQueue[int] = WaitingQueue(policy, max_overtakes=max_overtakes)
     arrived: dict[int, int] = {}  # item: arrival
     begun: list[int] = []
     num_gone_before: dict[int, int] = {}  # of those who arrived later
@@ -128,7 +128,7 @@ def test_everyone_begins_once_and_is_overtaken_by_few(
 
 def test_ten_thousand_wait_in_no_time() -> None:
     rng = random.Random(0)
-    waiting: WaitingRows[int] = WaitingRows("longest_first")
+    waiting: WaitingQueue[int] = WaitingQueue("longest_first")
     lengths = [rng.randrange(500) for _ in range(10_000)]
     for number, length in enumerate(lengths):
         waiting.add(number, predicted_tokens=length, now=0.0)

@@ -14,7 +14,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from sot_chains import Budget, BudgetError, Price, SkeletonOfThought
 from sot_chains.calls import usage
-from sot_chains.calls.budget import Purse
+from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.usage import (
     NO_TOKENS,
     Tokens,
@@ -224,7 +224,7 @@ async def test_money_and_a_budget_for_all_answers_together() -> None:
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=20))
 def test_a_purse_never_gives_more_than_the_budget(calls: list[tuple[int, int]]) -> None:
     budget = Budget(tokens=500, scope="total")
-    purses = [Purse(budget, None), Purse(budget, None)]
+    purses = [BudgetAccount(budget, None), BudgetAccount(budget, None)]
     held = 0
     for number, (expected, used) in enumerate(calls):
         asked, taken = ({**NO_TOKENS, "input_tokens": tokens_} for tokens_ in (expected, min(used, expected)))

@@ -236,7 +236,7 @@ async def test_a_limiter_is_a_load() -> None:
     permits.append(await limiter.admit(1))
     assert not (await router.ainvoke(QUESTION)).use_sot
     for permit in permits:
-        permit.give_back(None)
+        permit.release(None)
     assert (await router.ainvoke(QUESTION)).use_sot
 
 
@@ -244,7 +244,7 @@ async def test_requests_a_minute_are_a_load_too() -> None:
     limiter = Limiter(Limits(requests_per_minute=3))
     assert limiter.num_free == 3
     for _ in range(2):
-        (await limiter.admit(1)).give_back(None)
+        (await limiter.admit(1)).release(None)
     assert limiter.num_free == 1
     assert Limiter(Limits()).num_free == float("inf")
 

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sot_chains import Point
-from sot_chains.text.reply_text import PointText
+from sot_chains.text.reply_text import HeadingStripper
 
 POINT = Point(3, "Careful watering")
 
 
 def cleaned(pieces: list[str]) -> str:
-    text = PointText(POINT)
+    text = HeadingStripper(POINT)
     return "".join(text.feed(piece) for piece in pieces) + text.end()
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.text.reply_text import SeveralTexts
+from sot_chains.text.reply_text import MultiPointSplitter
 from sot_chains.text.skeleton import Point
 
 POINTS = [Point(2, "Dark room"), Point(3, "Less coffee"), Point(5, "Fresh air")]
@@ -12,7 +12,7 @@ TEXTS = ["Close the curtains.", "Drink none after noon.", "Open a window."]
 
 
 def split(reply: str, *, size: int = 1000, begun: bool = False) -> list[str]:
-    several = SeveralTexts(POINTS, begun=begun)
+    several = MultiPointSplitter(POINTS, begun=begun)
     texts = ["", "", ""]
     for start in range(0, len(reply), size):
         for place, text in several.feed(reply[start : start + size]):
