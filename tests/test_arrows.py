@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -175,3 +176,14 @@ def test_the_public_surface_is_what_all_says(package: str) -> None:
     for name in module.__all__:
         assert getattr(module, name).__doc__, name
     assert (ROOT / package / "py.typed").exists()
+
+
+def test_the_page_on_architecture_says_the_same() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    said = {
+        package: [layer.split() for layer in layers.split("<")]
+        for package, layers in re.findall(r"^(\w+): (.+)$", page.split("## Layers")[1], re.MULTILINE)
+    }
+    assert said == LAYERS
+    for name in re.findall(r"<br/>((?:\w+/)+\w+\.py)", page):
+        assert any((ROOT / package / name).exists() or (ROOT / name).exists() for package in PACKAGES), name

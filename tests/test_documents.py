@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text("utf-8"))
 README = (ROOT / "README.md").read_text("utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 
 def _python_blocks(text: str) -> list[str]:
@@ -45,6 +46,12 @@ def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[
     assert isinstance(names.get("sot", names.get("chat")), SkeletonOfThought | ChatLocal)
     if isinstance(chat := names.get("chat"), ChatLocal):
         chat.close()
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("number", range(len(_python_blocks(CONTRIBUTING))))
+def test_the_code_for_contributors_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(_python_blocks(CONTRIBUTING)[number], f"CONTRIBUTING.md, block {number}", "exec"), {})
     assert capsys.readouterr().out.strip()
 
 
