@@ -69,11 +69,12 @@ def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
     json.dumps(trace)
     assert trace["route"] == "sot"
     skeleton = parse_skeleton("\n".join(f"{n}. {label}" for n, label in enumerate(trace["skeleton"], 1)))
+    shown = [turn for pair in ENGLISH.expansion_examples() for turn in zip(("user", "ai"), pair, strict=True)]
     for point, traced in zip(skeleton.points, trace["points"], strict=True):
         chat.engine.forget_prefixes()
         request = ENGLISH.expansion_request(question, skeleton, point, prefill=True)
-        alone = chat.invoke([("user", request), ("ai", ENGLISH.expansion_reply_start(point))])
-        assert traced["text"] == alone.text.strip()
+        begun = [*shown, ("user", request), ("ai", ENGLISH.expansion_reply_start(point))]
+        assert traced["text"] == chat.invoke(begun, stop=["\n"]).text.strip()
 
 
 async def test_points_share_forwards(chat: ChatLocal) -> None:

@@ -171,9 +171,7 @@ class Answer:
             call = self._record.skeleton_call = self._record.begin(Call("skeleton", "skeleton"))
             is_eager = self._method.eager and self._funding is None
             reply = OutlineReply(self._growing_skeleton, self._grow if is_eager else None, self._ungrow)
-            await self._caller.make(
-                call, PointTask([], (), self._requests.skeleton, self._requests.whole_prefix()), reply
-            )
+            await self._caller.make(call, self._requests.skeleton_task(), reply)
             self._record.skeleton_reply = reply.text
             self._record.plain_share = self._requests.plain_share()
             start = self._requests.skeleton_reply_start

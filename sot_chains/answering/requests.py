@@ -74,15 +74,23 @@ class Requests:
     def skeleton(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         """Asks for the outline."""
         self.skeleton_reply_start = self.templates.skeleton_prefill if prefill else None
-        request = self.templates.skeleton_request(self._conversation.question, prefill=prefill)
-        return self._asking(request, self.skeleton_reply_start, written)
+        question = self._conversation.question
+        if self._shows_examples(prefill=prefill):
+            request = self.templates.skeleton_after_examples.format(question=question)
+            examples = self.templates.skeleton_examples()
+        else:
+            request, examples = self.templates.skeleton_request(question, prefill=prefill), []
+        return self._asking(request, self.skeleton_reply_start, written, examples)
 
     def points(
         self, skeleton: Skeleton, points: Sequence[Point], *, prefill: bool, written: str = ""
     ) -> list[BaseMessage]:
         """Asks for one point or several to be written out."""
         start = self.templates.expansion_reply_start(points[0]) if prefill else None
-        return self._asking(self._request_for(skeleton, points, prefill=prefill), start, written)
+        request = self._request_for(skeleton, points, prefill=prefill)
+        shows_examples = len(points) == 1 and self._shows_examples(prefill=prefill)
+        examples = self.templates.expansion_examples() if shows_examples else []
+        return self._asking(request, start, written, examples)
 
     def plain(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         """Asks what the user asks."""
@@ -99,7 +107,15 @@ class Requests:
             def alone(position: int, point: Point) -> PointTask:
                 return self.unit([position], [point], skeleton, None)
 
-        return PointTask(positions, points, partial(self.points, skeleton, points), prefix, alone=alone)
+        request = partial(self.points, skeleton, points)
+        # A small model goes on to the points after its own: its point is one line.
+        stop = "\n" if len(points) == 1 and self._shows_examples(prefill=True) else None
+        return PointTask(positions, points, request, prefix, stop, alone=alone)
+
+    def skeleton_task(self) -> PointTask:
+        """The unit that writes the outline, which ends at a blank line."""
+        stop = "\n\n" if self._shows_examples(prefill=True) else None
+        return PointTask([], (), self.skeleton, self.whole_prefix(), stop)
 
     def whole_prefix(self) -> SharedPrefix | None:
         """What all requests share: what stands before the question."""
@@ -132,8 +148,18 @@ class Requests:
             return self.templates.expansion_request(question, skeleton, points[0], prefill=prefill)
         return self.templates.several_request(question, skeleton, points, prefill=prefill)
 
-    def _asking(self, request: str, start: str | None, written: str) -> list[BaseMessage]:
-        return self._conversation.asking(request, reply_start=None if start is None else start + written)
+    def _shows_examples(self, *, prefill: bool) -> bool:
+        """Whether earlier turns show what is asked for: to models that continue a reply, but no vendor's.
+
+        Those of the vendors are strong enough without, and bill every token they read.
+        """
+        return prefill and not self._is_cached and bool(self.templates.examples)
+
+    def _asking(
+        self, request: str, start: str | None, written: str, examples: Sequence[tuple[str, str]]
+    ) -> list[BaseMessage]:
+        reply_start = None if start is None else start + written
+        return self._conversation.asking(request, reply_start=reply_start, examples=examples)
 
     @cached_property
     def _key(self) -> str:

@@ -31,6 +31,7 @@ class Asked(Protocol):
     Attributes:
         points: What the reply is to hold; none for the skeleton and for a plain answer.
         prefix: What the request shares with others.
+        stop: Where the reply ends, besides where the model ends it; of models that continue a begun reply.
         request: Makes the messages, anew for each attempt, since what is known of the model may have changed:
             ``request(prefill=..., written=...)``, where ``written`` is what a begun reply is to go on from
             besides what it begins with.
@@ -40,6 +41,8 @@ class Asked(Protocol):
     def points(self) -> Sequence[Point]: ...  # noqa: D102 - above
     @property
     def prefix(self) -> SharedPrefix | None: ...  # noqa: D102 - above
+    @property
+    def stop(self) -> str | None: ...  # noqa: D102 - above
     @property
     def request(self) -> Callable[..., list[BaseMessage]]: ...  # noqa: D102 - above
 
@@ -152,7 +155,7 @@ class Caller:
             else:
                 call.note_sent()
             try:
-                await self._stream(call, messages, reply, repeated, asked.prefix)
+                await self._stream(call, messages, reply, repeated, asked)
             except BaseException as error:
                 self._note_failure(call, messages, error)
                 raise
@@ -183,14 +186,17 @@ class Caller:
         messages: Sequence[BaseMessage],
         reply: Reply,
         repeated: str,
-        prefix: SharedPrefix | None,
+        asked: Asked,
     ) -> None:
         config = self._setting.config
         if not nobody_listens(config):
             config = cast("RunnableConfig", {**config, "run_name": call.name})
         parameters = self._setting.parameters
-        if prefix and self._is_vendor:
-            parameters = {**parameters, "prefix": prefix}
+        if asked.prefix and self._is_vendor:
+            parameters = {**parameters, "prefix": asked.prefix}
+        if asked.stop and self._method.prefills:
+            given = parameters.get("stop") or []
+            parameters = {**parameters, "stop": [*([given] if isinstance(given, str) else given), asked.stop]}
         take = _after(repeated, reply.take) if repeated else reply.take
         stream = self._method.provider.stream(messages, config=config, **parameters)
         try:

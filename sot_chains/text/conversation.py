@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 
 
@@ -53,15 +53,35 @@ class Conversation:
         """Whether nothing follows the question: no tool result, no reply begun by the user."""
         return self.place == len(self.messages) - 1
 
-    def asking(self, request: str, *, reply_start: str | None = None) -> list[BaseMessage]:
+    def asking(
+        self,
+        request: str,
+        *,
+        reply_start: str | None = None,
+        examples: Sequence[tuple[str, str]] = (),
+    ) -> list[BaseMessage]:
         """The conversation with ``request`` in place of the question.
 
-        What the question carries besides text (an image, say) stays with it. ``reply_start``, if given,
-        is added as the beginning of the model's reply.
+        What the question carries besides text (an image, say) stays with it.
+
+        Args:
+            request: What is asked instead.
+            reply_start: Added as the beginning of the model's reply.
+            examples: Requests and replies that stand before the conversation, behind system messages.
         """
         question = self.messages[self.place]
         asked = question.model_copy(update={"content": _with_text(question.content, request)})
         messages = [*self.messages[: self.place], asked, *self.messages[self.place + 1 :]]
+        if examples:
+            num_system = next(
+                i for i, message in enumerate(messages) if not isinstance(message, SystemMessage)
+            )
+            turns = [
+                message
+                for example_request, reply in examples
+                for message in (HumanMessage(content=example_request), AIMessage(content=reply))
+            ]
+            messages[num_system:num_system] = turns
         return messages if reply_start is None else [*messages, AIMessage(content=reply_start)]
 
 

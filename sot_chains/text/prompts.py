@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 
+from sot_chains.text.examples import CHINESE_EXAMPLES, ENGLISH_EXAMPLES, Example
 from sot_chains.text.skeleton import Point, Skeleton
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
@@ -48,6 +49,9 @@ class PromptTemplates:
     """The two requests in one language. Fields stand in braces, as for ``str.format``.
 
     Attributes:
+        examples: Earlier turns that show a small model what is asked for; they stand before both requests.
+        skeleton_after_examples: Request for the skeleton behind ``examples``, without a demonstration of its
+            own; uses ``{question}``.
         skeleton: Request for the skeleton; uses ``{question}``.
         expansion: Request for one point; uses ``{question}``, ``{skeleton}``, ``{number}``, ``{point}``.
         skeleton_prefill: What the reply to ``skeleton`` is begun with, where the model allows it.
@@ -65,6 +69,8 @@ class PromptTemplates:
 
     skeleton: str
     expansion: str
+    examples: tuple[Example, ...] = ()
+    skeleton_after_examples: str = "{question}"
     skeleton_prefill: str = "1."
     expansion_prefill: str = "{number}. {point}:"
     skeleton_opening: str = '\n\nBegin your reply with "1."'
@@ -83,6 +89,7 @@ class PromptTemplates:
 
     def __post_init__(self) -> None:
         _check_fields(self.skeleton, name="skeleton", required={"question"})
+        _check_fields(self.skeleton_after_examples, name="skeleton_after_examples", required={"question"})
         _check_fields(self.expansion, name="expansion", required={"question", "skeleton", "number", "point"})
         _check_fields(self.expansion_prefill, name="expansion_prefill", required={"number", "point"})
         _check_fields(self.several, name="several", required={"question", "skeleton", "points"})
@@ -99,6 +106,23 @@ class PromptTemplates:
         )
         return request if prefill else request + self.expansion_opening
 
+    def skeleton_examples(self) -> list[tuple[str, str]]:
+        """Requests for the skeletons of ``examples``, and replies."""
+        return [
+            (self.skeleton_after_examples.format(question=example.question), example.skeleton.text)
+            for example in self.examples
+        ]
+
+    def expansion_examples(self) -> list[tuple[str, str]]:
+        """Requests for one point of each of ``examples``, and replies."""
+        return [
+            (
+                self.expansion_request(example.question, example.skeleton, example.point, prefill=True),
+                f"{self.expansion_reply_start(example.point)} {example.text}",
+            )
+            for example in self.examples
+        ]
+
     def several_request(
         self, question: str, skeleton: Skeleton, points: Sequence[Point], *, prefill: bool
     ) -> str:
@@ -113,6 +137,12 @@ class PromptTemplates:
 
 
 ENGLISH = PromptTemplates(
+    examples=ENGLISH_EXAMPLES,
+    skeleton_after_examples=(
+        "Write only the outline of an answer to this question, not the answer: 3 to 10 numbered points, "
+        "one a line, each a heading of two to five words. Use the language of the question.\n\n"
+        "Question: {question}"
+    ),
     skeleton=(
         "Write only the outline of an answer to the question below, not the answer. Give 3 to 10 numbered "
         "points, one a line, each a heading of two to five words that can be worked out without reading the "
@@ -132,6 +162,11 @@ ENGLISH = PromptTemplates(
 )
 
 CHINESE = PromptTemplates(
+    examples=CHINESE_EXAMPLES,
+    skeleton_after_examples=(
+        "请只写出下面问题的回答提纲，不要写正文：3到10个带编号的要点，每行一个，每个是简短的小标题。\n\n"
+        "问题：{question}"
+    ),
     skeleton=(
         "问题：{question}\n\n"
         "请只写出回答的提纲，不要写正文。列出3到10个带编号的要点，每行一个，"

@@ -127,6 +127,7 @@ def _likeness(some: frozenset[str], others: frozenset[str]) -> float:
 
 
 @needs_data
+@pytest.mark.slow
 def test_no_question_of_the_papers_nor_one_like_it_is_among_ours() -> None:
     theirs = [
         json.loads(line)["question"]
