@@ -12,7 +12,7 @@ from typing import Protocol
 
 from langchain_core.messages import BaseMessage
 
-from sot_chains.calls.options import SotOptions
+from sot_chains.calls.options import ReplyBounds, SotOptions
 from sot_chains.calls.trace import Call, PointState
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.text.reply_text import HeadingStripper, MultiPointSplitter
@@ -69,7 +69,7 @@ class PointTask:
         points: Its points, one for each position; none for a plain answer.
         request: How to ask for it.
         prefix: What the request shares with those of other units.
-        stop: Where the reply of a model that continues a begun one ends, besides where it ends itself.
+        bounds: Where the reply of a model that continues a begun one ends, besides where it ends itself.
         alone: How to ask for one of its points alone, where there are several.
         children: Those that were asked for so, since the reply had left them out.
     """
@@ -78,7 +78,7 @@ class PointTask:
     points: Sequence[Point]
     request: Callable[..., list[BaseMessage]]
     prefix: SharedPrefix | None = None
-    stop: str | None = None
+    bounds: ReplyBounds | None = None
     task: asyncio.Task[None] | None = None
     alone: Callable[[int, Point], PointTask] | None = None
     children: list[PointTask] = field(default_factory=list)

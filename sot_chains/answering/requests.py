@@ -11,7 +11,7 @@ from typing import TypeVar
 from langchain_core.messages import AIMessage, BaseMessage
 
 from sot_chains.answering.point_tasks import PointTask
-from sot_chains.calls.options import SotOptions
+from sot_chains.calls.options import ReplyBounds, SotOptions
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
@@ -55,6 +55,11 @@ class Plan:
 def in_groups(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """``items`` in groups of ``size``, the last of which may be smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+# A small model goes on to the points after its own, or repeats itself: its point is one short line.
+_POINT = ReplyBounds(stop="\n", max_tokens=120)
+_OUTLINE = ReplyBounds(stop="\n\n", max_tokens=160)
 
 
 class Requests:
@@ -108,14 +113,13 @@ class Requests:
                 return self.unit([position], [point], skeleton, None)
 
         request = partial(self.points, skeleton, points)
-        # A small model goes on to the points after its own: its point is one line.
-        stop = "\n" if len(points) == 1 and self._shows_examples(prefill=True) else None
-        return PointTask(positions, points, request, prefix, stop, alone=alone)
+        is_bound = len(points) == 1 and self._shows_examples(prefill=True)
+        return PointTask(positions, points, request, prefix, _POINT if is_bound else None, alone=alone)
 
     def skeleton_task(self) -> PointTask:
         """The unit that writes the outline, which ends at a blank line."""
-        stop = "\n\n" if self._shows_examples(prefill=True) else None
-        return PointTask([], (), self.skeleton, self.whole_prefix(), stop)
+        bounds = _OUTLINE if self._shows_examples(prefill=True) else None
+        return PointTask([], (), self.skeleton, self.whole_prefix(), bounds)
 
     def whole_prefix(self) -> SharedPrefix | None:
         """What all requests share: what stands before the question."""

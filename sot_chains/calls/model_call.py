@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from sot_chains.calls.options import CallOptions, SotOptions
+from sot_chains.calls.options import CallOptions, ReplyBounds, SotOptions
 from sot_chains.calls.rate_limits import Limiter, Permit
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
@@ -31,7 +31,7 @@ class Asked(Protocol):
     Attributes:
         points: What the reply is to hold; none for the skeleton and for a plain answer.
         prefix: What the request shares with others.
-        stop: Where the reply ends, besides where the model ends it; of models that continue a begun reply.
+        bounds: Where the reply ends, besides where the model ends it; of models that continue a begun reply.
         request: Makes the messages, anew for each attempt, since what is known of the model may have changed:
             ``request(prefill=..., written=...)``, where ``written`` is what a begun reply is to go on from
             besides what it begins with.
@@ -42,7 +42,7 @@ class Asked(Protocol):
     @property
     def prefix(self) -> SharedPrefix | None: ...  # noqa: D102 - above
     @property
-    def stop(self) -> str | None: ...  # noqa: D102 - above
+    def bounds(self) -> ReplyBounds | None: ...  # noqa: D102 - above
     @property
     def request(self) -> Callable[..., list[BaseMessage]]: ...  # noqa: D102 - above
 
@@ -194,9 +194,10 @@ class Caller:
         parameters = self._setting.parameters
         if asked.prefix and self._is_vendor:
             parameters = {**parameters, "prefix": asked.prefix}
-        if asked.stop and self._method.prefills:
+        if asked.bounds and self._method.prefills:
             given = parameters.get("stop") or []
-            parameters = {**parameters, "stop": [*([given] if isinstance(given, str) else given), asked.stop]}
+            stop = [*([given] if isinstance(given, str) else given), asked.bounds.stop]
+            parameters = {"max_tokens": asked.bounds.max_tokens, **parameters, "stop": stop}
         take = _after(repeated, reply.take) if repeated else reply.take
         stream = self._method.provider.stream(messages, config=config, **parameters)
         try:

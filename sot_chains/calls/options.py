@@ -26,6 +26,19 @@ OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]
 POLICIES = ("retry", "omit", "plain", "raise")
 
 
+@dataclass(frozen=True)
+class ReplyBounds:
+    """Where a reply ends, besides where the model ends it.
+
+    Attributes:
+        stop: A string before which it ends.
+        max_tokens: Its tokens, at most, unless the user has set a bound.
+    """
+
+    stop: str
+    max_tokens: int
+
+
 class Expectations:
     """How long replies are expected to be, learned from those that came.
 
