@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -21,6 +21,7 @@ from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import Tokens, num_message_tokens, num_tokens
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import nobody_listens
+from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider, on_sent
 from sot_chains.text.skeleton import Point
 
@@ -195,9 +196,7 @@ class Caller:
         if asked.prefix and self._is_vendor:
             parameters = {**parameters, "prefix": asked.prefix}
         if asked.bounds and self._method.prefills:
-            given = parameters.get("stop") or []
-            stop = [*([given] if isinstance(given, str) else given), asked.bounds.stop]
-            parameters = {"max_tokens": asked.bounds.max_tokens, **parameters, "stop": stop}
+            parameters = {**parameters, **self._bounded(asked.bounds)}
         take = _after(repeated, reply.take) if repeated else reply.take
         stream = self._method.provider.stream(messages, config=config, **parameters)
         try:
@@ -214,6 +213,21 @@ class Caller:
         except BaseException:
             await cast("AsyncGenerator[Delta, None]", stream).aclose()  # ends the request
             raise
+
+    def _bounded(self, bounds: ReplyBounds) -> dict[str, Any]:
+        """The bounds together with those of the user, be they of this call or of the model."""
+
+        def own(name: str) -> Any:
+            provider, given = self._method.provider, self._setting.parameters.get(name)
+            return (
+                provider.setting(name) if given is None and isinstance(provider, LangChainProvider) else given
+            )
+
+        stop = own("stop") or []
+        max_tokens = own("max_tokens")
+        if self._setting.parameters.get("max_tokens") is None:  # a bound of this call is the user's to choose
+            max_tokens = min(max_tokens or bounds.max_tokens, bounds.max_tokens)
+        return {"stop": [*([stop] if isinstance(stop, str) else stop), bounds.stop], "max_tokens": max_tokens}
 
     def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
         """Notes what the attempt cost all the same, and tells the limits what the server said."""

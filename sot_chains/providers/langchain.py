@@ -36,6 +36,15 @@ class LangChainProvider:
         names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
+    def setting(self, name: str) -> Any:
+        """What a call is made with unless told otherwise: bound to a wrapper, or of the model itself."""
+        wrapper: Any = self.runnable
+        while wrapper is not None:
+            if (value := (getattr(wrapper, "kwargs", None) or {}).get(name)) is not None:
+                return value
+            wrapper = getattr(wrapper, "bound", None)
+        return getattr(next(_models(self.runnable)), name, None)
+
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncGenerator[Delta, None]:

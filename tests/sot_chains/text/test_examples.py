@@ -50,3 +50,13 @@ async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(contin
         if not continues:
             assert len(messages) == 1
             assert parameters["stop"] == ["END"]
+
+
+async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
+    model = PacedChatModel(answer=answer_to, supports_assistant_prefill=True)
+    bound = model.bind(stop=["OWN"], max_tokens=7)
+    await SkeletonOfThought(bound.with_config(tags=["a"])).ainvoke(QUESTION)
+    await SkeletonOfThought(model).ainvoke(QUESTION, max_tokens=500)
+    (first, *_), last = model.parameters, model.parameters[-1]
+    assert (first["stop"], first["max_tokens"]) == (["OWN", "\n\n"], 7)
+    assert last["max_tokens"] == 500
