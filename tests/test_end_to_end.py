@@ -17,6 +17,7 @@ from examples import demo
 from local_backend import ChatLocal
 from sot_chains import SkeletonOfThought, cli
 from sot_chains.text.prompts import ENGLISH
+from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import parse_skeleton
 
 QUESTION = {"question": "How can I bake bread at home?"}
@@ -74,7 +75,9 @@ def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
         chat.engine.forget_prefixes()
         request = ENGLISH.expansion_request(question, skeleton, point, prefill=True)
         begun = [*shown, ("user", request), ("ai", ENGLISH.expansion_reply_start(point))]
-        assert traced["text"] == chat.invoke(begun, stop=["\n"]).text.strip()
+        stripper = HeadingStripper(point)  # a model may repeat the heading it was given
+        alone = stripper.feed(chat.invoke(begun, stop=["\n"]).text) + stripper.end()
+        assert traced["text"].strip() == alone.strip()
 
 
 async def test_points_share_forwards(chat: ChatLocal) -> None:

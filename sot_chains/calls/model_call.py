@@ -219,9 +219,9 @@ class Caller:
 
         def own(name: str) -> Any:
             provider, given = self._method.provider, self._setting.parameters.get(name)
-            return (
-                provider.setting(name) if given is None and isinstance(provider, LangChainProvider) else given
-            )
+            if given is None and isinstance(provider, LangChainProvider):
+                return provider.setting(name)
+            return given
 
         stop = own("stop") or []
         max_tokens = own("max_tokens")
