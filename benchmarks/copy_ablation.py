@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with aside(ChatLocal.default) as chat, Progress(console=Console(stderr=True)) as progress:
         tokenizer = chat.engine.tokenizer
         tasks = [[task] for task in forced_tasks(tokenizer, options.cases, seed=2)]
-        model = aside(lambda: random_llama(options.shape, 32_000, options.device))
+        model = aside(lambda: random_llama(options.shape, max(32_000, len(tokenizer)), options.device))
 
         def run(make: Callable[[], Drafter], batch: Sequence[Task]) -> Run:
             return run_engine(model, tokenizer, batch, make())
