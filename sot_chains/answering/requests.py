@@ -74,6 +74,9 @@ class Requests:
         self._conversation = conversation
         self._is_cached = isinstance(method.provider, VendorProvider)
         self.templates = method.prompts.for_question(conversation.question)
+        # Asked of the model itself: a user may know that another one continues replies, but one that is
+        # stronger needs no examples, and some vendors refuse a stop string that is a line's end.
+        self._is_small = method.provider.supports_prefill and not self._is_cached
         self.skeleton_reply_start: str | None = None
 
     def skeleton(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
@@ -157,7 +160,7 @@ class Requests:
 
         Those of the vendors are strong enough without, and bill every token they read.
         """
-        return prefill and not self._is_cached and bool(self.templates.examples)
+        return prefill and self._is_small and bool(self.templates.examples)
 
     def _asking(
         self, request: str, start: str | None, written: str, examples: Sequence[tuple[str, str]]

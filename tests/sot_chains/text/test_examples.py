@@ -60,3 +60,13 @@ async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
     (first, *_), last = model.parameters, model.parameters[-1]
     assert (first["stop"], first["max_tokens"]) == (["OWN", "\n\n"], 7)
     assert last["max_tokens"] == 500
+
+
+async def test_a_model_the_user_vouches_for_gets_the_requests_alone() -> None:
+    model = PacedChatModel(answer=answer_to)
+    trace = (await SkeletonOfThought(model, prefill=True).ainvoke(QUESTION)).response_metadata["sot"]
+    assert trace["route"] == "sot"
+    assert {len(messages) for messages in model.requests} == {2}  # the question and the reply's beginning
+    assert all(
+        "max_tokens" not in parameters and not parameters.get("stop") for parameters in model.parameters
+    )
