@@ -68,9 +68,9 @@ check: .venv/dev ## Lint, types, import arrows
 	$(BIN)/python -m pytest tests/test_arrows.py
 
 bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/results
-	$(BIN)/python -m benchmarks.sot_latency --save
-	$(BIN)/python -m benchmarks.load --save
-	$(BIN)/python -m benchmarks.retrieval --save
+	$(BIN)/python -m benchmarks.sot_latency --limit 14 --repeats 1 --save
+	$(BIN)/python -m benchmarks.load --service api --save
+	$(BIN)/python -m benchmarks.retrieval --cases 6 --repeats 1 --save
 
 clean: ## Remove the environment and caches
 	rm -rf .venv .node .vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -168,7 +168,7 @@ async def _run_sot(
 
 
 class _Board:
-    """What is on the screen: two panels side by side. Rendered anew for each frame."""
+    """What is on the screen: two panels side by side. Rendered again for each frame."""
 
     def __init__(self, *, with_plain: bool) -> None:
         self._with_plain = with_plain

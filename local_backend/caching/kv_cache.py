@@ -4,7 +4,7 @@ Every row has a length of its own. The rows of a forward lie side by side in one
 forward over them needs no gathering; a row's new tokens are written behind its own length, and a commit keeps
 the accepted ones by moving that length. All rows have as many columns as the longest needs, so that memory is
 rows times columns; where that has a limit, the buffers are taken whole when they are first used, and few wide
-rows or many narrow ones are laid out anew in the same memory.
+rows or many narrow ones are rearranged in the same memory.
 
 Knows places and lengths. Does not know drafts, sampling or requests.
 """

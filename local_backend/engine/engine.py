@@ -242,7 +242,7 @@ class Engine(Calls):
         """Drop what was computed with the weights as they are, e.g. when they have changed; from any thread.
 
         Keys and values kept of finished rows: no row that is submitted from then on begins with them. And
-        copies of weights, which are made anew.
+        copies of weights, which are made again.
         """
         self._loop.forget_prefixes()  # done on the engine's thread, which may be reading them
         if not self._worker.is_closing:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 _BLOCK_BYTES = 2**16
-# A journal is written anew when it is larger than this and holds mostly what is in the output by now.
+# A journal is rewritten when it is larger than this and holds mostly what is in the output by now.
 _LARGE_JOURNAL_BYTES = 2**20
 
 

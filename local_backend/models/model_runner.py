@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # Decode forwards are padded to one of these widths, and beyond to multiples of the last: kernels are prepared
-# anew for every new shape, which takes longer than the tokens that fill it up.
+# again for every new shape, which takes longer than the tokens that fill it up.
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 
 

@@ -44,7 +44,7 @@ def _forget_outputs() -> None:
 class PrepackedProduct:
     """The weights of layers that read the same inputs, laid out as one matrix.
 
-    Weights that change are laid out anew when they are next used. What torch does not count as a change,
+    Weights that change are repacked when they are next used. What torch does not count as a change,
     because it was done to ``weight.data`` or by a fused optimizer, :meth:`forget` must tell.
 
     Args:
@@ -70,7 +70,7 @@ class PrepackedProduct:
         if (
             inputs.numel() < self.least_columns * inputs.shape[-1]
             or torch.is_grad_enabled()
-            or not (self._is_up_to_date() or self._lays_out_anew())
+            or not (self._is_up_to_date() or self._repacks())
             or inputs.dtype != self._dtype
         ):
             return None
@@ -89,7 +89,7 @@ class PrepackedProduct:
         return [module for module in modules if module is not None]
 
     @torch.no_grad()
-    def lay_out(self) -> None:
+    def pack(self) -> None:
         """Copy the layers' weights as they are now."""
         modules = self.modules
         self._sizes = [module.out_features for module in modules]
@@ -110,7 +110,7 @@ class PrepackedProduct:
         self._kept = [one.detach() for _, _, one in parameters if one is not None]
 
     def forget(self) -> None:
-        """Lay out the layers' weights anew when they are next used."""
+        """Repack the layers' weights when they are next used."""
         self._copied = []
 
     def _is_up_to_date(self) -> bool:
@@ -123,7 +123,7 @@ class PrepackedProduct:
                 return False
         return bool(self._copied)
 
-    def _lays_out_anew(self) -> bool:
+    def _repacks(self) -> bool:
         """Copy the weights, unless a layer was moved, converted or replaced so that they cannot be."""
         modules = self.modules
         if (
@@ -132,7 +132,7 @@ class PrepackedProduct:
             or len({*map(kind_of, modules)}) > 1
         ):
             return False
-        self.lay_out()
+        self.pack()
         return True
 
 

@@ -70,7 +70,7 @@ def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
         if not _has_room(sum(map(_num_bytes, products))):
             return False
     for product in products:
-        product.lay_out()
+        product.pack()
         for place, module in enumerate(product.modules):
             vars(module)["forward"] = PrepackedLinear(module, product, place)
     return bool(products)

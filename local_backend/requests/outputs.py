@@ -211,7 +211,7 @@ class Stats:
         num_drafted: Tokens drafted.
         num_accepted: Drafted tokens accepted.
         num_prefilled: Tokens the model read for this row before it wrote: of the prompt, whose rest came from
-            a shared prefix, and of its own text where it was set aside.
+            a shared prefix, and of its own text where it was preempted.
         num_preempted: How often it gave its place to others for lack of memory.
         tokens_by_forward: Tokens each decode forward landed, in order.
         submitted_seconds, first_token_seconds, finished_seconds: On ``time.monotonic``.

@@ -1,4 +1,4 @@
-"""The rows on their way into the batch: handed in by any thread, waiting, given a place, set aside again.
+"""The rows on their way into the batch: handed in by any thread, waiting, given a place, preempted.
 
 Knows rows, their order and the memory. Does not know the model, forwards or drafts.
 """
@@ -32,7 +32,7 @@ class Inbox:
         running: The rows in use.
         cache: Told how long they are expected to become.
         memory: What a row may take.
-        stats: Of the engine; counts what was taken over from other rows, and who was set aside.
+        stats: Of the engine; counts what was taken over from other rows, and who was preempted.
     """
 
     def __init__(

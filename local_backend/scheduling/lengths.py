@@ -197,7 +197,7 @@ class _Seen:
     """The last answers to prompts with one beginning."""
 
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT_LENGTHS))
-    prediction: Prediction | None = None  # of these; None when it has to be reckoned anew
+    prediction: Prediction | None = None  # of these; None when it has to be computed again
 
 
 class ObservedLengths:

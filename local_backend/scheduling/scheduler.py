@@ -26,7 +26,7 @@ from local_backend.scheduling.waiting_queue import ArrivalRank, QueueEntry, Wait
 # Reserved for an answer of which nothing is known, and at least added to one that has become longer.
 _FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32
 _GROWTH = 0.5
-# From how many answers on rows that wait are predicted anew by what they have taught.
+# From this many answers on, the lengths of waiting rows are predicted again from what was learned.
 _FIRST_LESSON_ANSWERS = 8
 # Of a row's length, what drafts may take beside it: another row is worth more than longer drafts.
 _DRAFT_SHARE = 0.25
@@ -66,7 +66,7 @@ class Scheduler:
         self._max_tokens = max_tokens
         self._num_draft_tokens = 0
         self._num_free_forwards = 0
-        self._is_to_predict_anew = False
+        self._is_to_predict_again = False
         self.choose(scheduling)
 
     def choose(self, scheduling: Scheduling) -> None:
@@ -92,8 +92,8 @@ class Scheduler:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Let rows wait that have come together."""
-        if self._is_to_predict_anew:
-            self._predict_anew()
+        if self._is_to_predict_again:
+            self._predict_again()
         now = time.monotonic()
         for row, prediction in zip(rows, self._predict(rows), strict=True):
             if prediction is not None:
@@ -143,7 +143,7 @@ class Scheduler:
         return None
 
     def put_back(self, row: Row) -> None:
-        """Let a row wait where it was before, because it could not begin, or has been set aside."""
+        """Let a row wait where it was before, because it could not begin, or was preempted."""
         plan = self._plan(row)
         assert plan.ticket is not None
         self._waiting.put_back(QueueEntry(row, admission_tokens(plan.prediction, self.policy), plan.ticket))
@@ -222,7 +222,7 @@ class Scheduler:
             # Ever more rarely, because ever less changes: those that wait are asked about again.
             is_power_of_two = not self._num_observed & (self._num_observed - 1)
             if is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS:
-                self._is_to_predict_anew = True
+                self._is_to_predict_again = True
 
     def _log_length(self, row: Row) -> None:
         if self._length_log is None:
@@ -233,13 +233,13 @@ class Scheduler:
             _logger.warning("lengths are logged no more: %s", error)
             self._length_log = None
 
-    def _predict_anew(self) -> None:
-        self._is_to_predict_anew = False
+    def _predict_again(self) -> None:
+        self._is_to_predict_again = False
         rows = [row for row in self._waiting if len(row.token_ids) == row.num_prompt_tokens]
         predictions = self._predict(rows)
         for row, prediction in zip(rows, predictions, strict=True):
             self._plan(row).prediction = None if prediction is None else _cut(prediction, row.room)
-        self._waiting.predict_anew(
+        self._waiting.predict_again(
             {row: admission_tokens(self._plan(row).prediction, self.policy) for row in rows}
         )
 

@@ -160,7 +160,7 @@ class WaitingQueue(Generic[ItemT]):
         del self._by_arrival[bisect_left(self._by_arrival, (waiter.ticket.number,))]
         del self._by_policy[bisect_left(self._by_policy, (self._rank(waiter), waiter.ticket.number))]
 
-    def predict_anew(self, predicted_tokens: Mapping[ItemT, float | None]) -> None:
+    def predict_again(self, predicted_tokens: Mapping[ItemT, float | None]) -> None:
         """Go by other expected lengths for these, of whom each waits."""
         for item, num_tokens in predicted_tokens.items():
             self._waiters[item] = replace(self._waiters[item], predicted_tokens=num_tokens)

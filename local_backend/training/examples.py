@@ -29,7 +29,7 @@ class NoiseOptions:
     Attributes:
         block_size: Tokens of a copy.
         num_passes: How often the answer is covered with copies, each time cut elsewhere.
-        window: Blocks along which the noise rises from ``lowest`` to ``highest``, then begins anew.
+        window: Blocks along which the noise rises from ``lowest`` to ``highest``, then starts over.
         lowest, highest: Share of a copy's tokens that are wrong.
         stored_share: Share of copies taken from stored iterates, where there are any.
 
@@ -55,7 +55,7 @@ class NoiseOptions:
 
 
 def progressive_ratio(block: int, options: NoiseOptions) -> float:
-    """Share of wrong tokens of the block of that number: linear along the window, then anew."""
+    """Share of wrong tokens of the block of that number: linear along the window, then from its start."""
     if options.window == 1:
         return options.highest
     step = (options.highest - options.lowest) / (options.window - 1)

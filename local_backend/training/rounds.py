@@ -41,14 +41,14 @@ class TuneOptions:
     """How a model is tuned.
 
     Attributes:
-        num_rounds: How often trajectories are collected anew.
+        num_rounds: How often trajectories are collected again.
         num_steps: Optimizer steps of each round.
         batch_size: Examples of a forward.
         accumulation_steps: Forwards of an optimizer step.
         learning_rate: At its peak; a warm-up before, a cosine to a tenth behind, in each round.
         lora_rank: Of the adapters that are trained in place of all weights; ``None`` trains all weights.
         bf16: Whether training runs in mixed precision; by default where the machine is fast at it.
-        activation_checkpointing: Whether activations are computed anew in the backward pass, to save memory.
+        activation_checkpointing: Whether activations are computed again in the backward pass, to save memory.
         num_held_out: Prompts that are kept for measuring, at most a fifth of them.
         num_evaluations: How often speed and quality are measured in a round.
         save_steps: Steps between two checkpoints.

@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
     if manifest.get("format") != _FORMAT:
         raise ValueError(
-            f"{path} is of format {manifest.get('format')}, this version reads {_FORMAT}: collect them anew"
+            f"{path} is of format {manifest.get('format')}, this version reads {_FORMAT}: collect them again"
         )
     return manifest
 

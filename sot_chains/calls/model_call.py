@@ -33,7 +33,7 @@ class Asked(Protocol):
         points: What the reply is to hold; none for the skeleton and for a plain answer.
         prefix: What the request shares with others.
         bounds: Where the reply ends, besides where the model ends it; of models that continue a begun reply.
-        request: Makes the messages, anew for each attempt, since what is known of the model may have changed:
+        request: Makes the messages, once for each attempt, since what is known of the model may have changed:
             ``request(prefill=..., written=...)``, where ``written`` is what a begun reply is to go on from
             besides what it begins with.
     """

@@ -322,7 +322,7 @@ def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | No
 
     Returns:
         ``None`` if there is nothing to keep to: neither limits nor an account whose server may ask for
-        pauses. Where a key's limits are given anew with other numbers, the new ones hold for everybody.
+        pauses. Where a key's limits are given again with other numbers, the new ones hold for everybody.
     """
     if limits is None and account is None:
         return None

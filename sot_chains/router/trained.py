@@ -1,6 +1,6 @@
 """The trained router: a small classifier that decides from the question alone, without asking any model.
 
-A logistic regression over the words of the question (:mod:`~sot_chains.router.features`) and its sentence
+A logistic regression over the words of the question and its sentence
 vector (:mod:`~sot_chains.router.encoder`). The paper trains a RoBERTa for this (arXiv 2307.15337, section
 4.2); this one needs no torch and a hundredth of the time. Does not know how it is trained.
 """

@@ -192,7 +192,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 def skeleton_of(reply: str, reply_start: str | None, max_points: int | None) -> Skeleton:
     """The skeleton in ``reply``, which may or may not go on from ``reply_start``.
 
-    A model may continue the reply begun for it or begin anew; the reading with more points is right.
+    A model may continue the reply begun for it or start again; the reading with more points is right.
     """
     skeleton = parse_skeleton(reply)
     if reply_start:
