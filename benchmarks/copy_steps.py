@@ -28,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.results import save
-from local_backend.drafting import Drafter, ReferenceCopy, WritingRow
+from local_backend.drafting import Drafter, ReferenceCopy, RowView
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.reference_copy import FITTED
@@ -97,15 +97,15 @@ def run_case(drafter: Drafter, case: Case) -> tuple[int, int, list[Draft]]:
 class FirstMatch:
     """LLMA's rule: behind the first occurrence of the last written token, a copy of fixed length."""
 
-    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> list[Draft]:
         """One chain for each row that has written something that occurs in a document."""
         return [self._draft(row) for row in rows]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn."""
 
     @staticmethod
-    def _draft(row: WritingRow) -> Draft:
+    def _draft(row: RowView) -> Draft:
         if len(row.token_ids) == row.num_prompt_tokens:
             return EMPTY_DRAFT
         last = row.token_ids[-1]
@@ -126,7 +126,7 @@ class PromptLookup:
             num_output_tokens=_LOOKUP_COPY_TOKENS, max_matching_ngram_size=2, max_length=10**9
         )
 
-    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> list[Draft]:
         """What it would have the model verify."""
         drafts = []
         for row in rows:
@@ -135,7 +135,7 @@ class PromptLookup:
             drafts.append(Draft.chain(candidate[0, len(prompt) :].tolist()))
         return drafts
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn."""
 
 
@@ -151,14 +151,14 @@ class SuffixDecoding:
         self._cache = module.SuffixDecodingCache(max_tree_depth=64, max_cached_requests=0)
         self._num_read: dict[int, int] = {}
 
-    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> list[Draft]:
         """What it would have the model verify."""
         return [self._draft(row) for row in rows]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """It is told of new tokens when it is asked next."""
 
-    def _draft(self, row: WritingRow) -> Draft:
+    def _draft(self, row: RowView) -> Draft:
         request, written = id(row), list(row.token_ids)
         if request not in self._num_read:
             prompt = [token for document in row.references for token in document] + written

@@ -36,7 +36,7 @@ def schedule_bars(replay: Replay) -> dict[str, list[tuple[int, int, int]]]:
     again: set[int] = set()
     for stay in replay.stays:
         written = stay.num_tokens
-        if stay.end == "set_aside":
+        if stay.end == "preempted":
             marked = min(mark, written)
             bars["is set aside"].append((stay.place, stay.start + written - marked, marked))
             written -= marked
@@ -44,7 +44,7 @@ def schedule_bars(replay: Replay) -> dict[str, list[tuple[int, int, int]]]:
             bars[_kind(stay, is_again=stay.row in again)].append((stay.place, stay.start, written))
         if stay.num_padding:
             bars["padding"].append((stay.place, stay.start + stay.num_tokens, stay.num_padding))
-        if stay.end == "set_aside":
+        if stay.end == "preempted":
             again.add(stay.row)
     return bars
 

@@ -47,7 +47,7 @@ class Stay:
     num_tokens: int
     num_before: int = 0
     num_padding: int = 0
-    end: Literal["ended", "set_aside"] = "ended"
+    end: Literal["ended", "preempted"] = "ended"
     is_refill: bool = False
 
 
@@ -132,8 +132,8 @@ def replay_static(
             for place, (row, start, new) in enumerate(zip(batch.rows, batch.starts, written, strict=True)):
                 is_aside = start + new < group[row]
                 if is_aside:
-                    batches.set_aside(row)
-                end: Literal["ended", "set_aside"] = "set_aside" if is_aside else "ended"
+                    batches.preempt(row)
+                end: Literal["ended", "preempted"] = "preempted" if is_aside else "ended"
                 stays.append(Stay(first + row, place, forward, new, start, longest - new, end))
             forward += longest
         num_failures += batches.num_failures

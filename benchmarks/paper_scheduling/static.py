@@ -163,7 +163,7 @@ class MicroBatches:
             self._limits[row] = limit
         return batch
 
-    def set_aside(self, row: int) -> None:
+    def preempt(self, row: int) -> None:
         """A row of the last batch has reached its limit, which is below what it may become."""
         limit, options = self._limits[row], self._options
         assert options.bin_tokens is not None

@@ -115,7 +115,7 @@ def run_static(
                 length = len(answer.prompt) + sum(len(part.token_ids) for part in answer.parts)
                 has_room = length < min(len(answer.prompt) + most, engine.max_positions)
                 if answer.parts[-1].finish_reason == "length" and has_room:
-                    batches.set_aside(row)
+                    batches.preempt(row)
                     if not (options.resume and _can_go_on(answer.params)):
                         answer.parts[-1] = replace(answer.parts[-1], token_ids=[], logprobs=None)
     return [_joined(answer, engine.tokenizer) for answer in answers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from local_backend.drafting.combined import Combined
-from local_backend.drafting.drafter import Autoregressive, Drafter, WritingRow
+from local_backend.drafting.drafter import Autoregressive, Drafter, RowView
 from local_backend.drafting.jacobi import Jacobi
 from local_backend.drafting.lookahead import Lookahead
 from local_backend.drafting.reference_copy import ReferenceCopy, SpanCopy
@@ -43,7 +43,7 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "ReferenceCopy",
+    "RowView",
     "SpanCopy",
-    "WritingRow",
     "drafter_of",
 ]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import Drafter, PerRow, WritingRow
+from local_backend.drafting.drafter import Drafter, PerRow, RowView
 
 # Gains are averaged with weights that fall to a third in ten forwards; older ones are not kept.
 _RATE = 0.1
@@ -86,7 +86,7 @@ class Combined:
         self._num_rows = 0
         self._states = PerRow(self._begin)
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """For each row the merged drafts of the members chosen."""
         states = [self._states[row] for row in rows]
         for number, drafter in enumerate(self.drafters):
@@ -99,7 +99,7 @@ class Combined:
                     )
         return [self._mix(state) for state in states]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Judge every proposal by what was written, and let who made it learn."""
         states = [self._states[row] for row in rows]
         for state, outcome in zip(states, outcomes, strict=True):
@@ -114,7 +114,7 @@ class Combined:
             if asked:
                 drafter.observe([rows[place] for place in asked], [outcomes[place] for place in asked])
 
-    def _begin(self, row: WritingRow) -> _State:
+    def _begin(self, row: RowView) -> _State:
         self._num_rows += 1
         members = []
         for rest in self._shared_rests:

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 
 
-class WritingRow(Protocol):
+class RowView(Protocol):
     """What a drafter sees of a row: one object throughout, equal to no other, weakly referable."""
 
     @property
@@ -39,10 +39,10 @@ class Drafter(Protocol):
     Whatever it proposes, the text stays the model's own: a wrong draft costs time and nothing else.
     """
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """One draft for each row, possibly empty, in the order of ``rows``."""
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """What became of the drafts last proposed for ``rows``, whose ``token_ids`` have grown by it.
 
         A row may have ended with it, and a row may end without a word: keep what is known of one in
@@ -60,11 +60,11 @@ class PerRow(Generic[StateT]):
         make: The state of a row not seen before. It must not refer to the row, or neither is ever dropped.
     """
 
-    def __init__(self, make: Callable[[WritingRow], StateT]) -> None:
+    def __init__(self, make: Callable[[RowView], StateT]) -> None:
         self._make = make
-        self._states: weakref.WeakKeyDictionary[WritingRow, StateT] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[RowView, StateT] = weakref.WeakKeyDictionary()
 
-    def __getitem__(self, row: WritingRow) -> StateT:
+    def __getitem__(self, row: RowView) -> StateT:
         state = self._states.get(row)
         if state is None:
             state = self._states[row] = self._make(row)
@@ -77,9 +77,9 @@ class PerRow(Generic[StateT]):
 class Autoregressive:
     """Proposes nothing. What every other drafter must agree with, token by token."""
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """An empty draft for each row."""
         return [EMPTY_DRAFT] * len(rows)
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import PerRow, WritingRow
+from local_backend.drafting.drafter import PerRow, RowView
 
 _KEPT_NGRAMS = 8
 
@@ -47,11 +47,11 @@ class Jacobi:
         self.num_recycled = num_recycled
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """Each row's block, and beside it recycled n-grams that begin with its last token."""
         return [self._draft(row) for row in rows]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """The model's tokens at the refused places are the next guess."""
         for row, outcome in zip(rows, outcomes, strict=True):
             state = self._states[row]
@@ -59,7 +59,7 @@ class Jacobi:
             state.guess = iterate[len(outcome.token_ids) :]
             state.pool.add(iterate)
 
-    def _draft(self, row: WritingRow) -> Draft:
+    def _draft(self, row: RowView) -> Draft:
         state = self._states[row]
         state.pool.read(row.token_ids)
         room = max(0, row.room - 1)

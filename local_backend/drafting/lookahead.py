@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import PerRow, WritingRow
+from local_backend.drafting.drafter import PerRow, RowView
 from local_backend.drafting.jacobi import NgramPool
 
 # N-grams of references are read row by row; copying long ones is what reference copy is for.
@@ -63,11 +63,11 @@ class Lookahead:
         self.num_guesses = num_guesses
         self._states = PerRow(self._begin)
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """Each row's guesses, then its window, as one tree."""
         return [self._draft(row) for row in rows]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Collect the n-grams the window gave rise to, and move it on by one iterate."""
         for row, outcome in zip(rows, outcomes, strict=True):
             state = self._states[row]
@@ -87,7 +87,7 @@ class Lookahead:
                 for iterate in [*state.window[1:], newest]
             ]
 
-    def _begin(self, row: WritingRow) -> _State:
+    def _begin(self, row: RowView) -> _State:
         rng = random.Random(0)
         window = [self._fresh(row, rng, self.window_size) for _ in range(self.ngram_size - 1)]
         pool = NgramPool(self.ngram_size, self.num_guesses)
@@ -97,13 +97,13 @@ class Lookahead:
             left -= len(reference)
         return _State(pool, rng, window)
 
-    def _draft(self, row: WritingRow) -> Draft:
+    def _draft(self, row: RowView) -> Draft:
         state = self._states[row]
         state.pool.read(row.token_ids)
         paths = [*state.pool.after(row.token_ids[-1]), *map(state.path, range(self.window_size))]
         return Draft.merged(Draft.chain(path[: max(0, row.room - 1)]) for path in paths)
 
     @staticmethod
-    def _fresh(row: WritingRow, rng: random.Random, count: int) -> list[int]:
+    def _fresh(row: RowView, rng: random.Random, count: int) -> list[int]:
         """Cells of which nothing is known begin as tokens of the row's text."""
         return rng.choices(row.token_ids, k=count)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from local_backend.drafting.copy_sources import CopySources
 from local_backend.drafting.copy_tree import CopyWeights, grow
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafting.drafter import PerRow, WritingRow
+from local_backend.drafting.drafter import PerRow, RowView
 from local_backend.drafting.suffix_index import BORDER, GrowingIndex, Match, SharedIndexes, SuffixIndex
 
 FITTED = CopyWeights(
@@ -88,11 +88,11 @@ class ReferenceCopy:
         self._indexes = SharedIndexes(max_indexed_tokens)
         self._states = PerRow(self._begin)
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """One tree for each row; nothing where nothing is likely enough."""
         return [self._draft(row) for row in rows]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Learn of each row whether its copies break off sooner or later than expected."""
         for row, outcome in zip(rows, outcomes, strict=True):
             draft = outcome.draft
@@ -109,11 +109,11 @@ class ReferenceCopy:
                     state.num_expected_breaks += 1 - going_on_share
                     state.num_breaks += number + 1 == len(outcome.accepted)
 
-    def _begin(self, row: WritingRow) -> _State:
+    def _begin(self, row: RowView) -> _State:
         prompt = SuffixIndex([row.token_ids[: row.num_prompt_tokens]])
         return _State(CopySources(self._indexes.of(row.references), prompt))
 
-    def _draft(self, row: WritingRow) -> Draft:
+    def _draft(self, row: RowView) -> Draft:
         max_depth = min(self.max_depth, row.room - 1)
         if max_depth < 1:
             return EMPTY_DRAFT
@@ -161,18 +161,18 @@ class SpanCopy:
         self._indexes = SharedIndexes()
         self._states = PerRow(self._begin)
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """The copy behind each row's best match; nothing where there is no match."""
         return [self._draft(row) for row in rows]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn that the row's own text does not say."""
 
-    def _begin(self, row: WritingRow) -> _SpanState:
+    def _begin(self, row: RowView) -> _SpanState:
         prompt = SuffixIndex([row.token_ids[: row.num_prompt_tokens]])
         return _SpanState(self._indexes.of(row.references), prompt, GrowingIndex())
 
-    def _draft(self, row: WritingRow) -> Draft:
+    def _draft(self, row: RowView) -> Draft:
         num_tokens = min(self.num_copy_tokens, row.room - 1)
         state, text = self._states[row], row.token_ids
         state.written.extend(text[row.num_prompt_tokens + len(state.written.tokens) :])

@@ -197,7 +197,7 @@ class DecodeLoop:
             self._stats.num_tokens += taken
             if row.finish_reason is None and row.error is None:
                 notify_safely(
-                    row, partial(row.tell, min_interval_seconds=self._stream_interval_seconds, now=now)
+                    row, partial(row.emit, min_interval_seconds=self._stream_interval_seconds, now=now)
                 )
 
     def _retire(self, rows: Sequence[Row]) -> None:

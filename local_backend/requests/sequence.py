@@ -147,7 +147,7 @@ class Row:
         self._num_told_tokens += len(token_ids)
         return Update(text, token_ids, completion)
 
-    def tell(self, *, min_interval_seconds: float, now: float) -> None:
+    def emit(self, *, min_interval_seconds: float, now: float) -> None:
         """Pass on new text, at most once in ``min_interval_seconds``."""
         if self.stats.first_token_seconds is None:
             self.stats.first_token_seconds = now
@@ -186,10 +186,10 @@ class Row:
         self.listener(Update(error=error))
 
 
-def notify_safely(row: Row, tell: Callable[[], None]) -> None:
+def notify_safely(row: Row, emit: Callable[[], None]) -> None:
     """What goes wrong while one row is told reaches its caller alone."""
     try:
-        tell()
+        emit()
     except Exception as error:  # a listener is the caller's code and may raise anything
         row.cancelled = True
         row.state = State.FINISHED

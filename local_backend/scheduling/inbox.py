@@ -146,7 +146,7 @@ class Inbox:
                 self._running.remove(row)
                 notify_safely(row, partial(row.fail, error))
             else:
-                self._running.set_aside(row)
+                self._running.preempt(row)
                 self._scheduler.put_back(row)
                 row.stats.num_preempted += 1
                 self._stats.num_preempted += 1

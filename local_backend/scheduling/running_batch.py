@@ -112,7 +112,7 @@ class RunningBatch:
         self._rows.pop()
         self._cache.remove_last_row()
 
-    def set_aside(self, row: Row) -> None:
+    def preempt(self, row: Row) -> None:
         """Free the place of a row that is to go on later from what it has written.
 
         What it has read is kept while there is room for that, and otherwise read again.

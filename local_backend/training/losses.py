@@ -19,7 +19,7 @@ from torch.nn import functional
 Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
 
 IGNORED = -100  # a label where nothing is to be predicted, as in torch and transformers
-NOBODY = -1  # an index where there is nobody to agree with
+NO_TEACHER = -1  # an index where there is nobody to agree with
 
 
 def forward_kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -74,14 +74,14 @@ def agreement_loss(logits: Tensor, agrees_with: Tensor, divergence: Divergence =
 
     Args:
         logits: ``[rows, width, vocabulary]``.
-        agrees_with: For each position the column of its teacher, :data:`NOBODY` where it has none;
+        agrees_with: For each position the column of its teacher, :data:`NO_TEACHER` where it has none;
             ``[rows, width]``.
         divergence: How far two distributions are apart.
 
     Returns:
         A scalar; 0 where no position has a teacher.
     """
-    row, column = (agrees_with != NOBODY).nonzero(as_tuple=True)
+    row, column = (agrees_with != NO_TEACHER).nonzero(as_tuple=True)
     if not len(row):
         return _nothing(logits)
     teacher = logits[row, agrees_with[row, column]]
@@ -101,7 +101,7 @@ def global_consistency_loss(
     Args:
         logits: ``[rows, width, vocabulary]``.
         fixed_point_column: For each place of an iterate the column of the clean text that predicts the same
-            token, :data:`NOBODY` elsewhere; ``[rows, width]``.
+            token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
         divergence: D.
     """
     return agreement_loss(logits, fixed_point_column, divergence)
@@ -118,7 +118,7 @@ def local_consistency_loss(
     Args:
         logits: ``[rows, width, vocabulary]``.
         next_iterate_column: For each place of an iterate the column of the next iterate, or of the clean
-            text, that predicts the same token, :data:`NOBODY` elsewhere; ``[rows, width]``.
+            text, that predicts the same token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
         divergence: D.
     """
     return agreement_loss(logits, next_iterate_column, divergence)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from local_backend.models.architecture import Architecture
 from local_backend.requests.request import vocabulary_size
-from local_backend.training.losses import IGNORED, NOBODY
+from local_backend.training.losses import IGNORED, NO_TEACHER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +85,7 @@ class PackedBatch:
             Padding sees itself, so that no row of a softmax is empty.
         labels: What a column of the clean text is to predict, :data:`IGNORED` elsewhere; ``[rows, width]``.
         fixed_point_column: For each column of a copy the column of the clean text that predicts the same
-            token, :data:`NOBODY` elsewhere; ``[rows, width]``.
+            token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
         next_iterate_column: The same for the copy's next iterate.
     """
 
@@ -137,8 +137,8 @@ def pack(examples: Sequence[Example], pad_id: int = 0) -> PackedBatch:
         position_ids=torch.zeros(shape, dtype=torch.long),
         sees=torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1),
         labels=torch.full(shape, IGNORED),
-        fixed_point_column=torch.full(shape, NOBODY),
-        next_iterate_column=torch.full(shape, NOBODY),
+        fixed_point_column=torch.full(shape, NO_TEACHER),
+        next_iterate_column=torch.full(shape, NO_TEACHER),
     )
     for row, example in enumerate(examples):
         _fill(batch, row, example)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.progress import Progress
 
-from local_backend.drafting import Drafter, Jacobi, WritingRow
+from local_backend.drafting import Drafter, Jacobi, RowView
 from local_backend.drafting.draft import Draft, Outcome
 from local_backend.drafting.drafter import PerRow
 from local_backend.engine.engine import Engine
@@ -113,7 +113,7 @@ class Recorder:
         self.drafter = drafter
         self._iterates: PerRow[list[tuple[int, tuple[int, ...]]]] = PerRow(lambda _: [])
 
-    def propose(self, rows: Sequence[WritingRow]) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """The other's drafts."""
         drafts = self.drafter.propose(rows)
         for row, draft in zip(rows, drafts, strict=True):
@@ -121,11 +121,11 @@ class Recorder:
             self._iterates[row].append((start, _first_chain(draft)))
         return drafts
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Passed on."""
         self.drafter.observe(rows, outcomes)
 
-    def iterates_of(self, row: WritingRow) -> list[tuple[int, tuple[int, ...]]]:
+    def iterates_of(self, row: RowView) -> list[tuple[int, tuple[int, ...]]]:
         """Place in the answer and guesses before each forward of the row."""
         return self._iterates[row]
 

@@ -209,7 +209,7 @@ class Caller:
                 if delta.usage or delta.finish_reason or delta.response_metadata:
                     call.note(delta)
                 if delta.rate_limits and self._method.limiter:
-                    self._method.limiter.hear(delta.rate_limits)
+                    self._method.limiter.update_from_headers(delta.rate_limits)
         except BaseException:
             await cast("AsyncGenerator[Delta, None]", stream).aclose()  # ends the request
             raise
@@ -243,7 +243,7 @@ class Caller:
         if self._method.limiter and was_refused(error):
             said = error.rate_limits if isinstance(error, ProviderError) else None
             after = retry_after_seconds_of_error(error)
-            self._method.limiter.hear(said, retry_after_seconds=after)
+            self._method.limiter.update_from_headers(said, retry_after_seconds=after)
 
 
 def _tokens_of(call: Call) -> int | None:

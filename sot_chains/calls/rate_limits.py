@@ -218,7 +218,9 @@ class Limiter:
             if self._first:
                 self._first.wake()
 
-    def hear(self, said: RateLimits | None, *, retry_after_seconds: float | None = None) -> None:
+    def update_from_headers(
+        self, said: RateLimits | None, *, retry_after_seconds: float | None = None
+    ) -> None:
         """Takes in what the server said of limits and of waiting: until then nobody is let through."""
         now = time.monotonic()
         pause = retry_after_seconds or 0.0

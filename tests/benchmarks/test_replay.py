@@ -57,7 +57,7 @@ def _check(replay: Replay, lengths: list[int], *, resumed: bool = True) -> None:
         assert stay.start + stay.num_tokens <= replay.num_forwards
     assert written == lengths
     assert sorted(stay.row for stay in replay.stays if stay.end == "ended") == list(range(len(lengths)))
-    assert replay.num_failures == sum(stay.end == "set_aside" for stay in replay.stays)
+    assert replay.num_failures == sum(stay.end == "preempted" for stay in replay.stays)
 
 
 @given(

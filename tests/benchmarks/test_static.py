@@ -59,7 +59,7 @@ def test_every_row_ends_once_within_its_limits(way: str, answers: list[tuple[int
             else:
                 assert options.collect_failures
                 written[row] = limit
-                batches.set_aside(row)
+                batches.preempt(row)
                 num_aside += 1
     assert sorted(ended) == list(range(len(answers)))
     assert batches.num_failures == num_aside
@@ -86,7 +86,7 @@ def test_a_row_set_aside_goes_on_with_more_room() -> None:
     first = batches.next()
     assert first is not None
     assert (first.limits, first.starts) == ((8,), (0,))
-    batches.set_aside(0)
+    batches.preempt(0)
     second = batches.next()
     assert second is not None
     assert second.starts == (8,)

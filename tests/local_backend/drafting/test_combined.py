@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from local_backend import Combined, Draft, Outcome
-from local_backend.drafting import WritingRow
+from local_backend.drafting import RowView
 from tests.local_backend.drafting.fake_rows import FakeRow, by_last_two, step, write
 
 
 class Guesses:
     """Always proposes what a function says."""
 
-    def __init__(self, guess: Callable[[WritingRow], Sequence[int]]) -> None:
+    def __init__(self, guess: Callable[[RowView], Sequence[int]]) -> None:
         self.guess = guess
         self.num_proposed = self.num_observed = 0
 
-    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> list[Draft]:
         self.num_proposed += len(rows)
         return [Draft.chain(self.guess(row)) for row in rows]
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         self.num_observed += len(rows)
 
 
-def right(row: WritingRow) -> list[int]:
+def right(row: RowView) -> list[int]:
     text = list(row.token_ids)
     for _ in range(6):
         text.append(by_last_two(text))
     return text[len(row.token_ids) :]
 
 
-def wrong(_: WritingRow) -> list[int]:
+def wrong(_: RowView) -> list[int]:
     return [777] * 6
 
 

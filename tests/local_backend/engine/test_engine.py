@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, Outcome, SamplingParams
-from local_backend.drafting import WritingRow
+from local_backend.drafting import RowView
 from local_backend.requests.outputs import Update
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.tiny import random_llama
@@ -29,7 +29,7 @@ class RandomTrees:
         self.rng = random.Random(5)
         self.right = right
 
-    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> list[Draft]:
         drafts = []
         for row in rows:
             answer = self.right[tuple(row.token_ids[: row.num_prompt_tokens])]
@@ -46,7 +46,7 @@ class RandomTrees:
             drafts.append(Draft(tuple(token_ids), tuple(parents)))
         return drafts
 
-    def observe(self, rows: Sequence[WritingRow], outcomes: Sequence[Outcome]) -> None:
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         assert len(rows) == len(outcomes)
 
 
@@ -65,7 +65,7 @@ def test_greedy_is_what_transformers_writes(engine: Engine, model: LlamaForCausa
 class WholeAnswers(RandomTrees):
     """Drafts the whole answer."""
 
-    def propose(self, rows: Sequence[WritingRow]) -> list[Draft]:
+    def propose(self, rows: Sequence[RowView]) -> list[Draft]:
         answers = [self.right[tuple(row.token_ids[: row.num_prompt_tokens])] for row in rows]
         places = [len(row.token_ids) - row.num_prompt_tokens for row in rows]
         return [Draft.chain(answer[place:]) for place, answer in zip(places, answers, strict=True)]

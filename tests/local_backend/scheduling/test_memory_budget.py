@@ -104,10 +104,10 @@ def test_the_tokens_are_the_same_within_any_memory(
     with Engine(model, tokenizer, drafter, max_rows=8, scheduling=scheduling) as engine:
         completions = engine.generate(prompts, params)
         assert 0 < engine.peak_cache_bytes <= most * 1.05
-        set_aside = engine.stats.num_preempted
+        num_preempted = engine.stats.num_preempted
     assert [c.token_ids for c in completions] == [c.token_ids for c in plain]
-    assert sum(c.stats.num_preempted for c in completions) == set_aside
-    assert set_aside > 0 or factor >= 1
+    assert sum(c.stats.num_preempted for c in completions) == num_preempted
+    assert num_preempted > 0 or factor >= 1
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from local_backend.training.losses import (
     IGNORED,
-    NOBODY,
+    NO_TEACHER,
     autoregressive_loss,
     divergence_of,
     forward_kl,
@@ -179,7 +179,7 @@ def test_padding_changes_nothing(model: PreTrainedModel) -> None:
 
 def test_where_nobody_agrees_the_loss_is_zero_and_has_a_gradient() -> None:
     logits = torch.randn(2, 3, 5, requires_grad=True)
-    nobody = torch.full((2, 3), NOBODY)
+    nobody = torch.full((2, 3), NO_TEACHER)
     losses: list[Callable[[], torch.Tensor]] = [
         lambda: global_consistency_loss(logits, nobody),
         lambda: local_consistency_loss(logits, nobody),
@@ -219,7 +219,7 @@ def test_tokens_that_a_model_never_writes_change_no_loss(name: str) -> None:
     assert student.grad is not None
     assert student.grad.isfinite().all()
     assert student.grad.any()
-    nothing = global_consistency_loss(never.expand(4, 7)[None], torch.full((1, 4), NOBODY))
+    nothing = global_consistency_loss(never.expand(4, 7)[None], torch.full((1, 4), NO_TEACHER))
     assert nothing.item() == 0
 
 

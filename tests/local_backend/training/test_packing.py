@@ -19,7 +19,7 @@ from local_backend.training.examples import (
     stored_copies,
     wrong_share,
 )
-from local_backend.training.losses import IGNORED, NOBODY
+from local_backend.training.losses import IGNORED, NO_TEACHER
 from local_backend.training.packing import num_packed_tokens
 
 token = st.integers(1, 50)
@@ -51,7 +51,7 @@ def test_each_column_sees_what_stood_before_it(rows: list[Example]) -> None:
             assert sorted(positions) == list(range(int(batch.position_ids[row, column]) + 1))
             teacher = int(batch.fixed_point_column[row, column])
             if column < len(clean):
-                assert teacher == NOBODY
+                assert teacher == NO_TEACHER
                 assert seen == list(range(column + 1))
             else:
                 assert teacher == int(batch.position_ids[row, column]) < len(clean) - 1

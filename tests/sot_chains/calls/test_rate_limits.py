@@ -136,15 +136,15 @@ def test_what_the_server_says_closes_the_door(monkeypatch: pytest.MonkeyPatch) -
     async def work() -> None:
         limiter = Limiter(Limits())
         begin = time.monotonic()
-        limiter.hear(None, retry_after_seconds=7.0)
+        limiter.update_from_headers(None, retry_after_seconds=7.0)
         await limiter.admit(next_question())
         assert time.monotonic() - begin == pytest.approx(7.0, abs=0.1)
         begin = time.monotonic()
         said = RateLimits(requests=60, requests_left=0, requests_reset_seconds=300.0)
-        limiter.hear(said)  # all are back in 300 s, one of them in 1 s
+        limiter.update_from_headers(said)  # all are back in 300 s, one of them in 1 s
         await limiter.admit(next_question())
         assert time.monotonic() - begin == pytest.approx(1.0, abs=0.1)
-        limiter.hear(RateLimits(requests=60, requests_left=5))
+        limiter.update_from_headers(RateLimits(requests=60, requests_left=5))
         begin = time.monotonic()
         await limiter.admit(next_question())
         assert time.monotonic() == begin
