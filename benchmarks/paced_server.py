@@ -36,7 +36,6 @@ _WORDS = (
     "while",
 )
 _POINT = re.compile(r"(?:Your point is|write only point) (\d+)\. (.*)")
-_POINTS = re.compile(r"(?:Your points are|write only these points):\n((?:\d+\. .*\n?)+)")
 
 
 @dataclass
@@ -128,9 +127,6 @@ class PacedServer:
         await writer.drain()
 
     def _reply(self, prompt: str) -> list[str]:
-        if several := _POINTS.search(prompt):
-            lines = several[1].strip().splitlines()
-            return [token for line in lines for token in (*_split(f"{line}: "), *self._text(1), ".\n")]
         if point := _POINT.search(prompt):
             return [*self._text(int(point[1])), "."]
         if "utline" in prompt:

@@ -4,8 +4,8 @@ sot = SkeletonOfThought(model)  # any LangChain chat model, or "openai:MODEL"
 message = await sot.ainvoke("How do I get more done in a day?")
 """
 
-from sot_chains.answering.answer import PointDelta
 from sot_chains.answering.point_stream import PointStream
+from sot_chains.answering.point_writer import PointDelta
 from sot_chains.calls.budget import Budget, BudgetError
 from sot_chains.calls.rate_limits import Limits
 from sot_chains.calls.retries import Retries

@@ -28,14 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: Without the program's name; those of the process by default.
+        arguments: The arguments without the program's name; by default those of the process.
 
     Returns:
-        0 if the question was answered, 1 if the model could not be asked (one line on standard error says
-        why), 130 if interrupted.
+        0 on success, 1 if the model call failed (one line on standard error says why), 130 if interrupted.
 
     Raises:
-        SystemExit: With code 2, the arguments make no sense; with code 0, help was asked for.
+        SystemExit: With code 2 if the arguments are invalid, with code 0 after ``--help``.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -72,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ask(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    # Here rather than above: "sot --help" should not wait for them.
+    # Imported here so that "sot --help" does not wait for them.
     from sot_chains.chain import SkeletonOfThought
 
     if not options.question.strip():
@@ -123,7 +122,7 @@ def _add_eval(commands: Any) -> None:
         "eval",
         help="compare plain answers, Skeleton-of-Thought and SoT-R on your questions",
         description="Answers questions plainly and by Skeleton-of-Thought, has a judge compare them and "
-        "writes a report. Run it again with the same --out to go on after an interruption.",
+        "writes a report. Run it again with the same --out to resume after an interruption.",
     )
     parser.add_argument("questions", type=Path, metavar="FILE", help="JSON lines: question, category")
     parser.add_argument(
@@ -135,7 +134,7 @@ def _add_eval(commands: Any) -> None:
     parser.add_argument("--base-url", metavar="URL", help="a compatible server for the models")
     parser.add_argument("--api-key-env", metavar="NAME", help="the environment variable with their key")
     parser.add_argument(
-        "--judge", metavar="VENDOR:NAME", help="the model that compares; without it only speed counts"
+        "--judge", metavar="VENDOR:NAME", help="the model that compares; without it only speed is measured"
     )
     parser.add_argument("--judge-base-url", metavar="URL", help="a compatible server for the judge")
     parser.add_argument("--judge-api-key-env", metavar="NAME", help="the environment variable with its key")
@@ -145,7 +144,7 @@ def _add_eval(commands: Any) -> None:
     parser.add_argument(
         "--judge-concurrency", type=int, default=8, metavar="N", help="judgements at once (8)"
     )
-    parser.add_argument("--general-only", action="store_true", help="leave the five aspects away")
+    parser.add_argument("--general-only", action="store_true", help="omit the five aspects")
     parser.add_argument("--router", choices=ROUTERS, default="shipped", help="decides for SoT-R (shipped)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
     parser.add_argument(
@@ -155,25 +154,25 @@ def _add_eval(commands: Any) -> None:
 
 
 def _eval(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Runs the command.
+    """Runs ``sot eval``.
 
     Returns:
         0; 1 if no question could be answered; 130 if interrupted.
 
     Raises:
-        SystemExit: With code 2, the arguments make no sense.
+        SystemExit: With code 2 if the arguments are invalid.
     """
     try:
         return asyncio.run(_evaluate(options))
     except (ValueError, TypeError, OSError, ImportError, AttributeError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        print(f"sot: interrupted; the same command goes on from what is in {options.out}", file=sys.stderr)
+        print(f"sot: interrupted; run the same command again to resume from {options.out}", file=sys.stderr)
         return _EXIT_INTERRUPTED
 
 
 async def _evaluate(options: argparse.Namespace) -> int:
-    # Here rather than above: "sot --help" should not wait for them.
+    # Imported here so that "sot --help" does not wait for them.
     from sot_chains.evaluation import GENERAL, Judge, evaluate, read_questions, write
     from sot_chains.evaluation.data import Store
     from sot_chains.evaluation.judge import CRITERIA
@@ -226,20 +225,20 @@ def model_of(
     Args:
         name: A provider by vendor and name, ``local:PATH``, ``python:PACKAGE.FUNCTION``, or ``None`` for the
             default model of ``local_backend``.
-        opened: Closes a model that can be closed.
-        base_url: Of a server that is compatible with the vendor's.
-        key_name: Of the environment variable that holds the key.
+        opened: Closes the model, if it has a method ``close``.
+        base_url: The URL of a server that is compatible with the vendor's.
+        key_name: The environment variable that holds the key.
 
     Raises:
-        ValueError: The name makes no sense, or the variable is not set.
-        ImportError: A local model was asked for, and the ``local`` extra is not installed.
+        ValueError: The name is not supported, or the variable is not set.
+        ImportError: The name is of a local model, and the ``local`` extra is not installed.
         OSError: There is no such local model.
     """
     from sot_chains.providers import provider_of
 
     name = name or _LOCAL
     if name.startswith(_LOCAL):
-        # By name, so that this package needs no torch: whoever asks for a local model has it.
+        # Imported by name, so that only local models need torch.
         path = name.removeprefix(_LOCAL) or None
         return _from_python("local_backend.ChatLocal.from_pretrained", opened, path)
     if name.startswith(_PYTHON):
@@ -257,7 +256,7 @@ def model_of(
 def _from_python(
     path: str, opened: contextlib.ExitStack, *arguments: Any
 ) -> Runnable[LanguageModelInput, Any]:
-    """``package.Class.method``: the longest part that is a module is imported, the rest called."""
+    """Imports the longest module in ``package.Class.method`` and calls the attribute that follows."""
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:length])
@@ -274,7 +273,7 @@ def _from_python(
         model = found(*arguments)
         if hasattr(model, "close"):
             opened.callback(model.close)
-        return model  # type: ignore[no-any-return]  # the user's; what is no model is refused when it is used
+        return model  # type: ignore[no-any-return]  # the user's model; checked when it is used
     raise ValueError(f"{_PYTHON}{path}: no such module; give PACKAGE.FUNCTION")
 
 

@@ -1,8 +1,7 @@
 """Plain decoding and Skeleton-of-Thought side by side in a terminal, on the same question.
 
-The two are run one after the other, since together they would slow each other down. On a terminal both
-grow before one's eyes; anywhere else (a file, a pipe) the finished answers are printed, without control
-characters.
+The two run one after the other, since together they would slow each other down. A terminal shows both
+answers as they grow; a file or a pipe gets the finished answers, without control characters.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ _FRAMES_PER_SECOND = 12
 
 @dataclass(frozen=True)
 class Measured:
-    """What one way of answering took.
+    """Measurements of one answer.
 
     Attributes:
         text: The answer.
         seconds: From the request to the last character.
         first_text_seconds: From the request to the first character of the answer, if there was one.
-        critical_path_seconds: The skeleton and then the longest point; plainly, all of it.
-        num_tokens: Tokens written over all calls; ``None`` if the model does not count them.
-        num_forwards: Passes of the model; ``None`` if nobody counts them.
-        route: ``"plain"``, or what Skeleton-of-Thought decided on.
-        route_reason: Why Skeleton-of-Thought decided so.
+        critical_path_seconds: The skeleton plus the longest point; for plain decoding, the whole answer.
+        num_tokens: Output tokens of all calls; ``None`` if the model does not count them.
+        num_forwards: Forward passes of the model; 0 if they are not counted.
+        route: ``"plain"``, or the route that Skeleton-of-Thought took.
+        route_reason: Why Skeleton-of-Thought took it.
     """
 
     text: str
@@ -64,7 +63,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both ways of answering one question. ``plain`` is ``None`` if it was left away."""
+    """Both answers to one question. ``plain`` is ``None`` if plain decoding was skipped."""
 
     question: str
     plain: Measured | None
@@ -87,15 +86,15 @@ async def compare(
     """Answers ``question`` plainly and by Skeleton-of-Thought and shows both, then a table.
 
     Args:
-        model: A Skeleton-of-Thought, or a model to make one of.
-        question: What to ask.
-        console: Where to show it.
-        forwards: The number of forward passes the model has made so far, if anyone counts them.
+        model: A ``SkeletonOfThought``, or a model to make one from.
+        question: The question.
+        console: Where to show the answers.
+        forwards: Returns the number of forward passes the model has made so far.
         plain: Whether to run plain decoding at all.
 
     Raises:
         ValueError: The question is empty.
-        ProviderError: The model could not be asked.
+        ProviderError: A model call failed.
     """
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
     count = forwards or (lambda: 0)
@@ -168,7 +167,7 @@ async def _run_sot(
 
 
 class _Board:
-    """What is on the screen: two panels side by side. Rendered again for each frame."""
+    """The panels on the screen, side by side; rendered again for each frame."""
 
     def __init__(self, *, with_plain: bool) -> None:
         self._with_plain = with_plain
@@ -188,7 +187,7 @@ class _Board:
 
     def _sot(self) -> Group:
         points = []
-        for point, text in list(self.sot_texts.items()):  # a copy: frames are drawn on a thread of rich's
+        for point, text in list(self.sot_texts.items()):  # a copy: rich draws frames on its own thread
             heading = f"{point.number}. {point.text}" + (": " if text else "") if point else ""
             points.append(Text(printable(heading), style="bold").append(printable(text), style="not bold"))
         return Group(*points)
@@ -235,15 +234,15 @@ _LONGEST_LABEL = 38
 
 
 def timeline(message: AIMessage) -> Figure:
-    """Draws when each model call of ``message`` began, first wrote, and ended.
+    """Draws the start, first text and end of each model call of ``message``.
 
-    The grey part of a bar is the wait for its first text. In Jupyter the figure shows itself.
+    The grey part of a bar is the wait for its first text. Jupyter displays the figure.
 
     Args:
         message: An answer of ``SkeletonOfThought``.
 
     Returns:
-        A figure of matplotlib's, which is not registered with pyplot and so need not be closed.
+        A matplotlib figure; it is not registered with pyplot, so it need not be closed.
 
     Raises:
         ValueError: The message carries no trace.
@@ -264,7 +263,7 @@ def timeline(message: AIMessage) -> Figure:
         ) from error
 
     class Timeline(Figure):
-        """Shows itself in Jupyter, also where pyplot was never imported."""
+        """Displays itself in Jupyter even if pyplot was never imported."""
 
         def _repr_png_(self) -> bytes:
             image = BytesIO()
@@ -307,7 +306,7 @@ def _rows(trace: SotTrace) -> list[tuple[str, CallTrace, str]]:
     for point in trace["points"]:
         label = f"{point['number']}. {point['label']}"
         shortened = label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
-        rows.append((shortened.replace("$", r"\$"), point, _POINT))  # "$" would begin a formula
+        rows.append((shortened.replace("$", r"\$"), point, _POINT))  # "$" would start a formula
     if trace["plain_call"]:
         rows.append(("plain answer", trace["plain_call"], _POINT))
     return rows

@@ -52,7 +52,7 @@ function asked(request) {
 }
 
 function stage(request) {
-  return /\[(outline|point|several)\]/.exec(asked(request))?.[1] ?? "plain";
+  return /\[(outline|point)\]/.exec(asked(request))?.[1] ?? "plain";
 }
 
 function sentence(label) {
@@ -72,10 +72,6 @@ function answer(request) {
       const written = begun.includes(":") ? begun.slice(begun.indexOf(":") + 1).trim() : "";
       return (begun ? " " : "") + (said.startsWith(written) ? said.slice(written.length) : said).trim();
     }
-    case "several":
-      return [...question.matchAll(/^(\d+)\. (\w+)$/gm)]
-        .slice(-Number(/\[several\] (\d+)/.exec(question)?.[1] ?? 99))
-        .map(([, number, label]) => `${number}. ${label}: ${sentence(label)}`).join("\n");
     default:
       return "A plain answer in one piece.";
   }
@@ -112,7 +108,7 @@ on((r) => fault(r) === "malformed", uncounted, { chaos: { malformedRate: 1 } });
 on((r) => fault(r) === "disconnect", uncounted, { chaos: { disconnectRate: 1 } });
 on((r) => fault(r) === "cut", uncounted, { truncateAfterChunks: options.truncateAfter, latency: 1 });
 on((r) => fault(r) === "hang", uncounted, { latency: 20000 });
-for (const name of ["outline", "point", "several", "plain"]) {
+for (const name of ["outline", "point", "plain"]) {
   on((r) => stage(r) === name, counted, { latency: options.latency[name] ?? 0 });
 }
 // Replies being written are counted at the socket: aimock has no hook for a client that leaves.

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage
 
-from sot_chains.answering.answer import PointDelta
+from sot_chains.answering.point_writer import PointDelta
 from sot_chains.answering.reading_order import cancel_and_wait
 
 Writing: TypeAlias = Callable[[Callable[[PointDelta], None]], Coroutine[Any, Any, AIMessage]]

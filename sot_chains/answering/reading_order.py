@@ -1,105 +1,87 @@
-"""Running several pieces of work at once, reading what they bring in order, leaving none of them running.
+"""Reading the places of an answer in order while they are written, and running tasks that end together.
 
-Knows tasks and places, not models. How many model calls may be in flight is decided where they are made.
+Knows places and tasks, not models. How many model calls may be in flight is decided where they are made.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from sot_chains.calls.trace import PointState
 
 T = TypeVar("T")
 
 
-class Crew:
-    """Tasks that may be started at any time and end together."""
+class ReadingOrder:
+    """Reads places from first to last, each piece of text as early as it can be read.
 
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
+    The first place that has not ended is read while it is written; later ones wait for their turn.
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts ``work``, which is expected to tell of its own errors."""
-        task = asyncio.create_task(work)
-        self._tasks.append(task)
-        return task
-
-    def cancel(self) -> None:
-        """Cancels what still runs, without waiting for it."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def stop(self) -> None:
-        """Cancels what still runs and returns when all has ended."""
-        await cancel_and_wait(self._tasks)
-
-
-class Arrivals(Generic[T]):
-    """What several tasks bring, in the order of arrival, for one reader.
-
-    Unlike a queue it can forget: an attempt that failed may have brought text nobody has read yet.
+    Args:
+        places: The places, to which others may be appended.
     """
 
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
+    def __init__(self, places: Sequence[PointState]) -> None:
+        self._places = places
+        self._current = 0
+        self._is_announced = False
+        self._is_closed = False
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, item: T) -> None:
-        """Brings ``item``."""
-        self._items.append(item)
-        self._wake()
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has been read, be it the heading of a point."""
+        return self._current > 0 or self._is_announced
 
-    def put_back(self, items: Iterable[T]) -> None:
-        """Puts ``items`` before all others, in their order."""
-        self._items.extendleft(reversed(list(items)))
-        self._wake()
-
-    def forget(self, unwanted: Callable[[T], bool]) -> None:
-        """Drops items nobody has read."""
-        self._items = deque(item for item in self._items if not unwanted(item))
-
-    async def get(self) -> T:
-        """The next item, once there is one."""
-        while not self._items:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._items.popleft()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Tells the reader that something has changed in a place."""
         if self._reader and not self._reader.done():
             self._reader.set_result(None)
 
+    def close(self) -> None:
+        """Nothing more will change: the reader ends after what it can still read."""
+        self._is_closed = True
+        self.wake()
 
-class ReadingOrder(Generic[T]):
-    """Puts arrivals in reading order: all of position 0, then all of position 1, ...
+    async def read(self) -> AsyncGenerator[tuple[PointState, str], None]:
+        """Yields ``(place, text)`` in reading order. Each place is first announced with an empty text."""
+        while True:
+            while (piece := self._next()) is not None:
+                yield piece
+            if self._is_closed:
+                return
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
-    The first position that has not ended passes through as it arrives; later ones are kept until their turn.
-    ``None`` ends a position.
-    """
+    def _next(self) -> tuple[PointState, str] | None:
+        while self._current < len(self._places):
+            place = self._places[self._current]
+            if not self._is_announced and (place.pieces or place.status != "omitted"):
+                self._is_announced = True
+                return place, ""
+            if place.num_read < len(place.pieces):
+                place.num_read += 1
+                return place, place.pieces[place.num_read - 1]
+            if not place.is_ended:
+                return None
+            self._current, self._is_announced = self._current + 1, False
+        return None
 
-    def __init__(self, num_positions: int = 0) -> None:
-        self._waiting: list[deque[T | None]] = [deque() for _ in range(num_positions)]
-        self._current = 0
 
-    def arrive(self, position: int, item: T | None) -> Iterator[tuple[int, T | None]]:
-        """Takes one arrival and yields what can be read now."""
-        while position >= len(self._waiting):
-            self._waiting.append(deque())
-        self._waiting[position].append(item)
-        while self._current < len(self._waiting) and (waiting := self._waiting[self._current]):
-            item = waiting.popleft()
-            yield self._current, item
-            self._current += item is None
-
-    def is_read(self, position: int) -> bool:
-        """Whether anything that arrives at ``position`` has been or would be read at once."""
-        return position <= self._current
-
-    def forget(self, position: int) -> None:
-        """Drops what is kept of ``position``."""
-        if position < len(self._waiting):
-            self._waiting[position].clear()
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """An ``asyncio.TaskGroup`` that raises its first error bare, not in an ``ExceptionGroup``."""
+    first: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    if first is not None:
+        raise first
 
 
 async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -113,8 +95,7 @@ async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels the ``tasks`` that still run and returns when all have ended, whatever they ended with."""
-    running = [task for task in tasks if not task.done()]
-    for task in running:
+    tasks = list(tasks)
+    for task in tasks:
         task.cancel()
-    if running:
-        await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)  # their errors count as seen

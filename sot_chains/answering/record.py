@@ -1,4 +1,4 @@
-"""What is known of an answer while it is written, and the trace made of it in the end."""
+"""The record of one answer while it is written, and the trace that is made of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class AnswerRecord:
         calls: Every call, in the order they were begun.
         places: What is shown: a place for each point, or one for the plain answer.
         is_plain: Whether the model answers in one piece.
+        is_outlined: Whether the route is known, and all points with it.
+        is_cut: Whether the outline was cut at the deadline.
         plain_share: The question's share of the skeleton request, by characters: what a plain answer would
             have read of what the skeleton's call did.
     """
@@ -31,6 +33,7 @@ class AnswerRecord:
         self.skeleton_call: Call | None = None
         self.skeleton_reply: str | None = None
         self.is_plain = False
+        self.is_outlined = False
         self.is_cut = False
         self.route_reason = ""
         self.seconds = 0.0
@@ -42,15 +45,24 @@ class AnswerRecord:
         self.calls.append(call)
         return call
 
+    def note_outline(self, reply: str, skeleton: Skeleton) -> None:
+        """Records the finished outline, and the route that follows from it."""
+        self.skeleton, self.skeleton_reply = skeleton, reply
+        found = f"{len(skeleton)} points"
+        if len(skeleton) < 2:
+            found = f"{len(skeleton) or 'no'} usable points, fewer than 2"
+        self.route_reason = f"the skeleton has {found}"
+
+    def begin_again(self, reason: str) -> None:
+        """Drops all places, because the answer is to be plain after all. Their calls stay recorded."""
+        self.places.clear()
+        self.route_reason, self.is_outlined = reason, True
+
     @property
     def model_name(self) -> str:
         """What the server calls the model, or else what we do."""
         names = [call.model_name for call in self.calls if call.model_name]
         return names[-1] if names else self._method.provider.model_name
-
-    def used(self) -> Tokens:
-        """All tokens so far, reported and estimated."""
-        return added(tokens_of(call.usage for call in self.calls), self._estimated())
 
     def particulars(self, message_id: str) -> dict[str, Any]:
         """What the finished message carries besides its text."""

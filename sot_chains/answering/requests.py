@@ -3,67 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from sot_chains.answering.point_tasks import PointTask
+from sot_chains.calls.model_call import Request
 from sot_chains.calls.options import ReplyBounds, SotOptions
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.skeleton import Point, Skeleton
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The second stage.
-
-    Attributes:
-        points: What to write; none for a plain answer.
-        points_per_call: How many of them one call writes.
-        change: What a budget made of the plan, in words; ``None`` if nothing.
-    """
-
-    points: tuple[Point, ...]
-    points_per_call: int
-    change: str | None = None
-
-    def groups(self) -> list[Sequence[Point]]:
-        """The points of each call."""
-        return in_groups(self.points, self.points_per_call)
-
-    def smaller(self) -> list[Plan]:
-        """Ever cheaper plans: more points in one call, then fewer points, then none."""
-        num, size = len(self.points), self.points_per_call
-        plans: list[Plan] = []
-        while size < num:
-            size = min(num, size * 2)
-            plans.append(Plan(self.points, size, f"{size} points in one call, for the budget"))
-        plans += [
-            Plan(self.points[:fewer], fewer, f"{fewer} of {num} points, for the budget")
-            for fewer in range(num - 1, 1, -1)
-        ]
-        return [*plans, Plan((), 1, "a plain answer, for the budget")]
-
-
-def in_groups(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """``items`` in groups of ``size``, the last of which may be smaller."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-# A small model goes on to the points after its own, or repeats itself: its point is one short line.
+# A small model continues with the points after its own, or repeats itself: its point is one short line.
 _POINT = ReplyBounds(stop="\n", max_tokens=120)
 _OUTLINE = ReplyBounds(stop="\n\n", max_tokens=160)
 
 
 class Requests:
-    """Makes the messages of each stage.
+    """Makes the requests of both stages.
 
     Attributes:
         templates: The wording, in the language of the question.
@@ -78,67 +36,29 @@ class Requests:
         # stronger needs no examples, and some vendors refuse a stop string that is a line's end.
         self._is_small = method.provider.supports_prefill and not self._is_cached
         self.skeleton_reply_start: str | None = None
+        self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
-    def skeleton(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
-        """Asks for the outline."""
-        self.skeleton_reply_start = self.templates.skeleton_prefill if prefill else None
-        question = self._conversation.question
-        if self._shows_examples(prefill=prefill):
-            request = self.templates.skeleton_after_examples.format(question=question)
-            examples = self.templates.skeleton_examples()
-        else:
-            request, examples = self.templates.skeleton_request(question, prefill=prefill), []
-        return self._asking(request, self.skeleton_reply_start, written, examples)
-
-    def points(
-        self, skeleton: Skeleton, points: Sequence[Point], *, prefill: bool, written: str = ""
-    ) -> list[BaseMessage]:
-        """Asks for one point or several to be written out."""
-        start = self.templates.expansion_reply_start(points[0]) if prefill else None
-        request = self._request_for(skeleton, points, prefill=prefill)
-        shows_examples = len(points) == 1 and self._shows_examples(prefill=prefill)
-        examples = self.templates.expansion_examples() if shows_examples else []
-        return self._asking(request, start, written, examples)
-
-    def plain(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
-        """Asks what the user asks."""
-        messages = list(self._conversation.messages)
-        return [*messages, AIMessage(content=written)] if prefill and written else messages
-
-    def unit(
-        self, positions: list[int], points: Sequence[Point], skeleton: Skeleton, prefix: SharedPrefix | None
-    ) -> PointTask:
-        """The unit that writes ``points``."""
-        alone = None
-        if len(points) > 1:
-
-            def alone(position: int, point: Point) -> PointTask:
-                return self.unit([position], [point], skeleton, None)
-
-        request = partial(self.points, skeleton, points)
-        is_bound = len(points) == 1 and self._shows_examples(prefill=True)
-        return PointTask(positions, points, request, prefix, _POINT if is_bound else None, alone=alone)
-
-    def skeleton_task(self) -> PointTask:
-        """The unit that writes the outline, which ends at a blank line."""
+    def skeleton(self) -> Request:
+        """Asks for the outline, which ends at a blank line."""
+        prefix = SharedPrefix(0, self._key) if self._is_cached else None  # what stands before the question
         bounds = _OUTLINE if self._shows_examples(prefill=True) else None
-        return PointTask([], (), self.skeleton, self.whole_prefix(), bounds)
+        return Request(self._skeleton_messages, None, prefix, bounds)
 
-    def whole_prefix(self) -> SharedPrefix | None:
-        """What all requests share: what stands before the question."""
-        return SharedPrefix(0, self._key) if self._is_cached else None
+    def point(self, skeleton: Skeleton, point: Point, *, is_whole: bool) -> Request:
+        """Asks for one point to be written out.
 
-    def shared_prefix(self, skeleton: Skeleton, groups: Sequence[Sequence[Point]]) -> SharedPrefix | None:
-        """What the requests for ``groups`` of points have in common, for providers that cache it."""
-        if not self._is_cached or len(groups) < 2:
-            return None
-        first, last = (
-            self._request_for(skeleton, points, prefill=True) for points in (groups[0], groups[-1])
-        )
-        differing = (
-            place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other
-        )
-        return SharedPrefix(next(differing, min(len(first), len(last))), self._key)
+        Args:
+            skeleton: The outline shown with it.
+            point: The point.
+            is_whole: Whether ``skeleton`` is the whole outline, so that all points show the same one.
+        """
+        prefix = self._shared_prefix(skeleton) if is_whole else None
+        bounds = _POINT if self._shows_examples(prefill=True) else None
+        return Request(partial(self._point_messages, skeleton, point), point, prefix, bounds)
+
+    def plain(self) -> Request:
+        """Asks what the user asks."""
+        return Request(self._plain_messages)
 
     def plain_share(self) -> float:
         """How much shorter than the skeleton's request the user's own is, by characters."""
@@ -149,11 +69,46 @@ class Requests:
         )
         return own / max(1, own - len(question) + request)
 
-    def _request_for(self, skeleton: Skeleton, points: Sequence[Point], *, prefill: bool) -> str:
+    def _skeleton_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
+        self.skeleton_reply_start = self.templates.skeleton_prefill if prefill else None
         question = self._conversation.question
-        if len(points) == 1:
-            return self.templates.expansion_request(question, skeleton, points[0], prefill=prefill)
-        return self.templates.several_request(question, skeleton, points, prefill=prefill)
+        if self._shows_examples(prefill=prefill):
+            request = self.templates.skeleton_after_examples.format(question=question)
+            examples = self.templates.skeleton_examples()
+        else:
+            request, examples = self.templates.skeleton_request(question, prefill=prefill), []
+        return self._asking(request, self.skeleton_reply_start, written, examples)
+
+    def _point_messages(
+        self, skeleton: Skeleton, point: Point, *, prefill: bool, written: str = ""
+    ) -> list[BaseMessage]:
+        start = self.templates.expansion_reply_start(point) if prefill else None
+        request = self.templates.expansion_request(
+            self._conversation.question, skeleton, point, prefill=prefill
+        )
+        examples = self.templates.expansion_examples() if self._shows_examples(prefill=prefill) else []
+        return self._asking(request, start, written, examples)
+
+    def _plain_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
+        messages = list(self._conversation.messages)
+        return [*messages, AIMessage(content=written)] if prefill and written else messages
+
+    def _shared_prefix(self, skeleton: Skeleton) -> SharedPrefix | None:
+        """What the requests for the points of ``skeleton`` have in common, for providers that cache it."""
+        if not self._is_cached or len(skeleton) < 2:
+            return None
+        if self._prefix is None or self._prefix[0] is not skeleton:
+            question = self._conversation.question
+            first, last = (
+                self.templates.expansion_request(question, skeleton, point, prefill=True)
+                for point in (skeleton.points[0], skeleton.points[-1])
+            )
+            differing = (
+                place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other
+            )
+            num_characters = next(differing, min(len(first), len(last)))
+            self._prefix = skeleton, SharedPrefix(num_characters, self._key)
+        return self._prefix[1]
 
     def _shows_examples(self, *, prefill: bool) -> bool:
         """Whether earlier turns show what is asked for: to models that continue a reply, but no vendor's.

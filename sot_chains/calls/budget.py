@@ -1,4 +1,4 @@
-"""How much an answer may cost, decided before it is spent."""
+"""How much answers may cost. Each call is checked against the budget before it is sent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from sot_chains.providers.base import ProviderError
 
 
 class BudgetError(ProviderError):
-    """The next stage of an answer would cost more than is left; nothing was sent for it."""
+    """A call would cost more than the budget has left; nothing was sent for it."""
 
 
 @dataclass
 class Budget:
-    """A bound on what answers cost. Estimates decide before each stage, since usage is known only after it.
+    """A bound on what answers cost.
+
+    A call is sent only if the budget has room for its estimated tokens; its usage then replaces the estimate.
+    An answer whose points do not all fit has those that do, in order, and is marked in the trace as partial;
+    if not even the skeleton or a single point fits, :class:`BudgetError` is raised.
 
     Attributes:
         tokens: Tokens, read and written together.
         price: Money, in the currency of the table of prices.
-        when_short: What to do when the points as planned would cost more than is left. ``"degrade"``: several
-            points in one call, then fewer points, then a plain answer, whichever is the first to fit.
-            ``"refuse"``: :class:`BudgetError`. Where even a plain answer does not fit, both refuse.
         scope: Whether each answer may spend it (``"answer"``), or all together (``"total"``).
 
     Raises:
@@ -32,7 +33,6 @@ class Budget:
 
     tokens: int | None = None
     price: float | None = None
-    when_short: Literal["degrade", "refuse"] = "degrade"
     scope: Literal["answer", "total"] = "answer"
     _spent_tokens: int = field(default=0, init=False, repr=False)
     _spent_price: float = field(default=0.0, init=False, repr=False)
@@ -44,8 +44,6 @@ class Budget:
         for name, value in (("tokens", self.tokens), ("price", self.price)):
             if value is not None and value <= 0:
                 raise ValueError(f"the budget's {name} must be positive, got {value}")
-        if self.when_short not in ("degrade", "refuse"):
-            raise ValueError(f'when_short is "degrade" or "refuse", got {self.when_short!r}')
         if self.scope not in ("answer", "total"):
             raise ValueError(f'scope is "answer" or "total", got {self.scope!r}')
 
@@ -71,37 +69,32 @@ class BudgetAccount:
         self._tokens = 0
         self._money = 0.0
 
-    def reserve(self, expected: Tokens) -> bool:
-        """Sets ``expected`` aside and returns whether there is as much."""
+    def reserve(self, expected: Tokens, what: str) -> None:
+        """Reserves ``expected`` for the call named ``what``.
+
+        Raises:
+            BudgetError: The budget has less left.
+        """
         tokens, money = self._of(expected)
         with self.budget._lock:
             spent_tokens, spent_money = self._spent()
+            lacking = []
             if self.budget.tokens is not None and spent_tokens + tokens > self.budget.tokens:
-                return False
+                lacking.append(f"about {tokens} tokens with {self.budget.tokens - spent_tokens} left")
             if self.budget.price is not None and spent_money + money > self.budget.price:
-                return False
+                lacking.append(f"about {money:.6f} with {self.budget.price - spent_money:.6f} left")
+            if lacking:
+                raise BudgetError(
+                    f"the budget is too small for {what}: {' and '.join(lacking)}; nothing was sent for it"
+                )
             self._add(tokens, money)
-        return True
 
     def correct(self, expected: Tokens, used: Tokens) -> None:
-        """Replaces what was set aside by what was used."""
+        """Replaces what was reserved by what was used."""
         tokens, money = self._of(used)
         expected_tokens, expected_money = self._of(expected)
         with self.budget._lock:
             self._add(tokens - expected_tokens, money - expected_money)
-
-    def refuse(self, what: str, expected: Tokens) -> BudgetError:
-        """The error that says that ``what`` does not fit."""
-        tokens, money = self._of(expected)
-        spent_tokens, spent_money = self._spent()
-        parts = []
-        if self.budget.tokens is not None:
-            parts.append(f"about {tokens} tokens with {self.budget.tokens - spent_tokens} left")
-        if self.budget.price is not None:
-            parts.append(f"about {money:.6f} with {self.budget.price - spent_money:.6f} left")
-        return BudgetError(
-            f"the budget is too small for {what}: {' and '.join(parts)}; nothing was sent for it"
-        )
 
     def _of(self, tokens: Tokens) -> tuple[int, float]:
         return tokens["input_tokens"] + tokens["output_tokens"], self._price.of(

@@ -1,24 +1,27 @@
-"""One model call, made to last: let through by the limits, timed, counted, made again after a failure.
+"""One model call with rate limiting, a budget, timing, usage accounting and retries.
 
-Knows requests and replies; which point a reply belongs to, and what becomes of one that cannot be had, is
-decided by the caller.
+A call is a stream of events that its reader pulls: text, and the news that a failed attempt starts over. The
+stream ends with the reply and raises what the last attempt failed with. Knows requests and replies; which
+point a reply belongs to, and what happens to a point that failed, is decided by the reader.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
+from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.options import CallOptions, ReplyBounds, SotOptions
-from sot_chains.calls.rate_limits import Limiter, Permit
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
-from sot_chains.calls.usage import Tokens, num_message_tokens, num_tokens
+from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, vocabulary
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.langchain import LangChainProvider
@@ -26,38 +29,38 @@ from sot_chains.providers.vendor import VendorProvider, on_sent
 from sot_chains.text.skeleton import Point
 
 
-class Asked(Protocol):
-    """What to ask, and for what.
+@dataclass(slots=True)
+class TextDelta:
+    """The next piece of the reply."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Restarted:
+    """The attempt failed and another one follows: discard the text so far."""
+
+
+Event: TypeAlias = TextDelta | Restarted
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a call asks for.
 
     Attributes:
-        points: What the reply is to hold; none for the skeleton and for a plain answer.
-        prefix: What the request shares with others.
-        bounds: Where the reply ends, besides where the model ends it; of models that continue a begun reply.
-        request: Makes the messages, once for each attempt, since what is known of the model may have changed:
-            ``request(prefill=..., written=...)``, where ``written`` is what a begun reply is to go on from
-            besides what it begins with.
+        messages: Makes the messages, once for each attempt, since what is known of the model may change:
+            ``messages(prefill=..., written=...)``, where ``written`` is the part of the reply, besides what
+            it is begun with, that the model is to continue.
+        point: The point that is asked for; ``None`` for the skeleton and for a plain answer.
+        prefix: What the messages share with those of other requests.
+        bounds: Where the reply ends, besides where the model ends it; for models that continue a begun reply.
     """
 
-    @property
-    def points(self) -> Sequence[Point]: ...  # noqa: D102 - above
-    @property
-    def prefix(self) -> SharedPrefix | None: ...  # noqa: D102 - above
-    @property
-    def bounds(self) -> ReplyBounds | None: ...  # noqa: D102 - above
-    @property
-    def request(self) -> Callable[..., list[BaseMessage]]: ...  # noqa: D102 - above
-
-
-class Reply(Protocol):
-    """Who gets the text."""
-
-    def take(self, text: str) -> None:
-        """Takes the next piece."""
-        ...
-
-    def start_over(self) -> bool:
-        """Forgets what was taken, for another attempt; ``False`` if somebody has read it already."""
-        ...
+    messages: Callable[..., list[BaseMessage]]
+    point: Point | None = None
+    prefix: SharedPrefix | None = None
+    bounds: ReplyBounds | None = None
 
 
 class Caller:
@@ -65,7 +68,7 @@ class Caller:
 
     Args:
         method: How answers are written.
-        setting: Under what circumstances this one is.
+        setting: The circumstances of this answer.
     """
 
     def __init__(self, method: SotOptions, setting: CallOptions) -> None:
@@ -76,28 +79,24 @@ class Caller:
         self._tells_when_sent = (
             isinstance(method.provider, VendorProvider) and method.provider.tells_when_sent
         )
+        self._account = BudgetAccount(method.budget, method.price) if method.budget else None
 
     def now(self) -> float:
         """Seconds since the answer was begun."""
         return time.perf_counter() - self._begin
 
-    def expected_tokens(self, messages: Sequence[BaseMessage], stage: str, num_points: int = 1) -> Tokens:
-        """What a call is expected to take."""
-        parameters = self._setting.parameters
-        most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
-        expected = self._method.expectations.output_tokens(stage, num_points)
-        return Tokens(
-            input_tokens=num_message_tokens(messages),
-            output_tokens=most if isinstance(most, int) else expected,
-            cached_tokens=0,
-            cache_write_tokens=0,
-        )
+    async def stream(
+        self, call: Call, request: Request, *, is_read: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[Event, None]:
+        """Makes ``call`` and yields its text, with further attempts as the failure policy has it.
 
-    async def make(self, call: Call, asked: Asked, reply: Reply) -> None:
-        """Makes ``call`` and hands its text to ``reply``, trying again where that is the policy.
+        If an attempt fails whose text somebody has read, the next one continues it, if the model continues
+        replies; otherwise it is expected to say the same again, and only what follows is yielded.
 
-        Where text of a failed attempt has been read, the next one goes on from it if the model continues
-        replies; otherwise it is expected to say the same once more, and only what follows is handed on.
+        Args:
+            call: Where the call is recorded.
+            request: What to ask.
+            is_read: Whether anything of the text has been read, so that it cannot be discarded.
 
         Raises:
             Exception: What the last attempt failed with.
@@ -107,10 +106,16 @@ class Caller:
             num_attempts += 1
             prefill = self._method.prefills
             written = taken if prefill else ""
-            messages = asked.request(prefill=prefill, written=written)
-            repeated = taken[len(written.rstrip()) :]
+            messages = request.messages(prefill=prefill, written=written)
+            repeated = _Repeated(taken[len(written.rstrip()) :])
             try:
-                await self._attempt(call, asked, messages, reply, repeated)
+                async with self._admitted(call, messages):
+                    reply = self._method.provider.stream(messages, **self._arguments(call, request))
+                    async with aclosing(cast("AsyncGenerator[Delta, None]", reply)) as deltas:
+                        async for delta in deltas:
+                            self._note(call, delta)
+                            if delta.text and (text := repeated.strip(delta.text)):
+                                yield TextDelta(text)
                 return
             except PrefillRefusedError:
                 if not prefill:
@@ -118,101 +123,112 @@ class Caller:
                 num_attempts -= 1  # it has told us something, and costs nothing
                 continue
             except Exception as error:  # which errors are worth another attempt, Retries says
-                pause = self._pause_seconds(error, num_attempts, asked)
+                pause = self._pause_seconds(error, num_attempts, request)
                 if pause is None:
                     raise
                 await asyncio.sleep(pause)
-            if reply.start_over():
-                taken = ""
-            else:
+            if is_read():
                 taken = taken if len(taken) > len(call.text) + len(written) else written.rstrip() + call.text
+            else:
+                taken = ""
+                yield Restarted()
 
-    def _pause_seconds(self, error: Exception, num_attempts: int, asked: Asked) -> float | None:
+    def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
         """How long to wait before the next attempt; ``None`` if there is to be none."""
         retries, deadline = self._method.retries, self._setting.deadline_seconds
         if num_attempts >= retries.max_attempts or not is_retryable(error):
             return None
         # A server that says "later" has not failed: that is waited out under every policy.
-        point = asked.points[0] if asked.points else None
-        if self._method.policy(point, error) != "retry" and not was_refused(error):
+        if self._method.policy(request.point, error) != "retry" and not was_refused(error):
             return None
         pause = retries.pause_seconds(num_attempts, error)
         return None if deadline is not None and self.now() + pause >= deadline else pause
 
-    async def _attempt(
-        self, call: Call, asked: Asked, messages: Sequence[BaseMessage], reply: Reply, repeated: str
-    ) -> None:
-        limit, num_points = self._setting.limit, len(asked.points) or 1
-        if limit:
-            await limit.acquire()
-        permit: Permit | None = None
+    @asynccontextmanager
+    async def _admitted(self, call: Call, messages: Sequence[BaseMessage]) -> AsyncIterator[None]:
+        """Waits until concurrency, budget and rate limits admit a call; corrects their estimates after it."""
+        limiter, account = self._method.limiter, self._account
+        if limiter is not None and limiter.is_unlimited:
+            limiter = None
+        expected = None
+        if account:
+            await vocabulary()
+        if account or (limiter and limiter.counts_tokens):
+            expected = self._expected_tokens(call, messages)
+        if account and expected:
+            account.reserve(expected, call.name)
+        limit, permit = self._setting.limit, None
         try:
-            if self._method.limiter and not self._method.limiter.is_unlimited:
-                permit = await self._admit(self._method.limiter, call, messages, num_points)
-            call.begin(self.now())
-            token = None
-            if self._tells_when_sent:
-                token = on_sent.set(call.note_sent)
-            else:
-                call.note_sent()
-            try:
-                await self._stream(call, messages, reply, repeated, asked)
-            except BaseException as error:
-                self._note_failure(call, messages, error)
-                raise
-            finally:
-                call.end_seconds = self.now()
-                if token:
-                    on_sent.reset(token)
-            if call.usage is not None:
-                self._method.expectations.learn(call.stage, call.usage["output_tokens"], num_points)
-        finally:
-            if permit:
-                permit.release(_tokens_of(call))
             if limit:
-                limit.release()
+                await limit.acquire()
+            try:
+                if limiter:
+                    num_tokens = expected["input_tokens"] + expected["output_tokens"] if expected else 0
+                    permit = await limiter.admit(self._setting.question_number, num_tokens)
+                with self._recorded(call, messages):
+                    yield
+            finally:
+                if permit:
+                    permit.release(call.usage["total_tokens"] if call.usage else None)
+                if limit:
+                    limit.release()
+        finally:
+            if account and expected:
+                account.correct(expected, call.attempt or expected)
 
-    async def _admit(
-        self, limiter: Limiter, call: Call, messages: Sequence[BaseMessage], num_points: int
-    ) -> Permit:
-        tokens = 0
-        if limiter.counts_tokens:
-            expected = self.expected_tokens(messages, call.stage, num_points)
-            tokens = expected["input_tokens"] + expected["output_tokens"]
-        return await limiter.admit(self._setting.question_number, tokens)
+    @contextmanager
+    def _recorded(self, call: Call, messages: Sequence[BaseMessage]) -> Iterator[None]:
+        """Records when an attempt was sent, when it ended, and what it cost if it failed."""
+        call.begin(self.now())
+        token = None
+        if self._tells_when_sent:
+            token = on_sent.set(call.note_sent)
+        else:
+            call.note_sent()
+        try:
+            yield
+            if call.usage is not None:
+                self._method.expectations.learn(call.stage, call.usage["output_tokens"])
+        except BaseException as error:
+            self._note_failure(call, messages, error)
+            raise
+        finally:
+            call.end_seconds = self.now()
+            if token:
+                on_sent.reset(token)
 
-    async def _stream(
-        self,
-        call: Call,
-        messages: Sequence[BaseMessage],
-        reply: Reply,
-        repeated: str,
-        asked: Asked,
-    ) -> None:
-        config = self._setting.config
+    def _arguments(self, call: Call, request: Request) -> dict[str, Any]:
+        """What the provider is told besides the messages."""
+        config, parameters = self._setting.config, dict(self._setting.parameters)
         if not nobody_listens(config):
             config = cast("RunnableConfig", {**config, "run_name": call.name})
+        if request.prefix and self._is_vendor:
+            parameters["prefix"] = request.prefix
+        if request.bounds and self._method.prefills:
+            parameters |= self._bounded(request.bounds)
+        return {"config": config, **parameters}
+
+    def _note(self, call: Call, delta: Delta) -> None:
+        if delta.text:
+            if call.first_text_seconds is None:
+                call.first_text_seconds = self.now()
+            call.pieces.append(delta.text)
+        if delta.usage or delta.finish_reason or delta.response_metadata:
+            call.note(delta)
+        if delta.rate_limits and self._method.limiter:
+            self._method.limiter.update_from_headers(delta.rate_limits)
+
+    def _expected_tokens(self, call: Call, messages: Sequence[BaseMessage]) -> Tokens:
+        """What a call is expected to use."""
         parameters = self._setting.parameters
-        if asked.prefix and self._is_vendor:
-            parameters = {**parameters, "prefix": asked.prefix}
-        if asked.bounds and self._method.prefills:
-            parameters = {**parameters, **self._bounded(asked.bounds)}
-        take = _after(repeated, reply.take) if repeated else reply.take
-        stream = self._method.provider.stream(messages, config=config, **parameters)
-        try:
-            async for delta in stream:
-                if text := delta.text:
-                    if call.first_text_seconds is None:
-                        call.first_text_seconds = self.now()
-                    call.pieces.append(text)
-                    take(text)
-                if delta.usage or delta.finish_reason or delta.response_metadata:
-                    call.note(delta)
-                if delta.rate_limits and self._method.limiter:
-                    self._method.limiter.update_from_headers(delta.rate_limits)
-        except BaseException:
-            await cast("AsyncGenerator[Delta, None]", stream).aclose()  # ends the request
-            raise
+        most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
+        expected = self._method.expectations.output_tokens(call.stage)
+        return Tokens(
+            input_tokens=num_message_tokens(messages),
+            output_tokens=most if isinstance(most, int) else expected,
+            cached_tokens=0,
+            cache_write_tokens=0,
+        )
 
     def _bounded(self, bounds: ReplyBounds) -> dict[str, Any]:
         """The bounds together with those of the user, be they of this call or of the model."""
@@ -230,8 +246,10 @@ class Caller:
         return {"stop": [*([stop] if isinstance(stop, str) else stop), bounds.stop], "max_tokens": max_tokens}
 
     def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
-        """Notes what the attempt cost all the same, and tells the limits what the server said."""
-        if call.pieces or not (isinstance(error, ProviderError) and error.is_unbilled):
+        """Notes what the failed attempt cost, and tells the limits what the server said."""
+        if not call.pieces and isinstance(error, ProviderError) and error.is_unbilled:
+            call.attempt = NO_TOKENS
+        else:
             call.cut(
                 Tokens(
                     input_tokens=num_message_tokens(messages),
@@ -246,31 +264,33 @@ class Caller:
             self._method.limiter.update_from_headers(said, retry_after_seconds=after)
 
 
-def _tokens_of(call: Call) -> int | None:
-    """What the call's last attempt took, if that is known."""
-    return call.usage["total_tokens"] if call.usage else None
+class _Repeated:
+    """Strips from a reply the beginning that the reader already has.
 
-
-def _after(repeated: str, take: Callable[[str], None]) -> Callable[[str], None]:
-    """Hands on what follows ``repeated``.
-
-    Raises (when called):
-        ProviderError: The text begins otherwise.
+    Args:
+        beginning: The text that the reply is expected to begin with.
     """
-    rest = repeated
 
-    def take_rest(text: str) -> None:
-        nonlocal rest
+    def __init__(self, beginning: str) -> None:
+        self._rest = beginning
+
+    def strip(self, text: str) -> str:
+        """What of the next piece is new.
+
+        Raises:
+            ProviderError: The reply begins otherwise.
+        """
+        rest = self._rest
+        if not rest:
+            return text
+        if not rest.strip() and text[:1].strip():  # blanks at the place to continue from may be left out
+            self._rest = ""
+            return text
         num_same = min(len(rest), len(text))
-        if rest and not rest.strip() and text[:1].strip():
-            rest, num_same = "", 0  # blanks before the place to go on from are the model's to repeat or not
         if text[:num_same] != rest[:num_same]:
             raise ProviderError(
                 "the call broke off and said something else when it was made again; "
                 "the beginning has been read already and cannot be taken back"
             )
-        rest = rest[num_same:]
-        if text[num_same:]:
-            take(text[num_same:])
-
-    return take_rest
+        self._rest = rest[num_same:]
+        return text[num_same:]

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from sot_chains.calls.budget import Budget
 from sot_chains.calls.rate_limits import Limiter
 from sot_chains.calls.retries import Retries
-from sot_chains.calls.trace import Call, SotTrace
+from sot_chains.calls.trace import SotTrace
 from sot_chains.calls.usage import Price, price_for
 from sot_chains.providers.base import Provider
 from sot_chains.providers.vendor import VendorProvider
@@ -50,13 +50,13 @@ class Expectations:
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
 
-    def output_tokens(self, stage: str, num_points: int = 1) -> int:
+    def output_tokens(self, stage: str) -> int:
         """What a call of ``stage`` is expected to write."""
-        return round(self._tokens[stage] * num_points)
+        return round(self._tokens[stage])
 
-    def learn(self, stage: str, output_tokens: int, num_points: int = 1) -> None:
+    def learn(self, stage: str, output_tokens: int) -> None:
         """Takes in what a call of ``stage`` wrote."""
-        self._tokens[stage] = max(output_tokens / num_points, self._tokens[stage] * self._FADE)
+        self._tokens[stage] = max(output_tokens, self._tokens[stage] * self._FADE)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class SotOptions:
     prompts: Prompts
     prefill: bool | None = None
     max_points: int | None = None
-    points_per_call: int = 1
     eager: bool = False
     on_failure: OnFailure = "retry"
     retries: Retries = field(default_factory=Retries)
@@ -76,6 +75,19 @@ class SotOptions:
     budget: Budget | None = None
     router: Runnable[LanguageModelInput, Any] | None = None
     expectations: Expectations = field(default_factory=Expectations)
+
+    def __post_init__(self) -> None:
+        if self.max_points is not None and self.max_points < 2:
+            raise ValueError(
+                f"max_points must be at least 2, got {self.max_points}: one point is a plain answer"
+            )
+        if not callable(self.on_failure) and self.on_failure not in POLICIES:
+            raise ValueError(f"on_failure must be one of {POLICIES} or a function, got {self.on_failure!r}")
+        if self.budget is not None and self.budget.price is not None and self.price is None:
+            raise ValueError(
+                f"a budget in money needs the price of {self.provider.model_name!r}: "
+                "prices={...: Price(...)}"
+            )
 
     @property
     def prefills(self) -> bool:
@@ -108,7 +120,6 @@ class CallOptions:
         parameters: What the model is told with each call: ``stop``, ``temperature``.
         limit: Bounds the calls in flight, possibly together with those of other answers.
         message_id: The id of the finished message.
-        is_watched: Whether anybody sees text before all of it is there.
         deadline_seconds: After how long what is there is returned.
         question_number: The question's place in the queue for the account's limits.
         resume: The trace of an earlier answer to the same question, whose missing points are to be written.
@@ -118,15 +129,9 @@ class CallOptions:
     parameters: dict[str, Any]
     limit: asyncio.Semaphore | None
     message_id: str
-    is_watched: bool = True
     deadline_seconds: float | None = None
     question_number: int = 0
     resume: SotTrace | None = None
-
-
-def has_ended_itself(call: Call) -> bool:
-    """Whether the model had nothing against going on: it was not stopped by a filter and did not refuse."""
-    return call.finish_reason not in ("content_filter", "refusal")
 
 
 def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:

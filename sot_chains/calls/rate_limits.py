@@ -1,13 +1,13 @@
-"""Limits of an account, kept by all chains that share it: requests and tokens a minute, calls at once.
+"""Rate limits of an account, shared by all chains that use it: requests, tokens and concurrent calls.
 
-Calls wait in one queue, in the order of the questions they belong to and then in the order they came, so
-that a question is finished before later ones are begun, and none is overtaken by those after it. Only the
-first in the queue looks at the clock; the others sleep until it is their turn, so thousands of them cost
-nothing. Requests are counted by asyncio-throttle, whose sliding window is exact but neither fair nor cheap
-with many waiters; tokens by :class:`~sot_chains.calls.token_window.TokenWindow`.
+Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first and
+no call overtakes those ahead of it. Only the first in the queue checks the clock; the others sleep until
+their turn, so thousands of them cost nothing. asyncio-throttle counts requests: its sliding window is exact,
+but neither fair nor cheap with many waiters. :class:`~sot_chains.calls.token_window.TokenWindow` counts
+tokens.
 
-Event loops may share an account: the queue belongs to none of them. What other processes spend is not known
-here except by what the server says.
+Event loops may share an account: the queue belongs to none of them. The usage of other processes is known
+only from what the server reports.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Limits:
-    """What an account may send. ``None`` is no limit.
+    """Rate limits of an account. ``None`` means no limit.
 
     Attributes:
-        requests_per_minute: Requests started in any window of ``window_seconds``; retries are requests.
-        tokens_per_minute: Tokens in any such window: estimated when a call is started, corrected when its
-            usage is known.
-        max_concurrent: Calls going on at once.
-        key: What names the account. Chains that name the same key share the limits; those without share
-            them when they ask the same model of the same server with the same API key, or when they were
-            given this very object with a LangChain model.
-        window_seconds: A minute, unless the vendor counts otherwise.
+        requests_per_minute: Requests started in any window of ``window_seconds``, retries included.
+        tokens_per_minute: Tokens in any such window: estimated when a call starts, corrected when its usage
+            is known.
+        max_concurrent: Calls in flight at once.
+        key: Names the account. Chains with the same key share the limits. Without a key, chains share them
+            if they call the same model on the same server with the same API key, or if they use this same
+            object with a LangChain model.
+        window_seconds: Length of the window; change it if the vendor does not count per minute.
 
     Raises:
         ValueError: A limit is not positive.
@@ -58,11 +58,11 @@ class Limits:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "window_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}; leave it away for no limit")
+                raise ValueError(f"{name} must be positive, got {value}; omit it for no limit")
 
 
 class Permit:
-    """A call that was let through. To be given back when it is over."""
+    """The permission for one call; release it when the call ends."""
 
     __slots__ = ("_limiter", "_spent")
 
@@ -71,7 +71,7 @@ class Permit:
         self._spent = spent
 
     def release(self, tokens: int | None) -> None:
-        """Ends the call. ``tokens`` it used replace the estimate; ``None`` leaves the estimate."""
+        """Ends the call. ``tokens`` replaces the estimate; ``None`` keeps it."""
         self._limiter.end(self._spent, tokens)
 
 
@@ -85,7 +85,7 @@ class _Waiter:
     turn: asyncio.Event = field(compare=False)
 
     def wake(self) -> bool:
-        """Says that something has changed for the first in the queue; ``False`` if its loop is gone."""
+        """Wakes the waiter to check the limits again; ``False`` if its event loop is closed."""
         try:
             self.loop.call_soon_threadsafe(self.turn.set)
         except RuntimeError:
@@ -94,49 +94,49 @@ class _Waiter:
 
 
 class _Requests(Throttler):
-    """asyncio-throttle's window, which can also be asked without waiting."""
+    """asyncio-throttle's window with checks that do not wait."""
 
     def has_room(self) -> bool:
-        """Whether a request may be started now."""
+        """Whether a request may start now."""
         self.flush()  # type: ignore[no-untyped-call]  # the package has no types
         return len(self._task_logs) < self.rate_limit
 
     def num_left(self) -> int:
-        """Requests that may be started now."""
+        """Requests that may start now."""
         self.flush()  # type: ignore[no-untyped-call]  # the package has no types
         return int(self.rate_limit) - len(self._task_logs)
 
     def take(self) -> None:
-        """Counts a request that is started now."""
+        """Counts a request that starts now."""
         self._task_logs.append(time.monotonic())
 
     def take_over(self, earlier: _Requests) -> None:
-        """Counts what ``earlier`` has counted."""
+        """Adds the requests that ``earlier`` has counted."""
         self._task_logs.extend(earlier._task_logs)
 
 
 class Limiter:
-    """Lets calls through, one account's at a time, in order.
+    """Admits the calls of one account in order, within its limits.
 
     Args:
-        limits: The numbers.
+        limits: The limits.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.num_running = 0
         self._lock = threading.Lock()
         self._queue: list[_Waiter] = []
-        self._first: _Waiter | None = None  # who looks at the clock
+        self._first: _Waiter | None = None  # the one that checks the clock
         self._closed_until = 0.0
         self._throttler: _Requests | None = None
         self._tokens: TokenWindow | None = None
         self.change(limits)
 
     def change(self, limits: Limits) -> None:
-        """Keeps to ``limits`` from now on. What was sent in this window still counts."""
+        """Switches to ``limits``. What was sent in this window still counts."""
         seconds = limits.window_seconds
-        # Between a call being let through and its request leaving, and likewise at the far end, some time
-        # goes by that is never quite the same; the window is that much longer.
+        # The delay between admitting a call and the server counting its request varies; the longer window
+        # absorbs the difference.
         guarded = seconds + min(0.01 * seconds, 0.25)
         requests, tokens = self._throttler, self._tokens
         with self._lock:
@@ -155,12 +155,12 @@ class Limiter:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether calls have to say how many tokens they will take."""
+        """Whether calls must state how many tokens they expect to use."""
         return self._tokens is not None
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether there is nothing to keep to just now: no limits, and no pause the server asked for."""
+        """Whether nothing restricts calls now: no limits, and no pause that the server asked for."""
         return self._has_no_limits and self._closed_until <= time.monotonic()
 
     @property
@@ -170,7 +170,7 @@ class Limiter:
 
     @property
     def num_free(self) -> float:
-        """Calls that could be made now without waiting; negative while others wait already."""
+        """Calls that could start now without waiting; negative while others are waiting."""
         with self._lock:
             free = float("inf")
             if self.limits.max_concurrent is not None:
@@ -182,14 +182,14 @@ class Limiter:
         return free - self.num_waiting
 
     async def admit(self, question: int, tokens: int = 0) -> Permit:
-        """Waits until a call may be made.
+        """Waits until the limits allow the call.
 
         Args:
-            question: The place of the call's question among all questions; see :func:`next_question`.
-            tokens: How many tokens the call is expected to take, both ways.
+            question: The number of the call's question, from :func:`next_question`; lower ones go first.
+            tokens: Tokens the call is expected to use, input and output together.
 
         Raises:
-            ProviderError: ``tokens`` is more than the limit, so that the call could never be made.
+            ProviderError: ``tokens`` exceeds the limit, so the call could never start.
         """
         if self._tokens and tokens > self._tokens.limit:
             raise ProviderError(
@@ -210,7 +210,7 @@ class Limiter:
             self._leave(waiter)
 
     def end(self, spent: Spent | None, tokens: int | None) -> None:
-        """A call is over; see :meth:`Permit.release`."""
+        """Ends a call; see :meth:`Permit.release`."""
         with self._lock:
             self.num_running -= 1
             if self._tokens and spent and tokens is not None:
@@ -221,7 +221,7 @@ class Limiter:
     def update_from_headers(
         self, said: RateLimits | None, *, retry_after_seconds: float | None = None
     ) -> None:
-        """Takes in what the server said of limits and of waiting: until then nobody is let through."""
+        """Applies what the server's headers say; admits no call until the pause they ask for has passed."""
         now = time.monotonic()
         pause = retry_after_seconds or 0.0
         if said is not None and retry_after_seconds is None:
@@ -247,7 +247,7 @@ class Limiter:
             waiter.turn.clear()
 
     async def _pass(self, waiter: _Waiter, tokens: int) -> Permit:
-        """The first in the queue waits for what is missing, in a loop since each wait may outlast another."""
+        """Admits the first in the queue; loops, since a limit may be exhausted while it waits for another."""
         while True:
             waiter.turn.clear()
             with self._lock:
@@ -261,7 +261,7 @@ class Limiter:
                 if self._throttler:
                     await self._throttler.acquire()  # type: ignore[no-untyped-call]  # likewise
                 with self._lock:
-                    # Usage that turned out higher than estimated may have closed the door meanwhile.
+                    # Usage above the estimate may have exhausted a limit in the meantime.
                     if not self._is_full and self._seconds_closed(tokens) <= 0:
                         return self._let_through(tokens, recorded=True)
 
@@ -298,16 +298,16 @@ class Limiter:
 
 
 def _refill(reset_seconds: float | None, limit: int | None, wanted: int, window_seconds: float) -> float:
-    """When ``wanted`` of an emptied allowance are there again.
+    """Seconds until ``wanted`` units of an exhausted limit are available again.
 
-    Vendors refill all the time and tell when all of it is back, which may be minutes; a part is back sooner.
+    Vendors refill continuously but report when the whole limit is restored, which may take minutes.
     """
     part = wanted / limit * window_seconds if limit else window_seconds
     return min(part, reset_seconds if reset_seconds is not None else part)
 
 
 def next_question() -> int:
-    """The place of a new question among all questions."""
+    """The number of a new question; calls of lower numbers are admitted first."""
     return next(_numbers)
 
 
@@ -316,15 +316,15 @@ _limiters_lock = threading.Lock()
 
 
 def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | None:
-    """The limiter that everybody with the same key shares.
+    """The limiter shared by all chains with the same key.
 
     Args:
-        limits: What the user has set, if anything.
-        account: Who pays, as far as the provider knows; ``None`` for LangChain models.
+        limits: The user's limits, if any.
+        account: The provider's account; ``None`` for LangChain models.
 
     Returns:
-        ``None`` if there is nothing to keep to: neither limits nor an account whose server may ask for
-        pauses. Where a key's limits are given again with other numbers, the new ones hold for everybody.
+        ``None`` if there is nothing to enforce: neither limits nor an account whose server may ask for
+        pauses. If a key is used again with other limits, the new ones apply to all chains that share it.
     """
     if limits is None and account is None:
         return None

@@ -1,4 +1,4 @@
-"""When a failed call is made again, and after how long. Pure."""
+"""When a failed call is retried, and after what backoff. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sot_chains.providers.http import retry_after_seconds_of
 
 @dataclass(frozen=True)
 class Retries:
-    """How often a call is tried. Every attempt counts against the limits and stands in the trace.
+    """Retry policy of a call. Every attempt counts against the rate limits and is in the trace.
 
     Attributes:
-        max_attempts: Attempts in all, the first included.
-        first_pause_seconds: The pause before the second attempt; doubled for each further one.
-        longest_pause_seconds: No pause of ours is longer. A server that asks for a longer one gets it.
+        max_attempts: Attempts in total, including the first.
+        first_pause_seconds: Backoff before the second attempt; doubled for each further one.
+        longest_pause_seconds: Longest backoff. If the server asks for a longer pause, that one applies.
 
     Raises:
         ValueError: ``max_attempts`` is below 1, or a pause is negative.
@@ -34,10 +34,10 @@ class Retries:
             raise ValueError("pauses must not be negative")
 
     def pause_seconds(self, num_attempts: int, error: BaseException) -> float:
-        """How long to wait after ``num_attempts`` attempts, the last of which failed with ``error``.
+        """Seconds to wait after ``num_attempts`` attempts, the last of which failed with ``error``.
 
-        Between half of the pause and all of it, so that those who failed together do not return together;
-        never less than the server asked for.
+        The backoff is scaled by a random factor from 0.5 to 1, so that calls that failed together are not
+        retried together; it is never shorter than the server asked for.
         """
         pause = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(num_attempts - 1, 30))
         pause *= random.uniform(0.5, 1.0)
@@ -46,10 +46,10 @@ class Retries:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the same call may succeed later, by what the error says of itself.
+    """Whether the same call may succeed later.
 
-    Our own errors and LangChain's ``ModelError`` have ``is_retryable``. Other errors of chat models count as
-    retryable if they carry an HTTP status that means "later" or stem from a lost connection.
+    Our own errors and LangChain's ``ModelError`` have ``is_retryable``. Other errors are retryable if they
+    carry a transient HTTP status, or if they are connection errors or timeouts.
     """
     said = getattr(error, "is_retryable", None)
     if isinstance(said, bool):
@@ -61,14 +61,14 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Whether the call was refused before any work was done: the server was busy, not broken."""
+    """Whether a busy server rejected the call before doing any work."""
     if isinstance(error, ProviderError):
         return error.was_refused
     return getattr(error, "status_code", None) in (429, 503, 529)
 
 
 def retry_after_seconds_of_error(error: BaseException) -> float | None:
-    """How long the server asked to be left alone, if it did."""
+    """The seconds that the server asked to wait, if it did."""
     if isinstance(error, ProviderError):
         return error.retry_after_seconds
     headers = getattr(getattr(error, "response", None), "headers", None)

@@ -1,4 +1,4 @@
-"""Tokens spent in a sliding window of time. Pure: is told the time, waits for nothing."""
+"""Tokens spent in a sliding time window. Pure: the caller passes the time, and nothing waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Spent:
-    """Tokens reserved at one moment; corrected once the server has said how many they were."""
+    """Tokens reserved at one moment; corrected once the server reports the actual number."""
 
     at: float
     tokens: int
@@ -17,12 +17,12 @@ class Spent:
 class TokenWindow:
     """At most ``limit`` tokens in any window of ``seconds``.
 
-    A leaky bucket would let through up to twice the limit in one window (what it had saved up and what it
-    refills meanwhile), so every reservation is kept until it is a whole window old.
+    A leaky bucket would allow up to twice the limit in one window (its saved capacity plus the refill), so
+    every reservation is kept for a whole window.
 
     Args:
         limit: Tokens in a window.
-        seconds: How long a window is.
+        seconds: Length of a window.
     """
 
     def __init__(self, limit: int, seconds: float) -> None:
@@ -32,9 +32,9 @@ class TokenWindow:
         self._spent: deque[Spent] = deque()
 
     def seconds_until(self, tokens: int, now: float) -> float:
-        """How long to wait until ``tokens`` fit; ``0.0`` if they do at once.
+        """Seconds until ``tokens`` fit; ``0.0`` if they fit now.
 
-        Tokens above the limit never fit: the answer is that for an empty window.
+        More tokens than the limit never fit: for those, the seconds until the window is empty.
         """
         self._forget(now)
         missing = self.total + tokens - self.limit
@@ -44,7 +44,7 @@ class TokenWindow:
             missing -= spent.tokens
             if missing <= 0:
                 break
-        return max(spent.at + self.seconds - now, 0.0) or 1e-4  # at the very edge it is still inside
+        return max(spent.at + self.seconds - now, 0.0) or 1e-4  # exactly at the edge it still counts
 
     def spend(self, tokens: int, now: float) -> Spent:
         """Reserves ``tokens``."""
@@ -54,7 +54,7 @@ class TokenWindow:
         return spent
 
     def correct(self, spent: Spent, tokens: int) -> None:
-        """Replaces what was reserved by what was used."""
+        """Replaces the reserved tokens by those actually used."""
         if any(one is spent for one in self._spent):
             self.total += tokens - spent.tokens
         spent.tokens = tokens

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
-from sot_chains.calls.usage import Cost, Tokens, added
+from sot_chains.calls.usage import Cost, Tokens, added, tokens_of
 from sot_chains.providers.base import Delta
 from sot_chains.text.skeleton import Point
 
@@ -44,8 +44,6 @@ class PointTrace(CallTrace):
         status: ``"complete"``; ``"cut"`` if the text ends before its end; ``"failed"`` if there is none;
             ``"omitted"`` if the point was left out of the answer because it failed.
         reason: Why, if it is not complete.
-        shares_call_of: The number of the point whose call wrote this one, too (``points_per_call``); times
-            are that call's then, and what it took is told there.
         is_resumed: Whether it was written for an earlier answer that this one goes on with; what it took
             then is not part of this answer's usage.
     """
@@ -55,7 +53,6 @@ class PointTrace(CallTrace):
     text: str
     status: Status
     reason: str | None
-    shares_call_of: int | None
     is_resumed: bool
 
 
@@ -115,7 +112,8 @@ class Call:
     Attributes:
         name: What its run is called.
         stage: Whose cost it is.
-        text: What the model has written in this attempt, raw.
+        attempt: What the attempt used, as reported or estimated; ``None`` where nothing is known yet.
+        pieces: What the model has written in this attempt, raw.
     """
 
     name: str
@@ -129,13 +127,14 @@ class Call:
     is_begun: bool = False
     num_requests: int = 0
     estimated: Tokens | None = None
+    attempt: Tokens | None = None
     pieces: list[str] = field(default_factory=list)
 
     def begin(self, now_seconds: float) -> None:
         """Notes that an attempt begins now."""
         self.is_begun = True
         self.start_seconds = self.end_seconds = now_seconds
-        self.first_text_seconds = self.usage = self.finish_reason = None
+        self.first_text_seconds = self.usage = self.finish_reason = self.attempt = None
         if self.pieces:
             self.pieces = []
 
@@ -147,6 +146,7 @@ class Call:
         """Notes what ``delta`` says of the call besides text."""
         if delta.usage is not None:
             self.usage = delta.usage if self.usage is None else add_usage(self.usage, delta.usage)
+            self.attempt = tokens_of([self.usage])
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
         if delta.response_metadata is not None:
@@ -155,7 +155,7 @@ class Call:
     def cut(self, estimated: Tokens) -> None:
         """Notes that the attempt broke off and took about ``estimated`` tokens."""
         self.estimated = added(estimated, self.estimated)
-        self.usage = None
+        self.usage, self.attempt = None, estimated
 
     @property
     def text(self) -> str:
@@ -180,28 +180,31 @@ class Call:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PointState:
-    """A place of the answer while it is written: one point, or the whole plain answer.
+    """One place of the answer while it is written: a point, or the whole plain answer.
 
     Attributes:
         point: The point; ``None`` for a plain answer.
         call: The call that writes it.
-        is_first_of_call: Whether the call's usage is told here.
         pieces: Its cleaned text.
+        num_read: How many of them the reader of a stream has seen.
         is_ended: Whether nothing more will come.
-        resumed: What an earlier answer's trace tells of it, if it was taken over from there.
+        resumed: The point's trace in an earlier answer, if it was taken over from there.
     """
 
     point: Point | None
     call: Call | None = None
-    is_first_of_call: bool = True
-    shares_call_of: int | None = None
     pieces: list[str] = field(default_factory=list)
+    num_read: int = 0
     status: Status = "complete"
     reason: str | None = None
     is_ended: bool = False
     resumed: PointTrace | None = None
+
+    def end(self, status: Status = "complete", reason: str | None = None) -> None:
+        """Ends it with the text it has."""
+        self.status, self.reason, self.is_ended = status, reason, True
 
     @property
     def text(self) -> str:
@@ -214,15 +217,12 @@ class PointState:
         if self.resumed is not None:
             return {**self.resumed, "is_resumed": True}
         call = (self.call or Call("", "points")).trace()
-        if not self.is_first_of_call:
-            call = {**call, "usage": None, "num_requests": 0, "estimated": None}
         return PointTrace(
             number=self.point.number,
             label=self.point.text,
             text=self.text,
             status=self.status,
             reason=self.reason,
-            shares_call_of=self.shares_call_of,
             is_resumed=False,
             **call,
         )

@@ -1,7 +1,7 @@
-"""What an answer costs: tokens by stage, money, and how much of both a plain answer would have taken.
+"""The cost of an answer: tokens by stage, price, and the overhead over a plain answer.
 
-Counts are the server's wherever it reported any. Calls that were cut before their usage arrived, or whose
-server does not count, are estimated and stand apart. Pure.
+Token counts are those the server reported. Calls that failed or were cancelled before their usage arrived
+are estimated and listed separately.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Price:
-    """What a model costs, in any currency, per million tokens.
+    """The price of a model per million tokens, in any currency.
 
     Attributes:
-        input: Tokens read.
-        output: Tokens written.
-        cached_input: Tokens read from the vendor's cache; by default as dear as any.
-        cache_write: Tokens written to it; by default as dear as any read.
+        input: Input tokens.
+        output: Output tokens.
+        cached_input: Input tokens read from the vendor's cache; by default the price of ``input``.
+        cache_write: Input tokens written to the cache; by default the price of ``input``.
     """
 
     input: float
@@ -42,7 +42,7 @@ class Price:
     cache_write: float | None = None
 
     def of(self, tokens: Tokens) -> float:
-        """What ``tokens`` cost."""
+        """The price of ``tokens``."""
         cached, written = tokens["cached_tokens"], tokens["cache_write_tokens"]
         plain = tokens["input_tokens"] - cached - written
         read_price = self.input if self.cached_input is None else self.cached_input
@@ -56,7 +56,7 @@ class Price:
 
 
 class Tokens(TypedDict):
-    """Tokens read and written. Those from the cache and into it are among those read."""
+    """Input and output tokens. Cache reads and cache writes are included in the input tokens."""
 
     input_tokens: int
     output_tokens: int
@@ -65,13 +65,13 @@ class Tokens(TypedDict):
 
 
 class Overhead(TypedDict):
-    """What the answer took beside a plain one, which would have read the question once.
+    """What the answer used relative to a plain one, which reads the question once.
 
     Attributes:
-        plain_input_tokens: What a plain answer would have read; an estimate.
-        input_ratio: Tokens read over that: the question and the outline are read with every point.
-        output_ratio: Tokens written over those of the points alone, so 1 and the skeleton's share.
-        price_ratio: What was paid over what a plain answer of the same text would have cost.
+        plain_input_tokens: Estimated input tokens of a plain answer.
+        input_ratio: Input tokens over ``plain_input_tokens``; every point reads question and skeleton again.
+        output_ratio: Output tokens over those of the points alone: 1 plus the skeleton's share.
+        price_ratio: Price over that of a plain answer with the same text.
     """
 
     plain_input_tokens: int
@@ -85,11 +85,11 @@ class Cost(TypedDict):
 
     Attributes:
         stages: Tokens the server reported, by stage: ``skeleton``, ``points``, ``plain``.
-        reported: Their sum, to the token.
-        estimated: What calls took that were cut before their usage arrived; ``None`` if there were none.
-        price: What all of it costs by the table of prices; ``None`` where the model is not in it.
-        saved_by_cache: What reading from the cache saved of that, less what writing to it cost more.
-        overhead: Over a plain answer; ``None`` on the plain route or where nothing was reported.
+        reported: Their exact sum.
+        estimated: Tokens of calls that ended before their usage arrived; ``None`` if there were none.
+        price: Price of all these tokens; ``None`` if the model is not in the price table.
+        saved_by_cache: What cache reads saved, minus the extra price of cache writes.
+        overhead: Relative to a plain answer; ``None`` on the plain route or if no usage was reported.
     """
 
     stages: dict[str, Tokens]
@@ -132,7 +132,7 @@ def added(one: Tokens, other: Tokens | None) -> Tokens:
 
 
 def price_for(model: str, prices: Mapping[str, Price] | Price | None) -> Price | None:
-    """The price of ``model``: by its name, or by the longest name in the table it begins with.
+    """The price of ``model``: under its name, or under the longest name in the table that it starts with.
 
     Servers answer with dated names, such as ``gpt-4.1-mini-2025-04-14`` for ``gpt-4.1-mini``.
     """
@@ -148,13 +148,13 @@ def cost_of(
     price: Price | None,
     plain_input_tokens: int | None,
 ) -> Cost:
-    """Puts a cost together.
+    """Computes the cost of an answer.
 
     Args:
-        stages: What was reported, by stage.
-        estimated: What is estimated of calls cut short.
+        stages: Reported tokens by stage.
+        estimated: Estimated tokens of calls that ended early.
         price: The model's price, if known.
-        plain_input_tokens: What a plain answer would have read; ``None`` where there is nothing to compare.
+        plain_input_tokens: Input tokens of a plain answer; ``None`` if there is nothing to compare.
     """
     reported = NO_TOKENS
     for tokens in stages.values():
@@ -199,7 +199,7 @@ def _overhead(
 
 
 _log = logging.getLogger(__name__)
-_ENCODING = "o200k_base"  # of OpenAI's models since 2024; for the others as good an estimate as any
+_ENCODING = "o200k_base"  # OpenAI's models since 2024; a fair estimate for others
 _LONGEST_WAIT_SECONDS = 3.0
 _TOKENS_OF_A_MESSAGE = 4  # role and separators
 _CHARACTERS_OF_A_TOKEN = 4.0
@@ -209,23 +209,23 @@ _encoding: Encoding | None = None
 
 
 def num_tokens(text: str) -> int:
-    """About how many tokens ``text`` is. Text that looks like a control token is text."""
+    """Estimates the tokens of ``text``. Control tokens in it count as ordinary text."""
     if _encoding is not None:
         return len(_encoding.encode_ordinary(text))
-    # What is not ASCII takes more tokens: a Chinese character is about one.
+    # CJK text takes more tokens: about one per character.
     num_wide = 0 if text.isascii() else sum(ord(character) > 0x2E7F for character in text)
     return num_wide + round((len(text) - num_wide) / _CHARACTERS_OF_A_TOKEN + 0.49)
 
 
 def num_message_tokens(messages: Iterable[BaseMessage]) -> int:
-    """About how many tokens ``messages`` are as input. What is not text is not counted."""
+    """Estimates the input tokens of ``messages``. Only text is counted."""
     return sum(_TOKENS_OF_A_MESSAGE + num_tokens(str(message.text)) for message in messages)
 
 
 async def vocabulary() -> None:
-    """Waits a moment for tiktoken's vocabulary, so that estimates after it are good ones."""
+    """Waits up to 3 s for tiktoken's vocabulary, so that later estimates are accurate."""
     loading, begun = fetch_vocabulary()
-    # A moment for all together: who comes later finds it, or goes on without.
+    # All callers share this time limit: a later one waits only for what is left of it.
     patience = begun + _LONGEST_WAIT_SECONDS - time.monotonic()
     if not loading.done() and patience > 0:
         await asyncio.wait([asyncio.wrap_future(loading)], timeout=patience)
@@ -234,8 +234,8 @@ async def vocabulary() -> None:
 
 
 def fetch_vocabulary() -> tuple[Future[Encoding | None], float]:
-    """Has tiktoken's vocabulary fetched, unless it is; returns it, to come, and since when it is fetched."""
-    global _loading  # noqa: PLW0603 - once in a process, whoever asks first
+    """Starts loading tiktoken's vocabulary once; returns its future and the time when loading began."""
+    global _loading  # noqa: PLW0603 - loaded once per process
     with _lock:
         if _loading is None:
             _loading = Future(), time.monotonic()
@@ -249,7 +249,7 @@ def _fetch(loading: Future[Encoding | None]) -> None:
         import tiktoken
 
         _encoding = tiktoken.get_encoding(_ENCODING)
-    except Exception as error:  # offline, or a damaged cache: an estimate serves, with a warning
+    except Exception as error:  # offline or a damaged cache: warn, and estimate instead
         _warn_once(f"{type(error).__name__}: {error}")
     loading.set_result(_encoding)
 
@@ -262,8 +262,8 @@ def _warn_once(reason: str) -> None:
     if not _has_warned:
         _has_warned = True
         _log.warning(
-            "tiktoken's vocabulary %s is not at hand (%.200s): tokens are estimated from characters; to "
-            "count offline, fill a folder once and name it in TIKTOKEN_CACHE_DIR",
+            "tiktoken's vocabulary %s is not available (%.200s): tokens are estimated from characters; to "
+            "count offline, fill a cache folder once and set TIKTOKEN_CACHE_DIR to it",
             _ENCODING,
             reason,
         )

@@ -1,4 +1,4 @@
-"""Does Skeleton-of-Thought pay on your model and questions? Speed and quality, compared with plain.
+"""Measures speed and quality of Skeleton-of-Thought against plain answers, on your model and questions.
 
 The command is ``sot eval``; :func:`evaluate` does the same from Python.
 """

@@ -1,7 +1,7 @@
-"""Answers to be compared: each question answered plainly and by Skeleton-of-Thought, timed, and kept.
+"""Answers to be compared: each question is answered plainly and by Skeleton-of-Thought, timed, and stored.
 
-One question at a time, since answers that are written at once would time each other. The third way, SoT-R,
-is not asked for: it is one of the two, whichever its router picks, plus the time the router takes.
+Answers are generated one at a time, since concurrent ones would slow each other down. The third way, SoT-R,
+is not generated: it is whichever of the two its router picks, plus the router's time.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ NAMES: dict[Way, str] = {"plain": "plain", "sot": "SoT", "sot_r": "SoT-R"}
 
 @dataclass(frozen=True)
 class AnswerRecord:
-    """One answer and how it came about; times in seconds, lengths in words (Chinese: characters).
+    """One answer with its measurements; times in seconds, lengths in words (Chinese: characters).
 
     Attributes:
         text: The answer; empty if there is none.
-        route: ``"sot"`` or ``"plain"``, as it was written in the end.
-        reason: Why that route; for a failed answer, what went wrong.
-        seconds: From beginning to end, the router's time included.
-        first_text_seconds: Until something could be read, ``None`` if nothing could.
-        skeleton_seconds: Of the call for the outline.
-        points_seconds: From the first point's beginning to the last one's end; of a plain answer, the
-            answer's.
-        router_seconds: Of the router.
-        point_lengths: Of each point.
-        input_tokens: Read by the model, prompts of all calls together; ``None`` if it does not count.
-        output_tokens: Written by it.
+        route: The route the answer took, ``"sot"`` or ``"plain"``; ``"none"`` after an error.
+        reason: Why it took that route; after an error, the error.
+        seconds: Total time, including the router's.
+        first_text_seconds: Time to the first text of the answer, ``None`` if there was none.
+        skeleton_seconds: Time of the skeleton call.
+        points_seconds: From the start of the first point to the end of the last; for a plain answer, the
+            time of its call.
+        router_seconds: Time of the router.
+        point_lengths: Length of each point.
+        input_tokens: Input tokens of all calls; ``None`` if the model does not count them.
+        output_tokens: Output tokens of all calls, likewise.
         has_failed: Whether there is no answer to compare.
     """
 
@@ -62,7 +62,7 @@ class AnswerRecord:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to one question, by way, and what the router said; ``None`` without a router."""
+    """The answers to one question, by way, and the router's route; ``None`` without a router."""
 
     question: Question
     by_way: dict[Way, AnswerRecord]
@@ -84,16 +84,16 @@ async def collect_answers(
     before_each: Callable[[], None] = lambda: None,
     watch: Callable[[Iterable[Question]], Iterable[Question]] = iter,
 ) -> list[Answers]:
-    """Answers all ``questions``, or finds their answers in ``store``.
+    """Answers all ``questions``, reusing the answers in ``store``.
 
     Args:
-        questions: Answered one by one; the two ways go first in turns.
+        questions: Answered one by one; the two ways take turns in going first.
         model: Any chat model or provider.
-        label: Names the model in the store: another label is another model.
-        router: Decides for SoT-R; without one it is left away.
-        store: Where answers are kept.
-        before_each: Called before each answer, to drop what the model has kept of the last one.
-        watch: Wraps the questions, to show how far they are.
+        label: Names the model in the store; answers under another label are not reused.
+        router: Decides for SoT-R; without one, SoT-R is omitted.
+        store: Stores the answers.
+        before_each: Called before each answer, to clear the model's cache of the last one.
+        watch: Wraps the questions, to show progress.
     """
     chains = {"plain": SkeletonOfThought(model, router=_AlwaysPlainly()), "sot": SkeletonOfThought(model)}
     collected = []
@@ -105,7 +105,7 @@ async def collect_answers(
             if (kept := store.get(key)) is None:
                 before_each()
                 kept = asdict(await _answer(chains[way], question.text))
-                if not kept["has_failed"]:  # a failure is tried again when the run is taken up
+                if not kept["has_failed"]:  # a resumed run retries failures
                     store.put(key, kept)
             records[way] = replace(AnswerRecord(**kept), point_lengths=tuple(kept["point_lengths"]))
         route = None
@@ -133,7 +133,7 @@ async def _answer(chain: SkeletonOfThought, question: str) -> AnswerRecord:
     begin = time.perf_counter()
     try:
         message = await chain.ainvoke(question)
-    except Exception as error:  # whatever a model raises is one answer less, not the end of the run
+    except Exception as error:  # a failed answer must not end the run
         seconds = time.perf_counter() - begin
         return AnswerRecord("", "none", f"{type(error).__name__}: {error}", seconds, has_failed=True)
     return _record(message.text, message.response_metadata["sot"])
@@ -161,6 +161,6 @@ def _record(text: str, trace: SotTrace) -> AnswerRecord:
 
 
 def length_of(text: str) -> int:
-    """Words of ``text``; every Chinese character is one."""
+    """Number of words in ``text``; every Chinese character counts as one."""
     num_han = sum("\u3400" <= character <= "\u9fff" for character in text)
     return num_han + len("".join(" " if "\u3400" <= c <= "\u9fff" else c for c in text).split())

@@ -1,4 +1,4 @@
-"""Questions, and the answers and judgements that are kept between runs."""
+"""Questions, and the store that keeps answers and judgements between runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Question:
 
     Attributes:
         text: As a user would send it.
-        category: What figures are broken down by.
-        name: Tells it from the others in tables.
+        category: Results are grouped by it.
+        name: Identifies the question in tables.
     """
 
     text: str
@@ -27,11 +27,11 @@ class Question:
 
 
 def read_questions(path: Path | str) -> list[Question]:
-    """Reads a file of questions; those without a category are of the category ``"all"``.
+    """Reads a JSON Lines file of questions; the category is ``"all"`` where it is missing.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A line has another form, or there is no question. The text names the line.
+        ValueError: A line is malformed (the message names it), or there is no question.
     """
     questions = []
     for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1):
@@ -53,13 +53,13 @@ def read_questions(path: Path | str) -> list[Question]:
 
 
 class Store:
-    """JSON values by key, in one file.
+    """A key-value store of JSON values in one SQLite file.
 
     Args:
-        path: Made if it is not there.
+        path: Created if it does not exist.
 
     Raises:
-        ValueError: The file is something else.
+        ValueError: The file is not such a store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,12 +75,12 @@ class Store:
             raise ValueError(f"{path} is not a store of an evaluation: {error}") from error
 
     def get(self, key: str) -> Any | None:
-        """What was put under ``key``, ``None`` if nothing was."""
+        """The value stored under ``key``; ``None`` if there is none."""
         row = self._connection.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps ``value``; it is on disk when this returns."""
+        """Stores ``value``; it is on disk when this returns."""
         self._connection.execute(
             "INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, json.dumps(value, ensure_ascii=False))
         )
@@ -99,5 +99,5 @@ class Store:
 
 
 def key_of(**asked: Any) -> str:
-    """The key of whatever is asked: the same for the same, of no length to speak of."""
+    """A short key, equal for equal arguments."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The report's figures as SVG text: a scatter, bars with whiskers, stacked bars. Knows numbers and names."""
+"""The report's figures as SVG: scatter plot, bars with whiskers, stacked bars. Knows numbers and names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDTH, _LEFT, _RIGHT, _ROW = 720, 150, 70, 18
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a scatter."""
+    """A dot of a scatter plot."""
 
     name: str
     x: float
@@ -34,7 +34,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar, and where it might as well end."""
+    """One bar, with an optional confidence interval."""
 
     value: float
     low: float | None = None
@@ -42,7 +42,7 @@ class Bar:
 
 
 def scatter(dots: Sequence[Dot], series: Sequence[str], *, x_name: str, y_name: str) -> str:
-    """Dots with their names; lines mark where ours equals plain: a speed-up of 1, a net win rate of 0."""
+    """A scatter plot of named dots; lines mark parity with plain: a speed-up of 1, a net win rate of 0."""
     height, bottom, top = 420, 50, 34
     x_low, x_high = _range([dot.x for dot in dots] + [1.0])
     y_low, y_high = _range([dot.y for dot in dots] + [0.0])
@@ -85,7 +85,7 @@ def bars(
     base: float = 0.0,
     is_share: bool = False,
 ) -> str:
-    """Horizontal bars, one of each series a row, drawn from ``base``."""
+    """Horizontal bars drawn from ``base``; each row has one bar per series."""
     group = _ROW * len(series) + 10
     height = 44 + group * len(rows) + 24
     shown = [bar for _, row in rows for bar in row if bar is not None]
@@ -123,7 +123,7 @@ def bars(
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[float]]], series: Sequence[str], *, name: str) -> str:
-    """Horizontal bars of seconds, whose parts are the series."""
+    """Horizontal stacked bars of seconds, with one segment per series."""
     height = 44 + (_ROW + 8) * len(rows) + 24
     high = max([sum(row) for _, row in rows] + [1e-9])
     scale = (_WIDTH - _LEFT - _RIGHT) / high
@@ -187,7 +187,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Some five round numbers from ``low`` to ``high``."""
+    """About five round numbers from ``low`` to ``high``."""
     step = 10.0 ** len(str(int(high - low)))
     while (high - low) / step < 4:
         step = next((step * part for part in (0.5, 0.2) if (high - low) / (step * part) >= 4), step * 0.1)

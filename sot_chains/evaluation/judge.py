@@ -1,10 +1,8 @@
-"""A chat model as the judge of two answers: what it is asked, and what its reply says.
+"""A chat model as the judge of two answers: its request, and how its reply is read.
 
-Every pair is judged in both orders, since judges favour a place (arXiv 2305.17926). Only a readable verdict
-is
-one: a reply without any, a refusal and a call that fails or takes too long are counted as what they are and
-    never as ties. The general question is put as in FastChat's evaluation, the aspects are those of LLMZoo;
-    both in our own words.
+Every pair is judged in both orders, since judges have a position bias (arXiv 2305.17926). Replies without a
+readable verdict, refusals, failed calls and timeouts are counted separately, never as ties. The general
+question follows FastChat's evaluation and the aspects follow LLMZoo, both in our own words.
 """
 
 from __future__ import annotations
@@ -79,11 +77,11 @@ _MAX_CHARACTERS = 20_000
 
 
 def read_verdict(reply: str, finish_reason: str | None = None) -> Outcome:
-    """What a judge's reply says; the last verdict counts, since reasons may speak of others.
+    """Reads a judge's reply; the last verdict counts, since the reasons may mention others.
 
     Args:
-        reply: All of it.
-        finish_reason: Why it ended, in the model's words.
+        reply: The whole reply.
+        finish_reason: Why it ended, as the model reports it.
     """
     if found := _VERDICT.findall(reply):
         return _READINGS[found[-1].upper()]
@@ -93,7 +91,7 @@ def read_verdict(reply: str, finish_reason: str | None = None) -> Outcome:
 
 
 def request_of(criterion: str, question: str, first: str, second: str) -> str:
-    """What the judge is asked.
+    """The request to the judge.
 
     Raises:
         ValueError: There is no such criterion.
@@ -103,18 +101,18 @@ def request_of(criterion: str, question: str, first: str, second: str) -> str:
     asked = (
         _GENERAL_CRITERION if criterion == GENERAL else _ASPECT_CRITERION.format(aspect=ASPECTS[criterion])
     )
-    # Fields of one pass: braces and fields in answers are text.
+    # In one pass, so that fields and braces inside answers stay text.
     fields = {"question": question, "first": first, "second": second, "criterion": asked}
     return re.sub(r"\{(question|first|second|criterion)\}", lambda match: fields[match[1]], _REQUEST)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two answers, ours and the one it is compared with, were judged in both orders.
+    """The judgements of our answer against another, in both orders.
 
     Attributes:
-        ours_first: The outcome with ours in the first place.
-        ours_second: The outcome with ours in the second.
+        ours_first: The outcome with our answer in first position.
+        ours_second: The outcome with our answer in second position.
     """
 
     ours_first: Outcome
@@ -122,12 +120,12 @@ class Comparison:
 
     @property
     def is_valid(self) -> bool:
-        """Whether there are two verdicts."""
+        """Whether both orders have a verdict."""
         return self.ours_first in VERDICTS and self.ours_second in VERDICTS
 
     @property
     def score(self) -> float | None:
-        """From 1 (ours won in both orders) to -1; ``None`` without two verdicts, which would be biased."""
+        """From 1 (ours won in both orders) to -1; ``None`` without two verdicts, since one is biased."""
         if not self.is_valid:
             return None
         points = {"first": 1, "second": -1, "tie": 0}
@@ -135,20 +133,20 @@ class Comparison:
 
     @property
     def outcomes(self) -> tuple[Outcome, Outcome]:
-        """Of both orders."""
+        """The outcomes of both orders."""
         return self.ours_first, self.ours_second
 
 
 class Judge:
-    """Compares answers by a chat model.
+    """Compares answers with a chat model.
 
     Args:
         model: Any chat model, ``"openai:NAME"`` or ``"anthropic:NAME"``.
-        store: Where its replies are kept.
-        label: Names the judge in the store: another label is another judge.
-        timeout_seconds: How long one reply may take.
-        max_concurrency: Replies waited for at once.
-        **options: For a model given by name.
+        store: Stores its replies.
+        label: Names the judge in the store; replies under another label are not reused.
+        timeout_seconds: Timeout of one reply.
+        max_concurrency: Concurrent calls.
+        **options: Options of a model given by name.
     """
 
     def __init__(
@@ -171,7 +169,7 @@ class Judge:
         self._free = asyncio.Semaphore(max_concurrency)
 
     async def compare(self, criterion: str, question: str, ours: str, other: str) -> Comparison:
-        """Judges in both orders."""
+        """Judges the pair in both orders."""
         ours_first, ours_second = await asyncio.gather(
             self._judge(request_of(criterion, question, ours, other)),
             self._judge(request_of(criterion, question, other, ours)),
@@ -188,9 +186,9 @@ class Judge:
                         kept = await self._ask(request)
                 except TimeoutError:
                     return "timed_out"
-                except Exception:  # whatever a model raises is one judgement less, not the end of the run
+                except Exception:  # a failed judgement must not end the run
                     return "failed"
-            # What failed is not kept: it is tried again when the run is taken up.
+            # Failures are not stored, so a resumed run retries them.
             self._store.put(key, kept)
         return read_verdict(kept["reply"], kept["finish_reason"])
 

@@ -1,7 +1,7 @@
-"""The report: one HTML file that needs nothing but itself.
+"""The report: one self-contained HTML file.
 
-Figures are inline SVG, tables sort by a few lines of script, and a content security policy forbids the page
-every request. Text of questions and models is escaped. Nothing in it depends on when it was made.
+Figures are inline SVG, a short script sorts the tables, and a content security policy blocks all requests.
+Text from questions and models is escaped. The report contains no timestamp.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Cell = str | float | int | None
 
 
 def html(evaluation: Evaluation) -> str:
-    """The whole page."""
+    """The report as an HTML page."""
     models = list(evaluation.by_model)
     parts = [
         "<h1>Skeleton-of-Thought: speed and quality</h1>",

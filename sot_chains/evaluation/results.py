@@ -1,4 +1,4 @@
-"""What an evaluation found, by model and category. Knows answers and comparisons, not how they look."""
+"""The results of an evaluation by model and category. Knows answers and comparisons, not presentation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LOW, _HIGH = 2.5, 97.5
 
 @dataclass(frozen=True)
 class NetWinRate:
-    """How much more often ours is preferred than the other, from -1 to 1, over questions with two verdicts.
+    """How much more often our answer wins than loses, from -1 to 1, over questions with two verdicts.
 
     Attributes:
-        net: The mean score; 0 of nothing.
-        low: Where 95 % of bootstrap resamples of the questions lie above ...
-        high: ... and below; all 0 of nothing.
+        net: The mean score; 0 without scores.
+        low: Lower end of the 95 % bootstrap interval over questions; 0 without scores.
+        high: Upper end of that interval.
         num_wins: Questions with a score above 0.
-        num_ties: Of 0, among them those where the two orders disagree.
-        num_losses: Below 0.
+        num_ties: Questions with a score of 0, including those whose two verdicts contradict each other.
+        num_losses: Questions with a score below 0.
     """
 
     net: float
@@ -41,7 +41,7 @@ class NetWinRate:
 
     @classmethod
     def of(cls, scores: Sequence[float]) -> NetWinRate:
-        """The net win rate of ``scores``, and what it might as well have been."""
+        """The net win rate of ``scores`` with its bootstrap interval."""
         if not scores:
             return cls(0.0, 0.0, 0.0, 0, 0, 0)
         values = np.asarray(scores)
@@ -60,15 +60,15 @@ class NetWinRate:
 
 @dataclass(frozen=True)
 class JudgeHealth:
-    """How far a judge can be trusted.
+    """How reliable a judge is.
 
     Attributes:
         position_bias: How much more often the first answer is preferred than the second, from -1 to 1, over
             judgements with a verdict.
-        agreement: The share of questions with two verdicts in which both orders say the same.
-        num_judgements: Judgements asked for.
-        num_verdicts: Of them, those that gave one.
-        num_failures: The others, by kind.
+        agreement: The share of pairs with two verdicts whose verdicts agree.
+        num_judgements: Judgements requested.
+        num_verdicts: Judgements with a verdict.
+        num_failures: Judgements without one, by kind.
     """
 
     position_bias: float
@@ -79,7 +79,7 @@ class JudgeHealth:
 
     @classmethod
     def of(cls, comparisons: Sequence[Comparison]) -> JudgeHealth:
-        """Over all ``comparisons``."""
+        """The health over all ``comparisons``."""
         outcomes = Counter(outcome for comparison in comparisons for outcome in comparison.outcomes)
         num_verdicts = outcomes["first"] + outcomes["second"] + outcomes["tie"]
         valid = [comparison for comparison in comparisons if comparison.is_valid]
@@ -95,7 +95,7 @@ class JudgeHealth:
 
 
 def rounded(values: Any, digits: int = 4) -> Any:
-    """``values`` with every float rounded, however deep; dataclasses become dicts."""
+    """``values`` with every nested float rounded; dataclasses become dicts."""
     if hasattr(values, "__dataclass_fields__"):
         values = asdict(values)
     if isinstance(values, float):
@@ -108,12 +108,12 @@ def rounded(values: Any, digits: int = 4) -> Any:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median; 0 of nothing."""
+    """The median; 0 without values."""
     return statistics.median(values) if values else 0.0
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; 0 of nothing."""
+    """The mean; 0 without values."""
     return statistics.fmean(values) if values else 0.0
 
 
@@ -123,10 +123,9 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Judged:
-    """One question of one model: its answers and, by criterion, how SoT compares with plain.
+    """One model's answers to one question and, by criterion, how SoT compares with plain.
 
-    Where there is nothing to compare, because an answer failed or no judge was asked, ``by_criterion`` is
-    empty.
+    ``by_criterion`` is empty if an answer failed or if there is no judge.
     """
 
     answers: Answers
@@ -134,7 +133,7 @@ class Judged:
 
     @property
     def category(self) -> str:
-        """The question's."""
+        """The question's category."""
         return self.answers.question.category
 
     @property
@@ -150,7 +149,7 @@ class Judged:
         return records["plain"].seconds / records[way].seconds
 
     def score(self, way: Way, criterion: str) -> float | None:
-        """Of ``way`` against plain; 0 where SoT-R is the plain answer itself."""
+        """The score of ``way`` against plain; 0 if SoT-R chose the plain answer."""
         comparison = self.by_criterion.get(criterion)
         if way == "sot_r" and self.answers.route is not None and not self.answers.route.use_sot:
             return 0.0 if self.by_criterion else None
@@ -159,20 +158,20 @@ class Judged:
 
 @dataclass(frozen=True)
 class WayFigures:
-    """What one way is worth against plain, over some questions.
+    """How one way compares with plain, over some questions.
 
     Attributes:
-        num_questions: With an answer of every way.
-        num_sot: Of them, those answered by Skeleton-of-Thought.
-        speed_up: The median of plain seconds over this way's.
-        speed_up_of_sums: All plain seconds over all of this way's.
-        net_win_rates: By criterion.
-        seconds: The median.
-        skeleton_share: Of the time of answers by Skeleton-of-Thought, what the outline takes.
-        num_points: The mean over answers by Skeleton-of-Thought.
-        words_per_point: Likewise.
-        words: Of a whole answer, the mean.
-        prefill_overhead: Prompt tokens over those of the plain answers, ``None`` where they are not counted.
+        num_questions: Questions that every way has answered.
+        num_sot: Of these, those answered by Skeleton-of-Thought.
+        speed_up: Median of plain seconds over this way's.
+        speed_up_of_sums: Total plain seconds over this way's total.
+        net_win_rates: Net win rate by criterion.
+        seconds: Median time of an answer.
+        skeleton_share: Mean share of the skeleton in the time of answers by Skeleton-of-Thought.
+        num_points: Mean number of points of those answers.
+        words_per_point: Mean number of words per point.
+        words: Mean number of words per answer.
+        prefill_overhead: Prompt tokens over those of the plain answers; ``None`` if they are not counted.
     """
 
     num_questions: int
@@ -189,7 +188,7 @@ class WayFigures:
 
     @classmethod
     def of(cls, judged: Sequence[Judged], way: Way) -> WayFigures:
-        """Over ``judged``."""
+        """The figures over ``judged``."""
         usable = [one for one in judged if one.is_answered and way in one.answers.by_way]
         plain = [one.answers.by_way["plain"] for one in usable]
         ours = [one.answers.by_way[way] for one in usable]
@@ -221,11 +220,11 @@ class WayFigures:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that was found.
+    """The results of an evaluation.
 
     Attributes:
         by_model: The judged questions of each model, by its label.
-        judge: The judge's label, ``None`` if none was asked.
+        judge: The judge's label; ``None`` without a judge.
     """
 
     by_model: dict[str, list[Judged]]
@@ -233,22 +232,22 @@ class Evaluation:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """Those compared with plain."""
+        """The ways that are compared with plain."""
         present = {way for judged in self.by_model.values() for one in judged for way in one.answers.by_way}
         return tuple(way for way in OURS if way in present)
 
     def categories(self, model: str) -> list[str]:
-        """In the order of the questions."""
+        """The categories, in the order of the questions."""
         return list(dict.fromkeys(one.category for one in self.by_model[model]))
 
     def figures(self, model: str, way: Way, category: str = ALL) -> WayFigures:
-        """Of one model and way, over one category or all questions."""
+        """The figures of one model and way, over one category or all questions."""
         judged = self.by_model[model]
         return WayFigures.of([one for one in judged if category in (ALL, one.category)], way)
 
     @property
     def health(self) -> JudgeHealth:
-        """Of the judge, over all comparisons."""
+        """The health of the judge over all comparisons."""
         return JudgeHealth.of(
             [
                 comparison
@@ -259,7 +258,7 @@ class Evaluation:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Everything as plain values, rounded."""
+        """All results as plain, rounded values."""
         models = {}
         for model, judged in self.by_model.items():
             figures: dict[str, Any] = {
@@ -280,7 +279,7 @@ class Evaluation:
         return {"models": models, "judge": self.judge, "judge_health": rounded(self.health)}
 
     def csv(self) -> str:
-        """One line a question and model."""
+        """CSV with one line per model and question."""
         text = io.StringIO()
         ways: tuple[Way, ...] = ("plain", *self.ways)
         criteria = [name for name in CRITERIA if any(name in one.by_criterion for _, one in self._each())]

@@ -1,4 +1,4 @@
-"""A whole evaluation: answers, judgements, and what they amount to. Goes on where it was stopped."""
+"""Runs a whole evaluation: answers, judgements, results. Resumes where it was stopped."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ async def evaluate(
     before_each: Callable[[], None] = lambda: None,
     watch: Watch = _unwatched,
 ) -> Evaluation:
-    """Answers and judges.
+    """Collects the answers and has them judged.
 
     Args:
-        questions: What every model is asked.
-        models: By label.
-        store: Where everything is kept that was paid for; a run with the same store goes on.
+        questions: The questions for every model.
+        models: Models by label.
+        store: Stores answers, routes and judgements; a run with the same store resumes.
         router: Decides for SoT-R.
         judge: Compares SoT with plain; without one only speed is measured.
-        criteria: What it judges.
-        judge_name: What the report calls it.
+        criteria: The criteria it judges by.
+        judge_name: The judge's name in the report.
         before_each: Called before each answer.
-        watch: Wraps what is worked on, to show how far it is.
+        watch: Wraps the items of a loop, to show progress.
     """
     by_model = {}
     for label, model in models.items():

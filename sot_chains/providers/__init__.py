@@ -39,8 +39,7 @@ def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> P
         model: ``"openai:MODEL"``, ``"anthropic:MODEL"``, a LangChain chat model or other Runnable that
             answers messages with a message, or a provider, which is returned as it is.
         **options: For a named model only: ``base_url``, ``api_key`` and the other arguments of
-            :class:`~sot_chains.providers.openai.OpenAIProvider` (``api="responses"`` for
-            :class:`~sot_chains.providers.openai.OpenAIResponsesProvider`) or
+            :class:`~sot_chains.providers.openai.OpenAIProvider` or
             :class:`~sot_chains.providers.anthropic.AnthropicProvider`.
 
     Raises:
@@ -69,13 +68,6 @@ def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> P
 def _named(name: str, options: dict[str, Any]) -> Provider:
     vendor, _, model = name.partition(":")
     if vendor == "openai":
-        api = options.pop("api", "chat")
-        if api == "responses":
-            from sot_chains.providers.openai import OpenAIResponsesProvider
-
-            return OpenAIResponsesProvider(model, **options)
-        if api != "chat":
-            raise ValueError(f'api is "chat" or "responses", got {api!r}')
         from sot_chains.providers.openai import OpenAIProvider
 
         return OpenAIProvider(model, **options)

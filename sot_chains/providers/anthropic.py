@@ -1,4 +1,4 @@
-"""Completions straight from the ``anthropic`` SDK. Importing this module imports the SDK."""
+"""Completions from the ``anthropic`` SDK. Importing this module imports the SDK."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sot_chains.providers.http import ClientsByLoop, rate_limits_of
 from sot_chains.providers.vendor import TRANSPORT, VendorProvider, ends_with_reply, one_line
 
 _ANTHROPIC_URL = "https://api.anthropic.com"
-_MAX_TOKENS = 4096  # the API wants a bound
+_MAX_TOKENS = 4096  # the API requires a limit
 _SAMPLING = ("temperature", "top_p", "top_k")
-# "overloaded_error" and its kin may come inside a stream that began with status 200.
+# Errors may also arrive inside a stream that started with status 200.
 _STATUS_OF = {
     "overloaded_error": 529,
     "rate_limit_error": 429,
@@ -37,17 +37,17 @@ _clients: ClientsByLoop[anthropic.AsyncAnthropic] = ClientsByLoop()
 
 
 class AnthropicProvider(VendorProvider):
-    """Streams completions over Anthropic's messages wire.
+    """Streams completions from Anthropic's Messages API.
 
     Args:
         model: The model's name, as the server knows it.
-        base_url: Where the server is, without ``/v1``. By default the environment variable
-            ``ANTHROPIC_BASE_URL``, and failing that Anthropic itself.
-        api_key: By default the environment variable ``ANTHROPIC_API_KEY``. Servers at another ``base_url``
-            are sent a placeholder.
+        base_url: The URL of the server, without ``/v1``. By default the environment variable
+            ``ANTHROPIC_BASE_URL``, or else Anthropic itself.
+        api_key: By default the environment variable ``ANTHROPIC_API_KEY``, or else a placeholder for servers
+            at another ``base_url``.
         prefill: Whether the model continues a final assistant message. By default it is tried once: newer
-            models refuse it, and are asked without from then on.
-        max_tokens: The longest a completion may be, where a call does not say.
+            models refuse it and get no prefill from then on.
+        max_tokens: The longest a completion may be, unless a call sets it.
         **client_options: Passed to ``anthropic.AsyncAnthropic``.
     """
 
@@ -140,7 +140,7 @@ class AnthropicProvider(VendorProvider):
 
 
 class _Reading:
-    """Takes the events of one reply. The first counts what was read, the last what was written."""
+    """Reads the events of one reply. The first carries the input tokens, the last the output tokens."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -165,12 +165,12 @@ class _Reading:
 
 
 def _usage(started: Usage | None, ended: MessageDeltaUsage | None) -> UsageMetadata | None:
-    """Tokens in LangChain's terms, where what was read includes what came from or went into the cache."""
+    """Usage in LangChain's format, whose input tokens include cache reads and cache writes."""
     if started is None and ended is None:
         return None
 
     def count(name: str) -> int:
-        """The later count is cumulative; where it leaves one out, the first holds."""
+        """The last count is cumulative; where it is missing, the first one applies."""
         last, first = getattr(ended, name, None), getattr(started, name, None)
         return int(last if last is not None else first or 0)
 
@@ -183,7 +183,7 @@ def _usage(started: Usage | None, ended: MessageDeltaUsage | None) -> UsageMetad
 
 
 def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """The API refuses a begun reply that ends with blank space."""
+    """Strips the end of a prefilled reply, since the API refuses trailing whitespace."""
     last = messages[-1]
     if last.type == "ai" and isinstance(last.content, str) and last.content != last.content.rstrip():
         return [*messages[:-1], last.model_copy(update={"content": last.content.rstrip()})]
@@ -191,7 +191,7 @@ def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMe
 
 
 def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by the API's names; those the SDK no longer takes travel in ``extra_body``."""
+    """Parameters under the API's names; those the SDK no longer accepts go into ``extra_body``."""
     fields = dict(parameters)
     if stop := fields.pop("stop", None):
         fields["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
@@ -205,17 +205,17 @@ def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
 
 _CACHE = {"type": "ephemeral"}
 # Anthropic caches no prefix below 1024 tokens (4096 for some models); a mark on a shorter one is ignored,
-# and writing the cache costs a quarter more than reading plain text, so short ones are not marked.
+# and cache writes cost a quarter more than plain input, so short prefixes are not marked.
 _FEWEST_CACHED_CHARACTERS = 4096
 
 
 def request_of(messages: Sequence[BaseMessage], prefix: SharedPrefix | None) -> dict[str, Any]:
-    """The fields ``system`` and ``messages`` of a request, with the shared prefix marked to be cached.
+    """The fields ``system`` and ``messages`` of a request, with the shared prefix marked for caching.
 
-    Neighbouring messages of one role are joined, as the API wants roles to alternate.
+    Consecutive messages of one role are merged, since the API requires alternating roles.
 
     Raises:
-        ValueError: There is content Anthropic has no form for.
+        ValueError: A message has content that Anthropic's API does not support.
     """
     system = [block for m in messages if m.type == "system" for block in _blocks(m)]
     turns: list[dict[str, Any]] = []
@@ -234,13 +234,13 @@ def request_of(messages: Sequence[BaseMessage], prefix: SharedPrefix | None) -> 
 
 
 def _mark(system: list[dict[str, Any]], turns: list[dict[str, Any]], prefix: SharedPrefix) -> None:
-    """Marks where the shared part ends, if what precedes is long enough to be cached."""
+    """Marks the end of the shared prefix, if the text up to it is long enough to be cached."""
     asked = next((turn for turn in reversed(turns) if turn["role"] == "user"), None)
     if asked is None or asked["content"][-1].get("type") != "text":
         return
     before = [*system, *(block for turn in turns[: turns.index(asked)] for block in turn["content"])]
     num_before = sum(len(block.get("text", "")) for block in before)
-    # What all stages share: the skeleton's request, sent first, leaves it in the cache for the points.
+    # All stages share this part: the skeleton request, sent first, writes it to the cache for the points.
     if before and num_before >= _FEWEST_CACHED_CHARACTERS and before[-1].get("type") == "text":
         before[-1]["cache_control"] = _CACHE
     text = asked["content"][-1]["text"]
@@ -289,11 +289,11 @@ def _block(part: dict[str, Any]) -> dict[str, Any]:
         if "base64" in part:
             data = {"type": "base64", "media_type": part.get("mime_type"), "data": part["base64"]}
             return {"type": name, "source": data}
-    if kind in ("tool_call", "reasoning"):  # the first is read off the message itself, the second not sent
+    if kind in ("tool_call", "reasoning"):  # tool calls are read from the message; reasoning is not sent
         return {"type": kind}
     if kind == "non_standard" and isinstance(part.get("value"), dict) and "type" in part["value"]:
         return dict(part["value"])
     raise ValueError(
-        f"a message holds content of type {kind!r}, which Anthropic's API has no form for; "
+        f"a message holds content of type {kind!r}, which Anthropic's API does not support; "
         "expected text, images, files, tool calls and their results"
     )

@@ -1,7 +1,7 @@
-"""What a completion is sent to: the two things Skeleton-of-Thought asks of a model.
+"""The provider protocol: what Skeleton-of-Thought needs from a model.
 
-A provider streams one completion, and says whether it can be made to continue a reply that was begun
-for it. Providers know nothing of skeletons and points.
+A provider streams one completion, and says whether the model continues a prefilled reply. Providers know
+nothing of skeletons and points.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from langchain_core.runnables import RunnableConfig
 
 @dataclass(slots=True, frozen=True)
 class RateLimits:
-    """What a server says of its limits in the headers of a response; ``None`` where it says nothing.
+    """Rate limits from the headers of a response; ``None`` where a header is missing.
 
     Attributes:
-        requests: Requests allowed in a window.
-        requests_left: Requests left in this one.
-        requests_reset_seconds: When all of them are there again.
-        tokens: Tokens allowed in a window.
-        tokens_left: Tokens left in this one.
-        tokens_reset_seconds: When all of them are there again.
+        requests: Requests allowed per window.
+        requests_left: Requests left in the current window.
+        requests_reset_seconds: Seconds until all requests are available again.
+        tokens: Tokens allowed per window.
+        tokens_left: Tokens left in the current window.
+        tokens_reset_seconds: Seconds until all tokens are available again.
     """
 
     requests: int | None = None
@@ -38,11 +38,11 @@ class RateLimits:
 
 @dataclass(slots=True, frozen=True)
 class SharedPrefix:
-    """The beginning of the last user message that several requests have in common.
+    """The prefix of the last user message that several requests share.
 
     Attributes:
-        num_characters: How long it is.
-        key: The same for all requests that share it, so that they can be sent where it is cached.
+        num_characters: Length of the prefix.
+        key: Equal for all requests that share it, so that they can be routed to where it is cached.
     """
 
     num_characters: int
@@ -54,11 +54,11 @@ class Delta:
     """A piece of a completion. Plain and slotted, since there is one per token.
 
     Attributes:
-        text: What was written since the last piece, possibly nothing.
+        text: The text since the last delta, possibly empty.
         usage: Tokens to add to the completion's count.
-        finish_reason: Why the completion ended, in the model's words; on its last piece.
-        response_metadata: Anything else the model says of the completion, such as ``model_name``.
-        rate_limits: What the server says of its limits, on the first piece.
+        finish_reason: Why the completion ended, as the model reports it; on the last delta.
+        response_metadata: Other metadata of the completion, such as ``model_name``.
+        rate_limits: The server's rate limits; on the first delta.
     """
 
     text: str = ""
@@ -85,34 +85,34 @@ class Provider(Protocol):
     def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncIterator[Delta]:
-        """Sends ``messages`` and yields the completion as it is written.
+        """Sends ``messages`` and yields the completion as it arrives.
 
-        Closing the iterator ends the request. A prefilled reply, if ``messages`` ends with one, is not
-        part of what is yielded.
+        Closing the iterator ends the request. If ``messages`` ends with a prefilled reply, only its
+        continuation is yielded.
 
         Args:
             messages: The conversation.
-            config: The callbacks, tags and ``run_name`` under which the call is announced.
-            **kwargs: What the model understands: ``stop``, ``temperature`` and the like.
+            config: Callbacks, tags and ``run_name`` of the call.
+            **kwargs: Parameters of the model, such as ``stop`` and ``temperature``.
 
         Raises:
-            ProviderError: The model could not be asked or did not answer.
+            ProviderError: The request failed, or the reply was interrupted.
         """
         ...
 
 
 class ProviderError(RuntimeError):
-    """A model could not be asked, refused, or broke off; the text says what was sent where and what to check.
+    """A model call failed; the message names the server, the problem and what to check.
 
     Attributes:
         is_retryable: Whether the same request may succeed later.
-        was_refused: Whether the server was too busy to begin (too many requests, overload).
-        is_unbilled: Whether it is known that no tokens were spent on it.
+        was_refused: Whether a busy server rejected it before doing any work (rate limit, overload).
+        is_unbilled: Whether it certainly used no tokens.
         status: The HTTP status, if there was one.
-        retry_after_seconds: How long the server wants to be left alone, if it said so.
-        rate_limits: What the server said of its limits.
-        trace: What had been written and paid for of the answer that failed; pass it as ``resume=`` to go on
-            from there. ``None`` before the chain has set it.
+        retry_after_seconds: The wait that the server asked for, if any.
+        rate_limits: The rate limits that the server reported, if any.
+        trace: Text and usage of the failed answer so far; pass it as ``resume=`` to continue from there.
+            ``None`` until the chain sets it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ProviderError(RuntimeError):
         super().__init__(message)
         self.is_retryable = is_retryable
         self.was_refused = was_refused
-        self.is_unbilled = is_unbilled or status is not None  # an error in place of a reply
+        self.is_unbilled = is_unbilled or status is not None  # an error instead of a reply
         self.status = status
         self.retry_after_seconds = retry_after_seconds
         self.rate_limits = rate_limits
@@ -137,8 +137,8 @@ class ProviderError(RuntimeError):
 
 
 class PrefillRefusedError(ProviderError):
-    """The model does not continue a reply that was begun for it; remembered for all later requests."""
+    """The model does not continue a prefilled reply; remembered for all later requests."""
 
 
 class DeadlineError(ProviderError, TimeoutError):
-    """The deadline passed before there was anything to answer with."""
+    """The deadline passed before there was any text to return."""

@@ -1,7 +1,7 @@
-"""Asynchronous work for callers that block: one event loop in a thread, as long as the process lives.
+"""Runs async code for synchronous callers, on one background event loop that lives as long as the process.
 
-API clients belong to the loop they first ran on, so a loop for each call would break them; and none can be
-started where one already runs, as in Jupyter. Knows ``anyio``'s portal. Does not know models.
+API clients are bound to the loop they first ran on, so a new loop per call would break them; and no loop can
+be started where one already runs, as in Jupyter. Knows ``anyio``'s portal. Does not know models.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _portals: dict[int, tuple[BlockingPortal, int]] = {}  # by process: a forked chi
 def run(work: Callable[[], Awaitable[T]]) -> T:
     """Awaits ``work()`` on the background loop, in the caller's context.
 
-    When waiting is interrupted (``KeyboardInterrupt``), the work is cancelled before the interrupt goes on.
+    If the wait is interrupted (``KeyboardInterrupt``), the work is cancelled before the interrupt propagates.
 
     Raises:
-        RuntimeError: The caller is itself on the background loop, which would wait for itself.
+        RuntimeError: The caller runs on the background loop itself, which would deadlock.
     """
     job = _Job(work)
     try:
@@ -43,7 +43,7 @@ def iterate(work: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
     """Yields the items of ``work()``, which runs on the background loop; closing the iterator cancels it.
 
     Raises:
-        RuntimeError: The caller is itself on the background loop.
+        RuntimeError: The caller runs on the background loop itself.
     """
     items: SimpleQueue[tuple[T] | None] = SimpleQueue()
 
@@ -65,7 +65,7 @@ def iterate(work: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
 
 
 class _Job(Generic[T]):
-    """A coroutine on the background loop, seen from another thread."""
+    """A handle to a coroutine that runs on the background loop."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         portal, thread_id = _portal()
@@ -86,7 +86,7 @@ class _Job(Generic[T]):
         self.future: Future[T] = portal.start_task_soon(noted)
 
     def cancel_and_wait(self) -> None:
-        """Returns when the work has ended, cancelled if it had not."""
+        """Cancels the work if it is still running, and waits until it has ended."""
         if self.future.cancel():
             self._has_ended.wait(_MAX_WAIT_SECONDS)
 

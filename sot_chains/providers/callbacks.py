@@ -1,9 +1,9 @@
-"""Telling LangChain's callbacks about a chat model run that no ``BaseChatModel`` performs.
+"""Reports a chat model run to LangChain's callback handlers without a ``BaseChatModel``.
 
-Handlers, tracers, ``astream_events`` and LangGraph's "messages" stream mode learn of chat models by three
-calls: started, wrote this, ended with that. This module makes those calls, and only to handlers that have
-something to do with them: LangChain sends every event of every call to a thread for each handler, even where
-the handler inherits a method that does nothing, which costs more than a call with hundreds of them at once.
+Handlers, tracers, ``astream_events`` and LangGraph's "messages" stream mode follow a chat model through three
+callbacks: start, new token, end. This module makes these calls, and only to handlers that implement them.
+LangChain dispatches every event to a thread per handler, even if the handler's method is an inherited no-op;
+with hundreds of concurrent calls that costs more than the calls.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from langchain_core.utils.uuid import uuid7
 
 
 class _Nobody(AsyncCallbackManager):
-    """A callback manager without handlers, of which it is known that none will be added."""
+    """A callback manager without handlers, to which none will be added."""
 
 
 NO_CALLBACKS: AsyncCallbackManager = _Nobody(handlers=[])
 
 
 def without_callbacks(config: RunnableConfig) -> RunnableConfig:
-    """``config`` for the calls of one answer, marked if nobody will listen to any of them."""
+    """``config`` for the calls of one answer, marked if it has no callback handlers."""
     callbacks = config.get("callbacks")
     if type(callbacks) is _Nobody:
         return config
@@ -44,12 +44,12 @@ def without_callbacks(config: RunnableConfig) -> RunnableConfig:
 
 
 def nobody_listens(config: RunnableConfig) -> bool:
-    """Whether it is known that nobody wants to hear of calls made under ``config``."""
+    """Whether ``config`` is marked as having no callback handlers."""
     return type(config.get("callbacks")) is _Nobody
 
 
 def wants_tokens(config: RunnableConfig) -> bool:
-    """Whether anybody wants to hear text as it is written."""
+    """Whether a callback handler implements ``on_llm_new_token``."""
     return not nobody_listens(config) and any(
         _hears(handler, "on_llm_new_token")
         for handler in AsyncCallbackManager.configure(inheritable_callbacks=config.get("callbacks")).handlers
@@ -57,10 +57,10 @@ def wants_tokens(config: RunnableConfig) -> bool:
 
 
 class ChatRun:
-    """A chat model run while it is going on.
+    """A chat model run in progress.
 
     Attributes:
-        message: What the run answers with; to be set before it ends.
+        message: The result of the run; set it before the run ends.
     """
 
     def __init__(self, manager: AsyncCallbackManagerForLLMRun, message_id: str | None) -> None:
@@ -71,14 +71,14 @@ class ChatRun:
         self.message: AIMessage | None = None
 
     async def wrote(self, text: str) -> None:
-        """Announces ``text`` as the next piece of the answer."""
+        """Reports ``text`` as the next piece of the answer."""
         self._pieces.append(text)
         if self._token_manager:
             chunk = AIMessageChunk(content=text, id=self._message_id)
             await self._token_manager.on_llm_new_token(text, chunk=ChatGenerationChunk(message=chunk))
 
     async def end(self) -> None:
-        """Announces that the run is over."""
+        """Reports the end of the run."""
         result = self._result()
         rest = []
         for handler in self._manager.handlers:
@@ -90,12 +90,12 @@ class ChatRun:
             await manager.on_llm_end(result)
 
     async def fail(self, error: BaseException) -> None:
-        """Announces that the run ended with ``error``."""
+        """Reports that the run failed with ``error``."""
         if manager := _for(self._manager, "on_llm_error"):
             await manager.on_llm_error(error, response=self._result())
 
     def _result(self) -> LLMResult:
-        """What to tell handlers at the end: ``message``, or else the text so far."""
+        """The result for the handlers: ``message``, or else the text so far."""
         message = self.message or AIMessage(content="".join(self._pieces), id=self._message_id)
         return LLMResult(generations=[[ChatGeneration(message=message)]])
 
@@ -109,14 +109,14 @@ async def chat_run(
     message_id: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[ChatRun | None]:
-    """Announces the enclosed block as a chat model run, or is ``None`` when nobody listens.
+    """Reports the enclosed block as a chat model run; yields ``None`` if there are no handlers.
 
     Args:
-        config: Says who listens, the run's name, tags and metadata.
-        messages: What the model is asked.
+        config: Callbacks, run name, tags and metadata.
+        messages: The input of the model.
         model: The model's name.
-        message_id: The id of the answer; one made from the run's id by default.
-        parameters: What else the model is told. Handlers and tracers see it: nothing secret belongs here.
+        message_id: The id of the answer; by default derived from the run's id.
+        parameters: Other parameters of the call. Handlers and tracers see them, so they must hold no secrets.
     """
     if nobody_listens(config):
         yield None
@@ -151,7 +151,7 @@ async def _start(
     model: str,
     parameters: dict[str, Any],
 ) -> AsyncCallbackManagerForLLMRun:
-    """Tells those who want to know that the run begins, and gives the manager of the run for all."""
+    """Reports the start to the handlers that implement it; returns the run's manager with all handlers."""
     run_id = config.get("run_id") or uuid7()
     everybody = manager.handlers
     hearing = [h for h in everybody if _hears(h, "on_chat_model_start") or _hears(h, "on_llm_start")]
@@ -181,7 +181,7 @@ async def _start(
 def _for(
     manager: AsyncCallbackManagerForLLMRun, event: str, among: list[BaseCallbackHandler] | None = None
 ) -> AsyncCallbackManagerForLLMRun | None:
-    """``manager`` for those handlers (``among`` some) that do something on ``event``, if there are any."""
+    """``manager`` with only the handlers (of ``among``) that implement ``event``; ``None`` without any."""
     hearing = [h for h in (manager.handlers if among is None else among) if _hears(h, event)]
     if not hearing:
         return None
@@ -198,7 +198,7 @@ def _for(
 
 
 def _hears(handler: BaseCallbackHandler, event: str) -> bool:
-    """Whether ``handler`` brings a method of its own for ``event``."""
+    """Whether ``handler`` overrides the method for ``event``."""
     if event in vars(handler):
         return True
     method = getattr(type(handler), event, None)

@@ -1,4 +1,4 @@
-"""HTTP of the vendors' SDKs: a client for each event loop, and what headers say of limits and pauses."""
+"""HTTP for the vendors' SDKs: one client per event loop, and parsing of rate-limit and retry headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sot_chains.providers.base import RateLimits
 
 
 class Closable(Protocol):
-    """What the clients of vendors have in common."""
+    """What all vendors' clients have in common."""
 
     async def close(self) -> None:
         """Closes the client's connections."""
@@ -26,24 +26,24 @@ ClientT = TypeVar("ClientT", bound=Closable)
 
 
 class ClientsByLoop(Generic[ClientT]):
-    """The clients of one vendor."""
+    """The clients of one vendor, by event loop."""
 
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients[ClientT]] = WeakKeyDictionary()
         _vendors.append(self)
 
     async def get(self, settings: Hashable, make: Callable[[], ClientT]) -> ClientT:
-        """The running loop's client with ``settings``; if there is none yet, the one ``make`` makes."""
+        """The running loop's client with ``settings``; if there is none yet, ``make`` creates it."""
         loop = asyncio.get_running_loop()
         if (clients := self._loops.get(loop)) is None:
             for closed in [other for other in list(self._loops) if other.is_closed()]:
-                del self._loops[closed]  # its connections refer to it, so it would never be garbage
+                del self._loops[closed]  # its connections refer to it, so it would never be collected
             clients = self._loops[loop] = _Clients()
             await anext(clients.lifetime)
         return clients.get(settings, make)
 
     async def close(self) -> None:
-        """Closes the clients of the running loop; the next request makes new ones."""
+        """Closes the clients of the running loop; the next request creates new ones."""
         if clients := self._loops.pop(asyncio.get_running_loop(), None):
             await clients.lifetime.aclose()
 
@@ -54,8 +54,8 @@ _vendors: list[ClientsByLoop[Any]] = []
 async def close_clients() -> None:
     """Closes every connection that named models have open on the running event loop.
 
-    Not needed where a loop ends with ``asyncio.run``, which does it; of use in a long-lived one that is done
-    with closed models for now. Calls that are going on fail.
+    ``asyncio.run`` does this when it ends. Call it in a long-lived loop while no closed models are needed.
+    Calls in flight fail.
     """
     for clients in _vendors:
         await clients.close()
@@ -64,7 +64,7 @@ async def close_clients() -> None:
 class _Clients(Generic[ClientT]):
     """The clients of one loop.
 
-    Their lifetime is an asynchronous generator, since those a loop finishes before it closes
+    Their lifetime is an async generator, since a loop finalises those before it closes
     (``loop.shutdown_asyncgens``, which ``asyncio.run`` calls).
     """
 
@@ -92,7 +92,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def rate_limits_of(headers: Mapping[str, str]) -> RateLimits | None:
-    """The limits named in ``headers``, ``None`` if there are none."""
+    """The rate limits in ``headers``; ``None`` if there are none."""
     if "x-ratelimit-limit-requests" in headers or "x-ratelimit-remaining-requests" in headers:
         return RateLimits(
             requests=_whole(headers.get("x-ratelimit-limit-requests")),
@@ -115,7 +115,7 @@ def rate_limits_of(headers: Mapping[str, str]) -> RateLimits | None:
 
 
 def retry_after_seconds_of(headers: Mapping[str, str]) -> float | None:
-    """How long ``headers`` ask to wait: ``retry-after-ms``, or ``retry-after`` as seconds or as a date."""
+    """The wait that ``headers`` ask for: ``retry-after-ms``, or ``retry-after`` as seconds or as a date."""
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
@@ -141,14 +141,14 @@ def _whole(value: str | None) -> int | None:
 
 
 def _duration(value: str | None) -> float | None:
-    """``"6m0s"``, ``"20ms"`` or plain seconds."""
+    """Seconds from ``"6m0s"``, ``"20ms"`` or a plain number of seconds."""
     if value and _PART.sub("", value) == "":
         return sum(float(amount) * _SECONDS[unit] for amount, unit in _PART.findall(value))
     return _number(value)
 
 
 def _until(value: str | None) -> float | None:
-    """How long until the moment ``value`` names."""
+    """Seconds until the ISO 8601 time ``value``."""
     try:
         moment = datetime.fromisoformat(value or "")
     except ValueError:

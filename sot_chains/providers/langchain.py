@@ -1,4 +1,4 @@
-"""Completions from LangChain: any chat model, and any Runnable that answers messages with a message."""
+"""Completions from LangChain: any chat model, or any Runnable from messages to a message."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class LangChainProvider:
 
     @property
     def supports_prefill(self) -> bool:
-        """Whether every model inside says so itself, by an attribute ``supports_assistant_prefill``."""
+        """Whether every wrapped model has the attribute ``supports_assistant_prefill`` set to ``True``."""
         models = list(_models(self.runnable))
         return all(getattr(model, "supports_assistant_prefill", False) is True for model in models)
 
     @property
     def model_name(self) -> str:
-        """The name the wrapped model goes by, or that of its class."""
+        """The name of the wrapped model, or else of its class."""
         model = next(_models(self.runnable))
         names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
     def setting(self, name: str) -> Any:
-        """What a call is made with unless told otherwise: bound to a wrapper, or of the model itself."""
+        """The default of a call parameter: bound by a wrapper, or else set on the model."""
         wrapper: Any = self.runnable
         while wrapper is not None:
             if (value := (getattr(wrapper, "kwargs", None) or {}).get(name)) is not None:
@@ -48,7 +48,7 @@ class LangChainProvider:
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncGenerator[Delta, None]:
-        """Yields the Runnable's answer to ``messages`` as it is written.
+        """Yields the Runnable's answer to ``messages`` as it arrives.
 
         Raises:
             TypeError: The Runnable answered with something that is neither a message nor text.
@@ -62,7 +62,7 @@ class LangChainProvider:
         if isinstance(chunk, AIMessage):  # AIMessageChunk is one
             metadata = chunk.response_metadata
             return Delta(
-                # Plain text is the common case, and looking for text among content blocks costs.
+                # Fast path for plain text: searching content blocks for text is slow.
                 text=chunk.content if isinstance(chunk.content, str) else str(chunk.text),
                 usage=chunk.usage_metadata,
                 finish_reason=metadata.get("finish_reason") or metadata.get("stop_reason"),
@@ -73,12 +73,12 @@ class LangChainProvider:
         raise TypeError(
             f"the model given to SkeletonOfThought must answer with an AIMessage or text, but "
             f"{self.runnable.get_name()} answered with {type(chunk).__name__}: {chunk!r:.80}; "
-            "leave away parsers and tools that come after the model, they belong after SkeletonOfThought"
+            "move parsers and tools that follow the model to after SkeletonOfThought"
         )
 
 
 def _models(runnable: object) -> Iterator[object]:
-    """The models behind LangChain's wrappers: several where there are alternatives."""
+    """The models inside LangChain's wrappers: several if there are fallbacks."""
     # In this order: bind, with_config and with_retry; with_fallbacks; model | more; configurable_fields.
     for attribute in ("bound", "runnable", "first", "default"):
         if isinstance(inner := getattr(runnable, attribute, None), Runnable):

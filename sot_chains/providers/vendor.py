@@ -1,7 +1,7 @@
-"""What the providers over vendors' SDKs have in common.
+"""What all providers that use a vendor's SDK have in common.
 
-A request is one HTTP attempt: the SDKs' own retries are off, since every attempt has to count against the
-limits and in the trace. Callbacks are told of each completion, as of a chat model run, if anybody listens.
+A request is one HTTP attempt: the SDKs' own retries are off, since every attempt must count against the rate
+limits and in the trace. Each completion is reported to the callback handlers, if any, as a chat model run.
 Knows no SDK.
 """
 
@@ -26,9 +26,9 @@ from sot_chains.providers.callbacks import chat_run, nobody_listens
 from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
 
 _PREFILL_REFUSED = re.compile(r"prefill|must end with a user message", re.IGNORECASE)
-_REFUSED_STATUSES = frozenset({429, 503, 529})  # not now: nothing was begun
+_REFUSED_STATUSES = frozenset({429, 503, 529})  # too busy: no work was done
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
-# Called when a request has left, by providers that can tell; set by whoever counts, in the same task.
+# Called when a request is sent, by providers that can tell; the caller sets it in the same task.
 on_sent: ContextVar[Callable[[], None] | None] = ContextVar("on_sent", default=None)
 _without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
 
@@ -38,10 +38,10 @@ class VendorProvider(ABC):
 
     Args:
         model: The model's name, as the server knows it.
-        base_url: Where the server is.
+        base_url: The URL of the server.
         api_key: Kept secret: never logged, traced or shown.
-        prefill: Whether the model continues a final assistant message; ``None`` to learn it from the first
-            answer of the API to such a request.
+        prefill: Whether the model continues a final assistant message; ``None`` to find out from the API's
+            response to the first such request.
     """
 
     vendor: ClassVar[str]
@@ -69,17 +69,17 @@ class VendorProvider(ABC):
 
     @property
     def supports_prefill(self) -> bool:
-        """Whether the model continues a final assistant message, as far as is known by now."""
+        """Whether the model continues a final assistant message, as far as is known."""
         return self._prefill is not False and not self.has_refused_prefill
 
     @property
     def has_refused_prefill(self) -> bool:
-        """Whether the API has said that the model does not."""
+        """Whether the API has refused a prefilled reply for this model."""
         return self._identity in _without_prefill
 
     @property
     def account(self) -> Hashable:
-        """Who pays: the same for all providers whose requests count against the same limits."""
+        """Identifies the account: equal for all providers whose requests count against the same limits."""
         key = self._key()
         digest = blake2b(key.encode(), digest_size=8).hexdigest() if key else None
         return (*self._identity, digest)
@@ -96,16 +96,16 @@ class VendorProvider(ABC):
         prefix: SharedPrefix | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[Delta, None]:
-        """Yields the completion of ``messages`` as the server writes it. Sends one request.
+        """Sends one request and yields the completion of ``messages`` as it arrives.
 
         Args:
             messages: The conversation.
-            config: Who is told of the call.
-            prefix: What the last user message shares with those of other requests, to be cached.
+            config: Callbacks, tags and name of the run.
+            prefix: The part of the last user message that other requests share, to be cached.
             **kwargs: Fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``extra_body``.
 
         Raises:
-            ProviderError: No key, no server, a server that refuses or breaks off.
+            ProviderError: No API key, no connection, or the server returns an error or disconnects.
         """
         if nobody_listens(config):
             return self._deltas(messages, kwargs, prefix)
@@ -161,7 +161,7 @@ class VendorProvider(ABC):
         return ProviderError(f"{self._base_url} broke off its answer: {said}", is_retryable=True)
 
     def _ended_early(self) -> ProviderError:
-        return self._broke_off("the stream ended without saying why it was finished")
+        return self._broke_off("the stream ended without a finish reason")
 
     def _unreachable(self, error: Exception) -> ProviderError:
         return ProviderError(
@@ -179,11 +179,11 @@ class VendorProvider(ABC):
     def _status_error(
         self, status: int, said: str, headers: Mapping[str, str], *, prefilled: bool
     ) -> ProviderError:
-        """What a reply with an error ``status`` means. A prefill it refuses is remembered."""
+        """The error for a reply with an error ``status``. Remembers a refused prefill."""
         if status == 400 and prefilled and _PREFILL_REFUSED.search(said):
             _without_prefill.add(self._identity)
             return PrefillRefusedError(
-                f"model {self._model!r} at {self._base_url} does not continue a reply begun for it: {said}",
+                f"model {self._model!r} at {self._base_url} does not continue a prefilled reply: {said}",
                 status=status,
             )
         if status in (401, 403):
@@ -194,7 +194,7 @@ class VendorProvider(ABC):
                 "check the model's name and the request's parameters"
             )
         elif status == 429:
-            problem = f"{self._base_url} is asked too often (429): {said}; set limits=Limits(...)"
+            problem = f"the rate limit of {self._base_url} is exceeded (429): {said}; set limits=Limits(...)"
         else:
             problem = f"{self._base_url} answered with status {status}: {said}"
         return ProviderError(
@@ -209,7 +209,7 @@ class VendorProvider(ABC):
 
 
 def one_line(body: object, message: str) -> str:
-    """What the server said, on one line and of readable length, with the code it gave if that says more."""
+    """The server's error message, shortened to one line, with its error code if the message lacks it."""
     said: object = body
     code = None
     if isinstance(body, dict):
@@ -222,7 +222,7 @@ def one_line(body: object, message: str) -> str:
 
 
 def ends_with_reply(messages: Sequence[BaseMessage]) -> bool:
-    """Whether the reply was begun for the model."""
+    """Whether the last message is a prefilled reply."""
     return bool(messages) and messages[-1].type == "ai"
 
 
@@ -232,16 +232,16 @@ async def _watch(request: httpx2.Request) -> None:
         return
 
     async def trace(event: str, info: dict[str, Any]) -> None:
-        # What follows is written before anything else can happen; whether it was is told only later, and
-        # not to one who is cancelled meanwhile.
+        # The request is written right after this event. The event that confirms it comes later, and never
+        # if the task is cancelled in between.
         if event.endswith("send_request_body.started"):
             notice()
 
     request.extensions["trace"] = trace
 
 
-# Common servers hang up on a connection that was idle for 5 s, which is also how long httpx2 keeps one: a
-# request sent at that moment is lost. So ours are given up before.
+# Common servers close a connection after 5 s of idleness, which is also how long httpx2 keeps one: a request
+# sent at that moment is lost. So ours expire earlier.
 TRANSPORT: dict[str, Any] = {
     "event_hooks": {"request": [_watch]},
     "limits": httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=4.0),

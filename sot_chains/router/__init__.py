@@ -1,4 +1,4 @@
-"""Routers: should a question take Skeleton-of-Thought? SoT-R of arXiv 2307.15337, section 4.
+"""Routers decide whether a question takes Skeleton-of-Thought: SoT-R of arXiv 2307.15337, section 4.
 
 Every router is a Runnable from chat input to a :class:`Route`: ``SkeletonOfThought(model,
 router=TrainedRouter())``.

@@ -1,7 +1,7 @@
-"""A sentence encoder in numpy: a question becomes a vector that says what kind of request it is.
+"""A sentence encoder in numpy: maps a question to a vector that represents the kind of request.
 
 The first five layers of all-MiniLM-L6-v2 (sentence-transformers; Apache License 2.0, see ``weights/NOTICE``),
-a BERT encoder (arXiv 1810.04805, 2002.10957), with weights kept in eight bits. Knows token ids and matrices.
+a BERT encoder (arXiv 1810.04805, 2002.10957), with int8 weights. Knows token ids and matrices.
 Does not know what the vectors are used for.
 """
 
@@ -20,7 +20,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 Floats = NDArray[np.float32]
 
 _NUM_HEADS = 12
-# Of a long question its beginning and its end say what is wanted; time grows with what is read.
+# The start and the end of a long question tell what it asks for; time grows with the number of tokens.
 MAX_TOKENS, _LAST_TOKENS = 40, 13
 _LAYER_NORM_EPSILON = np.float32(1e-12)
 _GELU_SCALE, _GELU_CUBIC = np.float32(0.7978845608), np.float32(0.044715)
@@ -30,11 +30,11 @@ class Encoder:
     """Encodes questions, one at a time.
 
     Args:
-        folder: Holds ``encoder.safetensors`` (matrices as int8 with one scale a row) and ``tokenizer.json``.
+        folder: Holds ``encoder.safetensors`` (int8 matrices with one scale per row) and ``tokenizer.json``.
     """
 
     def __init__(self, folder: Path = WEIGHTS) -> None:
-        # Late: a rules-only router needs neither.
+        # Imported late: a rules-only router needs neither.
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
 
@@ -46,15 +46,15 @@ class Encoder:
             tensors["words.int8"],
             tensors["words.scale"],
         )  # [vocab, width], [vocab]
-        self._positions = tensors["positions"]  # [max tokens, width], the token type's row added
+        self._positions = tensors["positions"]  # [max tokens, width], including the token type embedding
         self._first_norm = tensors["norm.weight"], tensors["norm.bias"]
         num_layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layer."))
         self._layers = [_Layer(tensors, number) for number in range(num_layers)]
         self.width = self._words.shape[1]
 
     def encode(self, question: str) -> Floats:
-        """The vector of ``question``, of length 1: the mean over its tokens after the last layer."""
-        # A tokenizer reads all it is given; no more than this can matter.
+        """The unit vector of ``question``: the mean over its tokens after the last layer, normalised."""
+        # Only the ends are kept, so the tokenizer need not process the whole text.
         ids = self._tokenizer.encode(_ends(question)).ids
         if len(ids) > MAX_TOKENS:
             ids = ids[: MAX_TOKENS - _LAST_TOKENS] + ids[-_LAST_TOKENS:]
@@ -68,7 +68,7 @@ class Encoder:
 
 
 class _Layer:
-    """One transformer layer; states go in and come out as ``[tokens, width]``."""
+    """One transformer layer; input and output states are ``[tokens, width]``."""
 
     def __init__(self, tensors: dict[str, NDArray[Any]], number: int) -> None:
         def matrix(name: str) -> Floats:
@@ -82,7 +82,7 @@ class _Layer:
         self.attend, self.attend_bias = (
             matrix("attend"),
             vector("attend.bias"),
-        )  # query, key and value side by side
+        )  # query, key and value concatenated
         self.merge, self.merge_bias = matrix("merge"), vector("merge.bias")
         self.widen, self.widen_bias = matrix("widen"), vector("widen.bias")
         self.narrow, self.narrow_bias = matrix("narrow"), vector("narrow.bias")
@@ -117,9 +117,9 @@ def _ends(question: str, num_characters: int = 4000) -> str:
 
 
 class _OneThread:
-    """Keeps BLAS to one thread: on matrices this small its helpers spin longer than they work.
+    """Limits BLAS to one thread: on matrices this small its workers spin longer than they work.
 
-    The limit is the process's, so the first of several encodings at once sets it and the last lifts it.
+    The limit is per process, so the first of several concurrent encodings sets it and the last lifts it.
     """
 
     def __init__(self) -> None:

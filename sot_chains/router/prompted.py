@@ -1,7 +1,7 @@
 """The prompted router: asks a chat model what kind of answer a question wants.
 
-The paper's way (arXiv 2307.15337, section 4.1: one short three-way question before the answer), in our own
-words. Knows providers and the reply's form. Costs a call, so replies are kept.
+The paper's method (arXiv 2307.15337, section 4.1: one short three-way question before the answer), in our own
+words. Each question costs a model call, so replies are cached. Knows providers and the reply's form.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS = {
     "B": (False, "the model sees steps that build on one another"),
     "C": (False, "the model sees an answer of one piece"),
 }
-# The letter alone at the beginning, or named as the answer; "A" also begins English sentences.
+# The letter alone at the start, or named as the answer, since "A" also starts English sentences.
 _LETTER = re.compile(
     r"^\W*([ABC])(?:[\s.,:;)\]*。，：]*$|[.):*。：]|\s*[-\u2013\u2014]\s)"
     r"|(?:answer|form|letter|reply|option|答案|选择|选)(?: is|是|为)?\W{0,4}([ABC])\b"
@@ -55,7 +55,7 @@ _MAX_CACHED = 4096
 
 
 def read_letter(reply: str) -> str | None:
-    """``"A"``, ``"B"`` or ``"C"`` as ``reply`` says, ``None`` if it says none of them clearly."""
+    """The letter in ``reply``, ``"A"``, ``"B"`` or ``"C"``; ``None`` if none is clearly given."""
     match = _LETTER.search(reply.strip())
     return (match[1] or match[2]) if match else None
 
@@ -64,13 +64,13 @@ class PromptedRouter(Router):
     """Asks a model whether a question suits Skeleton-of-Thought.
 
     Args:
-        model: What :class:`~sot_chains.chain.SkeletonOfThought` takes; a small model is enough.
-        requests: The request by language, with the field ``{question}``; replies are read as a letter from A
-            (independent points) to C.
-        **options: For a model given by name.
+        model: Any model that :class:`~sot_chains.chain.SkeletonOfThought` takes; a small one is enough.
+        requests: Request templates by language, with the field ``{question}``; the reply must be a letter
+            from A (independent points) to C.
+        **options: Options of a model given by name.
 
     Raises:
-        ValueError: A request has no ``{question}``, or the model's name is not supported.
+        ValueError: A request has no ``{question}``, ``"en"`` is missing, or the model is not supported.
 
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
@@ -95,10 +95,10 @@ class PromptedRouter(Router):
         self._kept: OrderedDict[str, str | None] = OrderedDict()
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """Asks the model, unless it has been asked the same before.
+        """Asks the model, unless its reply is cached.
 
         Raises:
-            ProviderError: The model could not be asked.
+            ProviderError: The model call failed.
         """
         question = conversation.question
         if question in self._kept:
@@ -115,7 +115,7 @@ class PromptedRouter(Router):
 
     async def _ask(self, question: str, config: RunnableConfig) -> str | None:
         template = self._requests.get(language_of(question), self._requests["en"])
-        # Not str.format: braces stand in questions, too.
+        # Not str.format: questions may contain braces.
         messages = [HumanMessage(template.replace("{question}", question))]
         config = RunnableConfig(**{**config, "run_name": "router"})
         reply = ""
@@ -124,7 +124,7 @@ class PromptedRouter(Router):
             async for delta in deltas:
                 reply += delta.text
                 if len(reply) > _MAX_REPLY_CHARACTERS:
-                    break  # a model that answers the question instead
+                    break  # the model answers the question instead
         return read_letter(reply)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Routes, and routers made of others: the first that is certain, and one that looks at the load."""
+"""Routes, and routers that wrap others: the first certain one, and one that checks the load."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sot_chains.text.conversation import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a question is to be answered.
+    """A router's decision for one question.
 
     Attributes:
-        use_sot: Whether by Skeleton-of-Thought; plainly otherwise.
-        reason: Why, in words for people.
-        confidence: How sure the router is of ``use_sot``, from 0 (has no idea) to 1 (certain).
+        use_sot: Whether to use Skeleton-of-Thought; otherwise the model answers plainly.
+        reason: The reason, for people to read.
+        confidence: How sure the router is of ``use_sot``, from 0 (no idea) to 1 (certain).
         router: The name of the router that decided.
     """
 
@@ -41,8 +41,8 @@ class Route:
 class Router(Runnable[LanguageModelInput, Route]):
     """Decides whether a question is answered by Skeleton-of-Thought.
 
-    A subclass gives :meth:`adecide`. Every way of calling a Runnable then works, and a router composes with
-    others by :func:`~sot_chains.router.first_certain_of` and
+    A subclass implements :meth:`adecide`. All Runnable methods then work, and routers can be combined with
+    :func:`~sot_chains.router.first_certain_of` and
     :class:`~sot_chains.router.route.LoadAwareRouter`.
     """
 
@@ -56,11 +56,11 @@ class Router(Runnable[LanguageModelInput, Route]):
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Route:
-        """Decides on ``input``.
+        """The route of ``input``.
 
         Raises:
-            ValueError: There is no question in it.
-            TypeError: It is not what a chat model takes.
+            ValueError: ``input`` has no question.
+            TypeError: ``input`` is not the input of a chat model.
         """
 
         async def decide(
@@ -74,7 +74,7 @@ class Router(Runnable[LanguageModelInput, Route]):
         return await self._acall_with_config(decide, input, ensure_config(config))
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Route:
-        """Decides on ``input``; see :meth:`ainvoke`."""
+        """The route of ``input``; see :meth:`ainvoke`."""
         return blocking.run(lambda: self.ainvoke(input, config, **kwargs))
 
 
@@ -93,7 +93,7 @@ class FirstCertainOf(Router):
         return f"first_certain_of({', '.join(map(repr, self._routers))}, certain={self._certain})"
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """Asks in order; where none is certain, the surest of them decides, the later one among equals."""
+        """Asks in order; if none is certain, the most confident decides, the later one among equals."""
         surest: Route | None = None
         for router in self._routers:
             route = await router.ainvoke(list(conversation.messages), config)
@@ -109,26 +109,26 @@ def first_certain_of(*routers: Runnable[LanguageModelInput, Route], certain: flo
     """A router that asks ``routers`` in turn and takes the first route that is certain.
 
     Put cheap ones first: ``first_certain_of(RulesRouter(), TrainedRouter(), PromptedRouter(model))`` calls
-    the model only about questions that patterns and classifier leave open. Where none is certain, the
-    surest decides.
+    the model only for questions that the rules and the classifier leave open. If none is certain, the most
+    confident decides.
 
     Args:
         *routers: At least one.
-        certain: The confidence from which a route is taken without asking further.
+        certain: Minimum confidence to take a route without asking the next router.
 
     Raises:
-        ValueError: There is no router, or ``certain`` is not a share.
+        ValueError: There is no router, or ``certain`` is not from 0 to 1.
     """
     return FirstCertainOf(routers, certain)
 
 
 @runtime_checkable
 class Load(Protocol):
-    """Something that serves requests and knows how many more it can take."""
+    """A service that knows how many more requests it can take."""
 
     @property
     def num_free(self) -> float:
-        """Requests that could be begun now without waiting; negative while others wait already."""
+        """Requests that could start now without waiting; negative while others are waiting."""
         ...
 
 
@@ -136,17 +136,17 @@ class LoadAwareRouter(Router):
     """Lets another router decide, but answers plainly while the service is busy.
 
     Args:
-        load: What serves the requests, such as an engine or the limiter of a chain.
-        router: Decides while there is room; all questions take Skeleton-of-Thought by default.
-        num_needed: How many requests must be free: about as many as an answer has points. More of them leave
-            room for questions that are about to come.
-        num_points: Requests an answer is expected to become once its outline is there.
-        outline_seconds: How long that takes. Until then they are not seen in the load, so this router counts
-            them itself: of many questions that come at once only the first take Skeleton-of-Thought.
+        load: The service, such as an engine or the limiter of a chain.
+        router: Decides while there is capacity; by default all questions take Skeleton-of-Thought.
+        num_needed: Free requests needed, about as many as an answer has points. A higher number leaves room
+            for further questions.
+        num_points: Expected number of requests per answer once its skeleton exists.
+        outline_seconds: Expected time until then. The load does not show these requests earlier, so this
+            router counts them: of many questions at once, only the first take Skeleton-of-Thought.
 
     Raises:
         ValueError: ``num_needed`` is below 1.
-        TypeError: ``load`` does not say what is free.
+        TypeError: ``load`` has no property ``num_free``.
     """
 
     def __init__(
@@ -167,10 +167,10 @@ class LoadAwareRouter(Router):
         self._num_needed = num_needed
         self._num_points = num_points
         self._outline_seconds = outline_seconds
-        self._promised: deque[float] = deque()  # when answers were let through that are still outlined
+        self._promised: deque[float] = deque()  # start times of answers that have no skeleton yet
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """Looks at the load first: a busy service is not asked whether it would have liked to."""
+        """Checks the load first; while the service is busy, the other router is not asked."""
         num_free = self.num_free()
         if num_free < self._num_needed:
             reason = f"the service is busy: {max(num_free, 0):g} requests free, {self._num_needed} needed"
@@ -185,7 +185,7 @@ class LoadAwareRouter(Router):
         return route
 
     def num_free(self) -> float:
-        """Requests that are free and not promised to answers still being outlined."""
+        """Free requests, minus those reserved for answers that have no skeleton yet."""
         latest = time.monotonic() - self._outline_seconds
         while self._promised and self._promised[0] < latest:
             self._promised.popleft()

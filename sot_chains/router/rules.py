@@ -1,8 +1,8 @@
-"""The rules router: cases so clear that neither a classifier nor a model need be asked.
+"""The rules router: recognises clear cases with patterns, without a classifier or a model.
 
-Each rule answers plainly, and only where it is certain: that a question *should* take Skeleton-of-Thought
-can hardly be told by a pattern. Pure text. Where no rule applies the confidence is 0, so that the next
-router is asked.
+Every rule chooses the plain answer, and only where that is certain: a pattern can hardly tell that a question
+*should* take Skeleton-of-Thought. If no rule applies the confidence is 0, so that the next router is asked.
+Pure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ CERTAIN = 0.97
 
 @dataclass(frozen=True)
 class Rule:
-    """One certain case.
+    """One kind of question that is answered plainly.
 
     Attributes:
         reason: Why such a question is answered plainly.
-        applies: Whether a question is such a case.
+        applies: Whether a question is of this kind.
     """
 
     reason: str
@@ -41,7 +41,7 @@ _OTHER_WORDS = re.compile(r"[^\W\d_]{2,}")
 
 
 def _is_arithmetic(question: str) -> bool:
-    """An expression and little else: dates and ratios stand in prose of many words."""
+    """An expression with at most a few words: dates and ratios occur in longer prose."""
     return bool(_ARITHMETIC.search(question)) and len(_OTHER_WORDS.findall(question)) <= 6
 
 
@@ -49,7 +49,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "it contains code",
         _pattern(
-            r"```[^\n`]*\n(?:[^`\n]*\n){3,}[^`]*```",  # a block of some lines: inline code says nothing
+            r"```[^\n`]*\n(?:[^`\n]*\n){3,}[^`]*```",  # a block of several lines: inline code proves nothing
             r"^\s*(?:def|class|import|from|#include|public|func|fn|var|let|const|SELECT)\s.*[{}();=:]\s*$",
             r"\bTraceback \(most recent call last\)",
             r";\s*\n\s*\S.*;\s*(?:\n|$)",
@@ -118,10 +118,10 @@ RULES: tuple[Rule, ...] = (
 
 
 class RulesRouter(Router):
-    """Recognises what is certainly no case for Skeleton-of-Thought: code, sums, translations and the like.
+    """Recognises questions that do not suit Skeleton-of-Thought: code, arithmetic, translations and the like.
 
     Args:
-        rules: In this order; the first that applies decides.
+        rules: Checked in order; the first that applies decides.
 
     Example:
         >>> RulesRouter().invoke("Translate 'good night' into Dutch.").reason
@@ -132,7 +132,7 @@ class RulesRouter(Router):
         self.rules = tuple(rules)
 
     def decide(self, question: str) -> Route:
-        """The route of a bare question; of confidence 0 where no rule applies."""
+        """The route of a question's text; its confidence is 0 if no rule applies."""
         question = question.strip()
         for rule in self.rules:
             if rule.applies(question):

@@ -1,8 +1,8 @@
-"""The trained router: a small classifier that decides from the question alone, without asking any model.
+"""The trained router: a small classifier that decides from the question alone, without a model call.
 
-A logistic regression over the words of the question and its sentence
-vector (:mod:`~sot_chains.router.encoder`). The paper trains a RoBERTa for this (arXiv 2307.15337, section
-4.2); this one needs no torch and a hundredth of the time. Does not know how it is trained.
+A logistic regression over the question's words and its sentence vector
+(:mod:`~sot_chains.router.encoder`). The paper trains a RoBERTa for this (arXiv 2307.15337, section 4.2); this
+classifier needs no torch and a hundredth of the time. Does not know how it is trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sot_chains.router.encoder import WEIGHTS, Encoder
 from sot_chains.router.route import Route, Router
 from sot_chains.text.conversation import Conversation
 
-# The three views of a question are on different scales; chosen in cross-validation on our own questions.
+# Scales of the three feature groups; chosen by cross-validation on our own questions.
 WORD_SCALE, SHAPE_SCALE, ENCODING_SCALE = np.float32(2.0), np.float32(0.25), np.float32(1.0)
 
 
@@ -34,12 +34,12 @@ SHIPPED_HEAD = WEIGHTS / "head.safetensors"
 
 @dataclass(frozen=True)
 class Features:
-    """A question as the classifier sees it.
+    """The features of one question.
 
     Attributes:
-        places: Where in the word weights its words fall, ``[words]``.
+        places: Indices of its word features in the word weights, ``[words]``.
         words: Their values, ``[words]``.
-        dense: Shape and encoding, ``[NUM_SHAPES + width]``.
+        dense: Shape features and encoding, ``[NUM_SHAPES + width]``.
     """
 
     places: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Features:
 
     @classmethod
     def of(cls, question: str, encoder: Encoder) -> Features:
-        """Reads ``question``; it takes some 10 ms."""
+        """Computes the features of ``question``; takes about 10 ms."""
         places, words = word_features(question)
         dense = np.concatenate(
             [SHAPE_SCALE * shape_features(question), ENCODING_SCALE * encoder.encode(question)]
@@ -58,15 +58,15 @@ class Features:
 
 @dataclass(frozen=True)
 class Head:
-    """What is learned: weights, and how to read the score they give.
+    """The learned part: weights, calibration and threshold.
 
     Attributes:
         words: ``[NUM_PLACES]``.
         dense: ``[NUM_SHAPES + width]``.
         bias: Added to every score.
-        slope: With ``offset`` makes of the score a calibrated probability (Platt scaling).
+        slope: With ``offset``, calibrates the score to a probability (Platt scaling).
         offset: See ``slope``.
-        threshold: The probability from which a question takes Skeleton-of-Thought.
+        threshold: Minimum probability for a question to take Skeleton-of-Thought.
     """
 
     words: NDArray[np.float32]
@@ -77,13 +77,13 @@ class Head:
     threshold: float
 
     def score(self, features: Features) -> float:
-        """The log-odds as learned, before calibration."""
+        """The log-odds before calibration."""
         return float(
             features.words @ self.words[features.places] + features.dense @ self.dense + np.float32(self.bias)
         )
 
     def probability(self, features: Features) -> float:
-        """How probable it is that a good answer is a list of independent points."""
+        """The calibrated probability that a good answer is a list of independent points."""
         return _sigmoid(self.slope * self.score(features) + self.offset)
 
     def save(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class Head:
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It is no router's, or one of another version.
+            ValueError: The file is not a router's, or was written by another version.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
@@ -128,11 +128,11 @@ class Head:
 
 
 class TrainedRouter(Router):
-    """Decides by a classifier; no model is called.
+    """Decides with a classifier, without a model call.
 
     Args:
-        head: The learned weights; those that ship by default.
-        threshold: In place of the trained one: higher takes Skeleton-of-Thought less often.
+        head: The learned weights; by default the shipped ones.
+        threshold: Replaces the trained threshold; a higher one takes Skeleton-of-Thought less often.
 
     Example:
         >>> router = TrainedRouter()
@@ -155,11 +155,11 @@ class TrainedRouter(Router):
         self.threshold = self.head.threshold if threshold is None else threshold
 
     def probability(self, question: str) -> float:
-        """How probable it is that a good answer to ``question`` is a list of independent points."""
+        """The calibrated probability that a good answer to ``question`` is a list of independent points."""
         return self.head.probability(Features.of(question, self._encoder))
 
     def decide(self, question: str) -> Route:
-        """The route of a bare question."""
+        """The route of a question's text."""
         probability = self.probability(question)
         use_sot = probability >= self.threshold
         reading = "reads" if use_sot else "does not read"
@@ -172,7 +172,7 @@ class TrainedRouter(Router):
         )
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """See :meth:`decide`; worked out on a thread, so that a loop with many questions goes on."""
+        """See :meth:`decide`; runs on a thread, so that the event loop is not blocked."""
         return await asyncio.to_thread(self.decide, conversation.question)
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ class TrainedRouter(Router):
 
 @cache
 def shipped_encoder() -> Encoder:
-    """The encoder whose weights ship; read once."""
+    """The encoder with the shipped weights; loaded once."""
     return Encoder()
 
 
@@ -202,14 +202,14 @@ _QUOTE = re.compile(r"[\"“”「]")
 _FIRST_PERSON = re.compile(r"\b(?:I|my|me|we|our)\b")
 _CODE = re.compile(r"[{}=;_`$\\^|<>]")
 _BRACKET = re.compile(r"[\[\]()&#]")
-# What follows in a long question is pasted text, as a rule.
+# The rest of a long question is usually pasted text.
 _MAX_TOKENS, _MAX_CHARACTERS = 400, 8000
 _LONGEST_RUN, _LONGEST_HAN_RUN, _LONGEST_OPENING = 3, 4, 3
 _STEM, _ENDINGS = 4, (3, 4)
 
 
 def word_features(question: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Places and values of the words of ``question``, of length 1 together; both empty for no words."""
+    """Indices and values of the word features of ``question``; the values have norm 1. Both may be empty."""
     counts = Counter(zlib.crc32(gram.encode()) % NUM_PLACES for gram in _grams(question[:_MAX_CHARACTERS]))
     places = np.fromiter(counts.keys(), dtype=np.int64, count=len(counts))
     values = 1 + np.log(np.fromiter(counts.values(), dtype=np.float32, count=len(counts)))

@@ -1,4 +1,4 @@
-"""What the user sent, as a conversation in which the question can be replaced by requests of ours."""
+"""The user's conversation, in which our requests can replace the question."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from langchain_core.prompt_values import PromptValue
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, the last human one of which asks the question.
+    """A conversation whose last human message asks the question.
 
     Attributes:
-        messages: The conversation as it was given.
-        question: The text of its last human message, never blank.
-        place: Where in ``messages`` that message stands.
+        messages: The messages as given.
+        question: The text of the last human message, never blank.
+        place: The index of that message in ``messages``.
     """
 
     messages: tuple[BaseMessage, ...]
@@ -27,11 +27,11 @@ class Conversation:
 
     @classmethod
     def of(cls, model_input: LanguageModelInput) -> Conversation:
-        """Reads whatever a chat model takes: a string, messages in any form, a prompt value.
+        """Reads the input of a chat model: a string, messages in any form, or a prompt value.
 
         Raises:
-            TypeError: It is none of these.
-            ValueError: It asks nothing: no human message, or one without text.
+            TypeError: ``model_input`` is none of these.
+            ValueError: There is no human message, or the last one has no text.
         """
         messages = tuple(_messages(model_input))
         place = next(
@@ -50,7 +50,7 @@ class Conversation:
 
     @property
     def ends_with_question(self) -> bool:
-        """Whether nothing follows the question: no tool result, no reply begun by the user."""
+        """Whether no message follows the question, such as a tool result or a partial reply."""
         return self.place == len(self.messages) - 1
 
     def asking(
@@ -62,12 +62,12 @@ class Conversation:
     ) -> list[BaseMessage]:
         """The conversation with ``request`` in place of the question.
 
-        What the question carries besides text (an image, say) stays with it.
+        Content of the question other than text, such as an image, is kept.
 
         Args:
-            request: What is asked instead.
-            reply_start: Added as the beginning of the model's reply.
-            examples: Requests and replies that stand before the conversation, behind system messages.
+            request: The text that replaces the question.
+            reply_start: The beginning of the model's reply, added as a final assistant message.
+            examples: Pairs of request and reply, inserted after the system messages.
         """
         question = self.messages[self.place]
         asked = question.model_copy(update={"content": _with_text(question.content, request)})

@@ -1,4 +1,4 @@
-"""Examples of what the requests ask for, shown to small models as earlier turns. Knows text."""
+"""Few-shot examples for small models, shown as earlier chat turns. Knows text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from sot_chains.text.skeleton import Point, Skeleton
 
 @dataclass(frozen=True)
 class Example:
-    """A question with an outline of its answer, and one of the points written out.
+    """A question with the skeleton of its answer and the expansion of one point.
 
-    Shown to small models as earlier turns of the chat: a demonstration inside the request they copy.
+    Shown to small models as earlier chat turns, since they copy examples that are part of the request.
 
     Attributes:
         question: The question.
-        skeleton: The outline.
-        number: Of the point that is written out.
-        text: What is written.
+        skeleton: The skeleton of its answer.
+        number: The number of the expanded point.
+        text: The expansion.
     """
 
     question: str
@@ -27,7 +27,7 @@ class Example:
 
     @property
     def point(self) -> Point:
-        """The point that is written out."""
+        """The expanded point."""
         return self.skeleton.points[self.number - 1]
 
 

@@ -11,7 +11,7 @@ This module knows text. It does not know messages, models or providers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 
@@ -59,9 +59,6 @@ class PromptTemplates:
         skeleton_opening: Added to ``skeleton`` where the reply cannot be begun for the model.
         expansion_opening: Added to ``expansion`` where the reply cannot be begun for the model.
         separator: Stands between a point's heading and its text in the finished answer.
-        several: Request for several points in one reply; uses ``{question}``, ``{skeleton}``, ``{points}``.
-        several_opening: Added to ``several`` where the reply cannot be begun for the model; uses
-            ``{number}``, that of the first of the points.
 
     Raises:
         ValueError: A template misses a field or names an unknown one.
@@ -76,23 +73,12 @@ class PromptTemplates:
     skeleton_opening: str = '\n\nBegin your reply with "1."'
     expansion_opening: str = "\n\nBegin your reply with the first word of the explanation."
     separator: str = ": "
-    several: str = (
-        "Question: {question}\n\n"
-        "Outline of the answer:\n{skeleton}\n\n"
-        "Several writers work on this outline at once and each takes a few points. "
-        "Write out your points in one or two full sentences each, in the language of the question, "
-        "one point a line, each begun with its number and heading. "
-        "Leave the other points alone, and add no introduction.\n\n"
-        "Your points are:\n{points}"
-    )
-    several_opening: str = '\n\nBegin your reply with "{number}."'
 
     def __post_init__(self) -> None:
         _check_fields(self.skeleton, name="skeleton", required={"question"})
         _check_fields(self.skeleton_after_examples, name="skeleton_after_examples", required={"question"})
         _check_fields(self.expansion, name="expansion", required={"question", "skeleton", "number", "point"})
         _check_fields(self.expansion_prefill, name="expansion_prefill", required={"number", "point"})
-        _check_fields(self.several, name="several", required={"question", "skeleton", "points"})
 
     def skeleton_request(self, question: str, *, prefill: bool) -> str:
         """The text of the message that asks for the skeleton of an answer to ``question``."""
@@ -122,14 +108,6 @@ class PromptTemplates:
             )
             for example in self.examples
         ]
-
-    def several_request(
-        self, question: str, skeleton: Skeleton, points: Sequence[Point], *, prefill: bool
-    ) -> str:
-        """The text of the message that asks for several ``points`` to be written out in one reply."""
-        lines = "\n".join(f"{point.number}. {point.text}" for point in points)
-        request = self.several.format(question=question, skeleton=skeleton.text, points=lines)
-        return request if prefill else request + self.several_opening.format(number=points[0].number)
 
     def expansion_reply_start(self, point: Point) -> str:
         """What the reply to :meth:`expansion_request` is begun with."""
@@ -186,14 +164,6 @@ CHINESE = PromptTemplates(
     skeleton_opening="\n\n请直接以“1.”开头。",
     expansion_opening="\n\n请直接从正文的第一个字开始。",
     separator="：",
-    several=(
-        "问题：{question}\n\n"
-        "回答的提纲：\n{skeleton}\n\n"
-        "几位作者同时撰写这份提纲，每人负责其中几个要点。请把你负责的每个要点用一两句完整的话写出来，使用中文，"
-        "每个要点一行，以编号和小标题开头。不要涉及其他要点，也不要加开场白。\n\n"
-        "你负责的要点是：\n{points}"
-    ),
-    several_opening="\n\n请直接以“{number}.”开头。",
 )
 
 # For strong models: they need no demonstration, and every point reads its request again.
@@ -206,26 +176,16 @@ SHORT_ENGLISH = PromptTemplates(
         "{question}\n\nOutline:\n{skeleton}\n\nIn one or two sentences and without a heading, write only "
         "point {number}. {point}"
     ),
-    several=(
-        "{question}\n\nOutline:\n{skeleton}\n\nIn one or two sentences each, one point a line as "
-        '"number. heading: text", write only these points:\n{points}'
-    ),
     skeleton_opening="",
     expansion_opening="",
-    several_opening="",
 )
 
 SHORT_CHINESE = PromptTemplates(
     skeleton="{question}\n\n只回复提纲：3到8个带编号的小标题，每行一个。",
     expansion="{question}\n\n提纲：\n{skeleton}\n\n用一两句话只写这一要点，不要小标题：{number}. {point}",
-    several=(
-        "{question}\n\n提纲：\n{skeleton}\n\n每个要点用一两句话，每行一个，"
-        "写成“编号. 小标题：正文”，只写这些：\n{points}"
-    ),
     expansion_prefill="{number}. {point}：",
     skeleton_opening="",
     expansion_opening="",
-    several_opening="",
     separator="：",
 )
 

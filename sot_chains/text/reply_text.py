@@ -1,4 +1,4 @@
-"""The text of points: repeated headings are left out, several points of one reply told apart, all laid out.
+"""The text of points: drops headings that the model repeats, and renders the finished answer.
 
 Pure functions of text. Does not know models or calls.
 """
@@ -6,8 +6,7 @@ Pure functions of text. Does not know models or calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 
 from sot_chains.text.skeleton import Point
 
@@ -16,17 +15,23 @@ _HEADING_END = re.compile(r"\**\s*(?:[:：]|[.。](?=[\s*])|[-–—](?=\s)|\n)\
 
 
 class HeadingStripper:
-    """Takes the raw pieces of a point's text, gives them back cleaned and as early as is safe."""
+    """Removes the heading that a model repeats before a point's text, passing text on as early as is safe.
 
-    def __init__(self, point: Point) -> None:
+    Args:
+        point: The point; ``None`` for a plain answer, whose text passes unchanged.
+    """
+
+    def __init__(self, point: Point | None) -> None:
         self._point = point
         self._held = ""
-        self._deciding = True
+        self._deciding = point is not None
 
     def feed(self, piece: str) -> str:
         """The text that can be shown now that ``piece`` has arrived."""
+        if self._point is None:
+            return piece
         self._held += piece
-        if self._deciding and not self._decide(ended=False):
+        if self._deciding and not self._decide(self._point, ended=False):
             return ""
         shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
         self._held = self._held[len(shown) :]
@@ -34,12 +39,12 @@ class HeadingStripper:
 
     def end(self) -> str:
         """The rest, after the last piece."""
-        if self._deciding:
-            self._decide(ended=True)
+        if self._deciding and self._point is not None:
+            self._decide(self._point, ended=True)
         return self._held.rstrip()
 
-    def _decide(self, *, ended: bool) -> bool:
-        length = echo_length(self._held, self._point, ended=ended)
+    def _decide(self, point: Point, *, ended: bool) -> bool:
+        length = echo_length(self._held, point, ended=ended)
         if length is None:
             return False
         self._held = self._held[length:]
@@ -103,75 +108,6 @@ def _skip(text: str, start: int, characters: str) -> int:
     while start < len(text) and text[start] in characters:
         start += 1
     return start
-
-
-_NUMBER = re.compile(r"[#*\s]{0,8}[(（]?([0-9]{1,3})[.)）、．](?![0-9])")
-
-
-class MultiPointSplitter:
-    """Takes the raw pieces of one reply, gives back the cleaned text of each point as it becomes clear.
-
-    Args:
-        points: The points the reply was asked for, in the order of their numbers.
-        begun: Whether the reply was begun with the number and heading of the first.
-    """
-
-    def __init__(self, points: Sequence[Point], *, begun: bool) -> None:
-        self._points = points
-        self._texts = [HeadingStripper(point) for point in points]
-        self._current = 0 if begun else -1  # -1: in what a model says before it begins
-        self._line = ""
-        self._headings = [
-            re.compile(
-                rf"(?:^|(?<=\s))(?:#{{1,6}}\s)?[*(（]{{0,3}}{point.number}[.)）、．]\s?\**{re.escape(point.text)}",
-                re.IGNORECASE,
-            )
-            for point in points
-        ]
-
-    def feed(self, piece: str) -> Iterator[tuple[int, str]]:
-        """Yields ``(place among the points, text)`` for what is clear now that ``piece`` has arrived."""
-        *complete, rest = piece.split("\n")
-        for end in complete:
-            line, self._line = self._line + end + "\n", ""
-            yield from self._read(line)
-        self._line += rest
-
-    def end(self) -> Iterator[tuple[int, str]]:
-        """Yields the rest, after the last piece."""
-        line, self._line = self._line, ""
-        yield from self._read(line)
-        yield from self._finish()
-
-    def _read(self, line: str) -> Iterator[tuple[int, str]]:
-        for segment in self._segments(line):
-            if (place := self._begun_by(segment)) is not None:
-                yield from self._finish()
-                self._current = place
-            if self._current >= 0 and (text := self._texts[self._current].feed(segment)):
-                yield self._current, text
-
-    def _finish(self) -> Iterator[tuple[int, str]]:
-        if self._current >= 0 and (text := self._texts[self._current].end()):
-            yield self._current, text
-
-    def _segments(self, line: str) -> list[str]:
-        """``line`` cut before each number and heading of a later point."""
-        starts, place = {0}, self._current
-        for later in range(place + 1, len(self._points)):
-            if match := self._headings[later].search(line, max(starts)):
-                starts.add(match.start())
-        bounds = [*sorted(starts), len(line)]
-        return [line[start:end] for start, end in pairwise(bounds) if end > start]
-
-    def _begun_by(self, segment: str) -> int | None:
-        for later in range(self._current + 1, len(self._points)):
-            if self._headings[later].match(segment.lstrip(" \t")):
-                return later
-        following = self._current + 1
-        if following < len(self._points) and (match := _NUMBER.match(segment)):
-            return following if int(match[1]) == self._points[following].number else None
-        return None
 
 
 class AnswerRenderer:

@@ -1,18 +1,18 @@
-"""What a model wrote when asked for an outline, read as a list of points.
+"""Reads the outline a model wrote as a list of points, whole or while it is being written.
 
 The skeleton stage of Skeleton-of-Thought (arXiv 2307.15337, section 2.1) asks for a numbered list.
 Models answer with all kinds of numbered lists, so this module is generous in what it accepts and
 strict in one thing: numbers count 1, 2, 3. "2024. the year" never becomes a point.
 
-Everything here is a pure function of text and takes linear time: lines are looked at once, and every
-pattern is anchored and bounded, so no input makes one backtrack. The module knows nothing of
-messages, models or prompts.
+Parsing is prefix-stable: a point read from the beginning of a text is a point of the whole text.
+It takes linear time: each line is read once, and every pattern is anchored and bounded, so no input makes
+one backtrack. The module knows nothing of messages, models or prompts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +31,7 @@ _NESTED_ITEM = re.compile(
 _INLINE_MARKER = re.compile(rf"(?<=[\s;；,，。])[(（]?{_DIGITS}(?:[.)）](?=\s)|[、．](?![0-9０-９]))")
 _WORD_CHARACTER = re.compile(r"[^\W_]")
 _DECORATION = " *:："
+_LONGEST_OPENING = 200  # characters of a line, in which its marker stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,13 @@ def parse_skeleton(text: str) -> Skeleton:
     unless the list so far has a single point: then that was prose that happened to begin with "1.".
     A list that was written on one line is taken apart when it has at least three points.
 
-    Never raises, takes time linear in ``len(text)``, and ``parse_skeleton(skeleton.text) == skeleton``.
+    Never raises and takes time linear in ``len(text)``. A skeleton of two points or more is read back from
+    its own :attr:`Skeleton.text`.
     """
-    texts = _distinct(item.text for item in _items(text))
-    if len(texts) == 1:
-        texts = _distinct(_split_line(texts[0]))
-    return Skeleton.of(texts)
+    parser = OutlineParser()
+    parser.feed(text)
+    parser.end()
+    return Skeleton.of(parser.headings)
 
 
 @dataclass(slots=True)
@@ -109,49 +111,138 @@ class _Item:
         self.lines.append(body)
         self.num_nested += 1
 
-    def continues_nested_list(self, number: int) -> bool:
-        """Whether an indented ``number`` belongs to a list below this point."""
-        if number not in (1, self.next_nested_number):
-            return False
-        self.next_nested_number = number + 1
-        return True
-
     @property
     def text(self) -> str:
         return _clean(" ".join(self.lines))
 
 
-def _items(text: str) -> list[_Item]:
-    items: list[_Item] = []
-    base_indent = 0
-    after_blank = outside = False  # outside: in prose that interrupts or follows the list
-    for line in text.splitlines():
+class OutlineParser:
+    """Reads a numbered list as it is being written. A point is complete once the next one begins.
+
+    Args:
+        opening: What the text begins with, before anything is fed.
+
+    Attributes:
+        headings: The headings of the complete points, without repetitions. It only ever grows.
+        second_line: The line on which the second point begins, counted from 0; ``None`` before that.
+    """
+
+    def __init__(self, opening: str = "") -> None:
+        self.headings: list[str] = []
+        self.second_line: int | None = None
+        self._seen: set[str] = set()
+        self._items: list[_Item] = []
+        self._num_complete = 0
+        self._num_lines = 0
+        self._line = opening  # the line that has not ended yet
+        self._base_indent = 0
+        self._after_blank = self._outside = False  # outside: in prose that interrupts or follows the list
+        self._is_over = False
+
+    def feed(self, text: str) -> None:
+        """Reads the next piece of text."""
+        lines = (self._line + text).splitlines(keepends=True)
+        # "\r" may be half of "\r\n".
+        is_open = bool(lines) and (lines[-1].endswith("\r") or lines[-1].splitlines()[0] == lines[-1])
+        self._line = lines.pop() if is_open else ""
+        for line in lines:
+            self._read(line)
+        if self._items and self._begins_next_point(self._line):
+            self._note_next_point(len(self._items))
+
+    def end(self) -> None:
+        """Reads what is left: the text is whole."""
+        self._read(self._line)
+        self._line = ""
+        if len(self._items) == 1:
+            for heading in _split_line(self._items[0].text):
+                self._add(heading)
+        else:
+            self._complete(len(self._items))
+
+    @property
+    def begun_heading(self) -> str:
+        """The beginning of the heading that is being written; ``""`` if none is.
+
+        However the heading goes on, it starts with this.
+        """
+        if self._items and self._begins_next_point(self._line):
+            heading = _clean(_marker(self._line.strip())[1])
+        else:
+            heading = self._items[-1].text if len(self._items) > self._num_complete else ""
+        return heading.rstrip(_DECORATION + ";；")
+
+    def _begins_next_point(self, line: str) -> bool:
+        """Whether ``line``, which has not ended yet, is sure to begin the next point."""
+        if self._is_over:
+            return False
+        line = line[:_LONGEST_OPENING]
         body = line.strip()
-        if not body or not _WORD_CHARACTER.search(body):  # rules and fences separate as blank lines do
-            after_blank = True
-            continue
-        indent = len(line) - len(line.lstrip())
+        number = _marker(body)[0]
+        is_certain = bool((match := _MARKER.match(body)) and match.end() < len(body))  # "1." may become "1.5"
+        return is_certain and number == len(self._items) + 1 and not self._is_nested(number, _indent(line))
+
+    def _is_nested(self, number: int | None, indent: int) -> bool:
+        """Whether a marker opens an item of a numbered list below the last point."""
+        if number is None or not self._items or indent <= self._base_indent:
+            return False
+        return number in (1, self._items[-1].next_nested_number)
+
+    def _read(self, line: str) -> None:
+        self._num_lines += 1
+        body = line.strip()
+        if self._is_over:
+            return
+        if not _WORD_CHARACTER.search(body):  # rules and fences separate as blank lines do
+            self._after_blank = True
+            return
+        indent, items = _indent(line), self._items
         number, rest = _marker(body)
-        if number is not None and items and indent > base_indent and items[-1].continues_nested_list(number):
+        if number is not None and self._is_nested(number, indent):
             items[-1].nest(rest)
+            items[-1].next_nested_number = number + 1
         elif number == len(items) + 1:
-            base_indent = base_indent if items else indent
+            self._base_indent = self._base_indent if items else indent
             items.append(_Item([rest]))
-            outside = False
-        elif number == 1 and indent <= base_indent:
+            self._outside = False
+            self._note_next_point(len(items) - 1, line_number=self._num_lines - 1)
+        elif number == 1 and indent <= self._base_indent:
             if len(items) > 1:
-                break
-            items, base_indent, outside = [_Item([rest])], indent, False
-        elif not items or outside:
+                self._is_over = True
+                self._complete(len(items))
+            else:
+                items[:], self._base_indent, self._outside = [_Item([rest])], indent, False
+        elif not items or self._outside:
             pass
-        elif after_blank and indent <= base_indent:
-            outside = True
-        elif (nested := _NESTED_ITEM.match(body)) and (indent > base_indent or not nested["dotted"]):
+        elif self._after_blank and indent <= self._base_indent:
+            self._outside = True
+        elif (nested := _NESTED_ITEM.match(body)) and (indent > self._base_indent or not nested["dotted"]):
             items[-1].nest(body[nested.end() :])
         else:
             items[-1].lines.append(body)
-        after_blank = False
-    return items
+        self._after_blank = False
+
+    def _note_next_point(self, num_complete: int, line_number: int | None = None) -> None:
+        """A point begins after ``num_complete`` others, so these are complete."""
+        if num_complete == 1 and self.second_line is None:
+            self.second_line = self._num_lines if line_number is None else line_number
+        self._complete(num_complete)
+
+    def _complete(self, num_items: int) -> None:
+        for item in self._items[self._num_complete : num_items]:
+            self._add(item.text)
+        self._num_complete = max(self._num_complete, num_items)
+
+    def _add(self, heading: str) -> None:
+        """Adds a heading, unless it is empty or a repetition, which differs at most in case."""
+        folded = heading.casefold()
+        if _WORD_CHARACTER.search(heading) and folded not in self._seen:
+            self._seen.add(folded)
+            self.headings.append(heading)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _marker(body: str) -> tuple[int | None, str]:
@@ -178,92 +269,3 @@ def _split_line(text: str) -> list[str]:
 def _clean(text: str) -> str:
     """``text`` on one line, without emphasis around it and without what would lead on to more text."""
     return " ".join(text.replace("**", "").split()).strip(_DECORATION)
-
-
-def _distinct(texts: Iterable[str]) -> list[str]:
-    """``texts`` without the empty ones and without repetitions, which differ at most in case."""
-    first_seen: dict[str, str] = {}
-    for text in texts:
-        if _WORD_CHARACTER.search(text):
-            first_seen.setdefault(text.casefold(), text)
-    return list(first_seen.values())
-
-
-def skeleton_of(reply: str, reply_start: str | None, max_points: int | None) -> Skeleton:
-    """The skeleton in ``reply``, which may or may not go on from ``reply_start``.
-
-    A model may continue the reply begun for it or start again; the reading with more points is right.
-    """
-    skeleton = parse_skeleton(reply)
-    if reply_start:
-        skeleton = max(parse_skeleton(reply_start + reply), skeleton, key=len)
-    return skeleton.first(max_points)
-
-
-class GrowingSkeleton:
-    """A skeleton whose reply is still being written.
-
-    Args:
-        reply_start: What the reply was begun with.
-        max_points: How many points to take.
-    """
-
-    def __init__(self, reply_start: str | None, max_points: int | None) -> None:
-        self._reply_start = reply_start
-        self._max_points = max_points
-        self._lines: list[str] = []
-        self._rest = ""
-
-    def feed(self, text: str) -> Skeleton | None:
-        """The skeleton in the lines that are complete, if ``text`` has completed any."""
-        *complete, rest = text.split("\n")
-        for line in complete:
-            self._lines.append(self._rest + line)
-            self._rest = ""
-        self._rest += rest
-        if not complete:
-            return None
-        return skeleton_of("\n".join(self._lines) + "\n", self._reply_start, self._max_points)
-
-
-class OutlineReply:
-    """Takes the outline as it comes, and tells how far it has grown.
-
-    Args:
-        growing: Makes a new growing skeleton, once the request is known.
-        grow: Called with the skeleton so far whenever a line is complete; ``None`` if nobody wants to know.
-        ungrow: Called when the outline is asked for again; ``False`` if what it began has been read.
-    """
-
-    def __init__(
-        self,
-        growing: Callable[[], GrowingSkeleton],
-        grow: Callable[[Skeleton], None] | None,
-        ungrow: Callable[[], bool],
-    ) -> None:
-        self._new_growing = growing
-        self._growing: GrowingSkeleton | None = None
-        self._grow = grow
-        self._ungrow = ungrow
-        self._pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """The reply so far."""
-        return "".join(self._pieces)
-
-    def take(self, text: str) -> None:
-        """Takes the next piece."""
-        self._pieces.append(text)
-        if self._grow:
-            if self._growing is None:  # not before the request was made: it decides how the reply begins
-                self._growing = self._new_growing()
-            if skeleton := self._growing.feed(text):
-                self._grow(skeleton)
-
-    def start_over(self) -> bool:
-        """Forgets it, for another attempt."""
-        if not self._ungrow():
-            return False
-        self._pieces, self._growing = [], None
-        return True

@@ -7,10 +7,8 @@ MARKED = Prompts(
         "en": PromptTemplates(
             skeleton="[outline] {question}",
             expansion="[point] {question}\n{skeleton}\nWrite point {number}. {point}",
-            several="[several] {question}\n{skeleton}\nWrite:\n{points}",
             skeleton_opening="",
             expansion_opening="",
-            several_opening="",
         )
     }
 )

@@ -6,77 +6,90 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.answering.reading_order import Arrivals, Crew, ReadingOrder, gather_or_cancel
+from sot_chains.answering.reading_order import ReadingOrder, gather_or_cancel, task_group
+from sot_chains.calls.trace import PointState
 from tests.sot_chains.fakes import other_tasks
 
 
-async def test_a_crew_ends_together() -> None:
+async def test_tasks_end_together_and_the_first_error_is_bare() -> None:
     ended: list[int] = []
 
     async def work(number: int) -> None:
         try:
             await asyncio.sleep(number)
+            raise ValueError(f"after {number}")
         finally:
             ended.append(number)
 
-    crew = Crew()
-    crew.start(work(0))
-    crew.start(work(100))
-    await asyncio.sleep(0.01)
-    crew.start(work(200))
-    await asyncio.sleep(0)
-    crew.cancel()
-    await crew.stop()
-    assert ended == [0, 100, 200]
+    async def all_of_them() -> None:
+        async with task_group() as group:
+            group.create_task(work(100))
+            group.create_task(work(0))
+            await asyncio.sleep(200)
+
+    with pytest.raises(ValueError, match="after 0") as caught:
+        await all_of_them()
+    assert caught.value.__cause__ is None
+    assert ended == [0, 100]
     assert not other_tasks()
 
 
-async def test_what_arrives_is_read_in_order_and_can_be_forgotten_before() -> None:
-    arrivals = Arrivals[int]()
-    reading = asyncio.create_task(arrivals.get())
-    await asyncio.sleep(0)
-    for number in range(6):
-        arrivals.put(number)
-    assert await reading == 0
-    arrivals.forget(lambda number: number % 2 == 0)
-    arrivals.put_back([10, 11])
-    assert [await arrivals.get() for _ in range(5)] == [10, 11, 1, 3, 5]
-    late = asyncio.create_task(arrivals.get())
-    await asyncio.sleep(0)
-    arrivals.put_back([7])
-    assert await late == 7
+@given(st.permutations([place for place in range(4) for _ in range(3)]), st.lists(st.booleans(), min_size=12))
+def test_reading_order_whatever_the_order_of_arrival(order: list[int], reads: list[bool]) -> None:
+    """What has been read is always the longest prefix of the reading order that has arrived."""
+
+    async def read() -> None:
+        places = [PointState(None) for _ in range(4)]
+        reading = ReadingOrder(places)
+        texts = {number: iter([f"{number}a", f"{number}b", None]) for number in range(4)}
+        arrived: list[str] = []
+        seen: list[str] = []
+        whole = [f"{number}{letter}" for number in range(4) for letter in "ab"]
+
+        async def keep_reading() -> None:
+            async for _, text in reading.read():
+                if text:
+                    seen.append(text)
+
+        task = asyncio.create_task(keep_reading())
+        for number, reads_now in zip(order, reads, strict=False):
+            if (text := next(texts[number])) is None:
+                places[number].end()
+            else:
+                places[number].pieces.append(text)
+                arrived.append(text)
+            reading.wake()
+            if reads_now:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert seen == whole[: len(seen)]
+                following = whole[len(seen) :][:1]
+                if following and following[0] in arrived:  # the place before has not ended yet
+                    assert not places[int(following[0][0]) - 1].is_ended
+        reading.close()
+        await task
+        assert seen == whole
+        assert all(place.num_read == 2 for place in places)
+
+    asyncio.run(read())
 
 
-@given(st.permutations([position for position in range(4) for _ in range(3)]))
-def test_reading_order_whatever_the_order_of_arrival(order: list[int]) -> None:
-    items = {position: iter([f"{position}a", f"{position}b", None]) for position in range(4)}
-    reading = ReadingOrder[str](4)
-    read: list[tuple[int, str | None]] = []
-    arrived: list[str] = []
-    for position in order:
-        item = next(items[position])
-        if item:
-            arrived.append(item)
-        read.extend(reading.arrive(position, item))
-        # What was read is the longest prefix of the reading order that has arrived.
-        texts = [text for _, text in read if text]
-        assert texts == sorted(texts)
-        following = [t for t in ("0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b") if t not in texts]
-        if following and following[0] in arrived:
-            assert read[-1][1] is not None  # only because the one before has not ended yet
-    assert [text for _, text in read if text] == ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"]
-
-
-def test_a_position_can_be_forgotten_until_it_is_read() -> None:
-    reading = ReadingOrder[str](2)
-    assert list(reading.arrive(1, "old")) == []
-    assert not reading.is_read(1)
-    reading.forget(1)
-    assert list(reading.arrive(1, "new")) == []
-    assert list(reading.arrive(0, None)) == [(0, None), (1, "new")]
-    assert reading.is_read(1)
-    assert list(reading.arrive(2, None)) == []  # positions may be added
-    assert list(reading.arrive(1, None)) == [(1, None), (2, None)]
+async def test_a_place_can_be_discarded_until_it_is_read_and_an_omitted_one_is_not_announced() -> None:
+    places = [PointState(None), PointState(None), PointState(None)]
+    reading = ReadingOrder(places)
+    assert not reading.has_begun
+    pieces = reading.read()
+    assert (await anext(pieces)) == (places[0], "")
+    assert reading.has_begun
+    places[1].pieces.append("old")
+    assert places[1].num_read == 0
+    places[1].pieces[:] = ["new"]
+    places[1].end()
+    places[0].end()
+    places[2].end("omitted")
+    reading.close()
+    assert [piece async for piece in pieces] == [(places[1], ""), (places[1], "new")]
+    await pieces.aclose()
 
 
 async def test_gathering() -> None:

@@ -1,4 +1,4 @@
-"""Other schedules than the paper's: points begun early, several in one call, late ones asked twice."""
+"""Another schedule than the paper's: points are written while the outline still is."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
-from sot_chains import Price, Prompts, Retries, SkeletonOfThought, parse_skeleton
-from sot_chains.text.skeleton import GrowingSkeleton
-from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, answer_to, nothing_runs
+from sot_chains import Price, Prompts, Retries, SkeletonOfThought
+from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, nothing_runs
 from tests.sot_chains.faulty import BROKEN, FaultyProvider, what
 
 AT_ONCE = Retries(max_attempts=3, first_pause_seconds=0.0)
@@ -80,24 +79,12 @@ def test_the_points_are_those_of_the_plain_schedule(lines: list[str], max_points
     asyncio.run(both())
 
 
-@given(st.text("12.) ab\n-*", max_size=80))
-def test_what_is_settled_of_a_growing_outline_stays(text: str) -> None:
-    growing = GrowingSkeleton(None, None)
-    settled: tuple[Any, ...] = ()
-    for character in text:
-        if (skeleton := growing.feed(character)) is not None:
-            assert skeleton.points[: len(settled)] == settled
-            if len(skeleton) >= 2:
-                settled = max(settled, skeleton.points[:-1], key=len)
-    assert parse_skeleton(text).points[: len(settled)] == settled
-
-
 async def test_an_outline_that_turns_out_to_be_none() -> None:
     provider = FaultyProvider(answer=outline("1. Sure, I can\nwrite that.\n"), between=lambda _: 0.001)
     text, trace = await shown(SkeletonOfThought(provider, eager=True))
     assert text == PLAIN
     assert trace["route"] == "plain"
-    assert trace["cost"]["estimated"] is not None  # the point begun in vain was cut
+    assert trace["num_requests"] == 2  # no point was begun in vain
     assert provider.num_running == 0
 
 
@@ -134,57 +121,6 @@ async def test_a_deadline_while_the_outline_is_written() -> None:
     assert trace["skeleton_reply"] is None  # so that it is asked for again when the answer is gone on with
     provider.between = lambda asked: 0.0
     assert (await sot.ainvoke(QUESTION, resume=trace)).text == ANSWER
-
-
-# --- several points in one call
-
-
-def several(messages: Sequence[BaseMessage]) -> str:
-    text = str(messages[-1].text)
-    _, found, wanted = text.partition("Your points are:\n")
-    if not found:
-        return answer_to(messages)
-    lines = wanted.partition("\n\n")[0].splitlines()
-    return "\n".join(f"{line}: {EXPANSIONS[line.partition('. ')[2]]}" for line in lines)
-
-
-@pytest.mark.parametrize(("size", "num_calls"), [(2, 3), (3, 2), (9, 2)])
-@pytest.mark.parametrize("eager", [False, True])
-async def test_several_points_in_one_call(size: int, num_calls: int, eager: bool) -> None:
-    provider = FaultyProvider(answer=several)
-    sot = SkeletonOfThought(provider, points_per_call=size, eager=eager)
-    message = await sot.ainvoke(QUESTION)
-    trace = message.response_metadata["sot"]
-    assert message.text == ANSWER == (await shown(sot))[0]
-    assert trace["num_calls"] == trace["num_requests"] == num_calls
-    assert trace["usage"]["total_tokens"] == 15 * num_calls
-    parts = [part["usage"] for part in (trace["skeleton_call"], *trace["points"]) if part["usage"]]
-    assert sum(part["total_tokens"] for part in parts) == 15 * num_calls
-    assert trace["points"][1]["shares_call_of"] == 1
-    assert all(point["status"] == "complete" for point in trace["points"])
-
-
-async def test_points_a_reply_leaves_out_are_asked_for_alone() -> None:
-    def forgetful(messages: Sequence[BaseMessage]) -> str:
-        return "\n".join(line for line in several(messages).splitlines() if ": Close" not in line)
-
-    provider = FaultyProvider(answer=forgetful)
-    sot = SkeletonOfThought(provider, points_per_call=3)
-    message = await sot.ainvoke(QUESTION)
-    assert message.text == ANSWER
-    assert message.response_metadata["sot"]["num_requests"] == 3
-    assert (await shown(sot))[0] == ANSWER
-
-
-async def test_a_reply_cut_short_keeps_the_points_before() -> None:
-    provider = FaultyProvider(
-        answer=several,
-        fault=lambda asked, _: BROKEN if asked == "plain" else None,
-        after_words=15,
-    )
-    message = await SkeletonOfThought(provider, points_per_call=3, retries=AT_ONCE).ainvoke(QUESTION)
-    statuses = [point["status"] for point in message.response_metadata["sot"]["points"]]
-    assert statuses in (["complete", "cut", "failed"], ["complete", "failed", "failed"])
 
 
 async def test_short_requests_cost_less() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from sot_chains import Budget, BudgetError, Price, SkeletonOfThought
 from sot_chains.calls import usage
@@ -24,8 +24,7 @@ from sot_chains.calls.usage import (
     price_for,
     tokens_of,
 )
-from tests.sot_chains.answering.test_schedules import several
-from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION
+from tests.sot_chains.fakes import ANSWER, QUESTION
 from tests.sot_chains.faulty import FaultyProvider, what
 
 # --- estimates
@@ -141,104 +140,99 @@ def test_counts_of_a_cache_are_among_those_read() -> None:
 # --- budgets
 
 
-def provider(num_points: int = 3) -> FaultyProvider:
+def provider(num_points: int = 8) -> FaultyProvider:
     def answer(messages: Sequence[BaseMessage]) -> str:
-        if what(messages) == "outline" and num_points > 3:
+        if what(messages) == "outline":
             return "\n".join(f"{number}. Point number {number}" for number in range(1, num_points + 1))
-        text = str(messages[-1].text)
-        if num_points > 3 and "Your point" in text:
-            lines = text.rpartition("Your points are:\n")[2].partition("\n\n")[0].splitlines()
-            return "\n".join(f"{line}: Yes." for line in lines) if "Your points" in text else "Yes."
-        return several(messages)
+        return "Yes."
 
-    return FaultyProvider(answer=answer)
+    return FaultyProvider(answer=answer, usage=None)
 
 
 @pytest.mark.usefixtures("forgotten")
 async def test_a_budget_that_is_large_enough_changes_nothing() -> None:
-    for when_short in ("degrade", "refuse"):
-        sot = SkeletonOfThought(provider(), budget=Budget(tokens=10_000, when_short=when_short))  # type: ignore[arg-type]  # one of its literals
-        for _ in range(3):  # for each answer anew
-            message = await sot.ainvoke(QUESTION)
-            assert message.text == ANSWER
-            assert len(message.response_metadata["sot"]["points"]) == 3
+    sot = SkeletonOfThought(FaultyProvider(), budget=Budget(tokens=10_000))
+    for _ in range(3):  # each answer has all of it
+        message = await sot.ainvoke(QUESTION)
+        assert message.text == ANSWER
+        assert message.response_metadata["sot"]["is_complete"]
 
 
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("tokens_allowed", [600, 900, 1200, 1600, 2200, 3000, 5000, 9000])
-async def test_a_budget_degrades_before_it_spends(tokens_allowed: int) -> None:
-    asked = provider(num_points=8)
-    sot = SkeletonOfThought(asked, budget=Budget(tokens=tokens_allowed))
-    message = await sot.ainvoke(QUESTION)
-    trace = message.response_metadata["sot"]
-    assert trace["is_complete"]
-    sent = sum(num_tokens(request) for request in asked.requests)
-    assert sent <= tokens_allowed
-    if trace["route"] == "plain":
-        assert message.text == PLAIN
-        assert "budget" in trace["route_reason"]
-    elif trace["num_calls"] < 9:
-        assert "for the budget" in trace["route_reason"]
-
-
-@pytest.mark.usefixtures("forgotten")
-async def test_the_smaller_the_budget_the_less_is_done() -> None:
-    requests = []
-    for allowed in (600, 2000, 20_000):
-        asked = provider(num_points=8)
-        await SkeletonOfThought(asked, budget=Budget(tokens=allowed)).ainvoke(QUESTION)
-        requests.append(len(asked.requests))
-    assert requests[0] <= requests[1] < requests[2] == 9
+@pytest.mark.parametrize("eager", [False, True])
+async def test_the_smaller_the_budget_the_fewer_points(eager: bool) -> None:
+    written = []
+    for allowed in (800, 1200, 2200, 20_000):
+        asked = provider()
+        sot = SkeletonOfThought(asked, budget=Budget(tokens=allowed), eager=eager)
+        trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
+        statuses = [point["status"] for point in trace["points"]]
+        num_whole = statuses.count("complete")
+        # Those that fit are the first ones, and the trace says why the others are missing.
+        assert statuses == ["complete"] * num_whole + ["failed"] * (8 - num_whole)
+        assert all("the budget is too small for point_" in failure["reason"] for failure in trace["failures"])
+        assert len(asked.requests) == trace["num_requests"] == 1 + num_whole
+        assert sum(num_tokens(request) for request in asked.requests) <= allowed
+        written.append(num_whole)
+    assert 0 < written[0] < written[1] < written[2] < written[3] == 8
 
 
 @pytest.mark.usefixtures("forgotten")
 async def test_a_budget_refuses_before_it_spends() -> None:
     asked = provider()
-    sot = SkeletonOfThought(asked, budget=Budget(tokens=500, when_short="refuse"))
-    with pytest.raises(
-        BudgetError, match=r"too small for an outline and its points: about \d+ tokens with 500 left"
-    ):
-        await sot.ainvoke(QUESTION)
+    with pytest.raises(BudgetError, match=r"too small for skeleton: about \d+ tokens with 100 left"):
+        await SkeletonOfThought(asked, budget=Budget(tokens=100)).ainvoke(QUESTION)
     assert not asked.requests
-    with pytest.raises(BudgetError, match="too small for a plain answer"):
-        await SkeletonOfThought(asked, budget=Budget(tokens=10)).ainvoke(QUESTION)
-    assert not asked.requests
+    with pytest.raises(BudgetError, match="too small for point_8") as caught:
+        await SkeletonOfThought(asked, budget=Budget(tokens=300)).ainvoke(QUESTION)
+    assert len(asked.requests) == 1
+    assert caught.value.trace is not None  # to go on from with a larger one
+    message = await SkeletonOfThought(asked).ainvoke(QUESTION, resume=caught.value.trace)
+    assert message.response_metadata["sot"]["is_complete"]
+    assert len(asked.requests) == 9
 
 
 @pytest.mark.usefixtures("forgotten")
 async def test_money_and_a_budget_for_all_answers_together() -> None:
     prices = {"faulty": Price(input=1.0, output=1.0)}
-    budget = Budget(price=0.004, scope="total", when_short="refuse")
-    slow = provider()
+    budget = Budget(price=0.002, scope="total")
+    slow = FaultyProvider()
     slow.pause = lambda asked, _: 0.05  # so that they are written at the same time
     sot = SkeletonOfThought(slow, prices=prices, budget=budget)
     results = await asyncio.gather(*(sot.ainvoke(QUESTION) for _ in range(5)), return_exceptions=True)
-    refused = [result for result in results if isinstance(result, BudgetError)]
-    assert 0 < len(refused) < 5
-    # What was set aside and not used is there again: usage was far less than estimated.
+    whole = [r for r in results if isinstance(r, AIMessage) and r.response_metadata["sot"]["is_complete"]]
+    assert 0 < len(whole) < 5
+    # What was reserved and not used is available again: usage was far less than estimated.
     assert (await sot.ainvoke(QUESTION)).text == ANSWER
     with pytest.raises(ValueError, match="needs the price of 'faulty'"):
         SkeletonOfThought(provider(), budget=budget)
 
 
+def tokens_in(number: int) -> Tokens:
+    return Tokens(input_tokens=number, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
+
+
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=20))
-def test_a_purse_never_gives_more_than_the_budget(calls: list[tuple[int, int]]) -> None:
+def test_accounts_never_give_more_than_the_budget(calls: list[tuple[int, int]]) -> None:
     budget = Budget(tokens=500, scope="total")
-    purses = [BudgetAccount(budget, None), BudgetAccount(budget, None)]
+    accounts = [BudgetAccount(budget, None), BudgetAccount(budget, None)]
     held = 0
     for number, (expected, used) in enumerate(calls):
-        asked, taken = ({**NO_TOKENS, "input_tokens": tokens_} for tokens_ in (expected, min(used, expected)))
-        purse = purses[number % 2]
-        if purse.reserve(Tokens(**asked)):  # type: ignore[typeddict-item]  # spread out of one
-            purse.correct(Tokens(**asked), Tokens(**taken))  # type: ignore[typeddict-item]  # likewise
+        account = accounts[number % 2]
+        try:
+            account.reserve(tokens_in(expected), "a call")
+        except BudgetError:
+            assert held + expected > 500
+        else:
+            account.correct(tokens_in(expected), tokens_in(min(used, expected)))
             held += min(used, expected)
         assert held <= 500
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{}, {"tokens": 0}, {"price": -1.0}, {"tokens": 1, "when_short": "beg"}, {"tokens": 1, "scope": "day"}],
+    [{}, {"tokens": 0}, {"price": -1.0}, {"tokens": 1, "scope": "day"}],
 )
 def test_budgets_that_make_no_sense(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"budget|when_short|scope"):
+    with pytest.raises(ValueError, match=r"budget|scope"):
         Budget(**wrong)

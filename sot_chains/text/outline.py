@@ -1,0 +1,91 @@
+"""The reply to a skeleton request while it is being written: which points of it are certain by now.
+
+Knows skeletons, not models: what a reply was begun with is asked of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sot_chains.text.skeleton import OutlineParser, Point, Skeleton
+
+
+class OutlineReader:
+    """Reads the reply to a skeleton request and gives out each point as soon as it is certain.
+
+    What was given out stays: another attempt at the reply only adds to it. The first point is held back
+    until a second one is certain, because fewer than two make no outline.
+
+    Args:
+        reply_start: Returns what the reply was begun with, asked when its text begins. A model may continue
+            it or start again: the reading counts in which the second point begins first.
+        max_points: How many points to take, at least 2; ``None`` takes all.
+
+    Attributes:
+        text: The reply so far.
+    """
+
+    def __init__(self, reply_start: Callable[[], str | None], max_points: int | None) -> None:
+        self._reply_start = reply_start
+        self._max_points = max_points
+        self._given: list[str] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the reply, because another attempt follows."""
+        self.text = ""
+        self._readings: list[OutlineParser] = []
+        self._is_ended = False
+
+    def feed(self, text: str) -> None:
+        """Reads the next piece of the reply."""
+        self._begin()
+        self.text += text
+        for reading in self._readings:
+            reading.feed(text)
+
+    def end(self) -> None:
+        """Reads the end of the reply."""
+        self._begin()
+        for reading in self._readings:
+            reading.end()
+        self._is_ended = True
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The points given out so far; at the end of a reply without an outline, the one it has, if any."""
+        if self._is_ended and not self._given:
+            return Skeleton.of(self._headings()[:1])
+        return Skeleton.of(self._given)
+
+    def take(self) -> list[Point]:
+        """The points that have become certain since the last call."""
+        headings = self._headings()
+        if not self._given and not self._has_two(headings):
+            return []
+        given = {heading.casefold() for heading in self._given}
+        new = [heading for heading in headings[len(given) :] if heading.casefold() not in given]
+        num_before = len(given)
+        self._given = [*self._given, *new][: self._max_points]
+        return [Point(number, text) for number, text in enumerate(self._given, 1) if number > num_before]
+
+    def _begin(self) -> None:
+        if not self._readings:
+            start = self._reply_start()
+            self._readings = [OutlineParser(start), OutlineParser()] if start else [OutlineParser()]
+
+    def _headings(self) -> list[str]:
+        return self._reading.headings if self._readings else []
+
+    @property
+    def _reading(self) -> OutlineParser:
+        outlines = [reading for reading in self._readings if reading.second_line is not None]
+        if outlines:
+            return min(outlines, key=lambda reading: reading.second_line or 0)
+        return max(self._readings, key=lambda reading: len(reading.headings))
+
+    def _has_two(self, headings: list[str]) -> bool:
+        if len(headings) != 1 or self._is_ended:
+            return len(headings) > 1
+        begun = self._reading.begun_heading.casefold()
+        return any(map(str.isalnum, begun)) and not headings[0].casefold().startswith(begun)

@@ -1,0 +1,113 @@
+"""Reading an outline while it is written: what was read stays, however the text is cut and goes on."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sot_chains.text.outline import OutlineReader
+from sot_chains.text.skeleton import OutlineParser, Point, parse_skeleton
+from tests.sot_chains.text.test_skeleton import list_like
+
+texts = st.one_of(st.text(), st.text("12.) ab\n-*", max_size=80), list_like)
+cuts = st.lists(st.integers(1, 7), max_size=40)
+
+
+def pieces(text: str, lengths: list[int]) -> list[str]:
+    """``text`` in pieces of the given lengths, the rest in one."""
+    cut, start = [], 0
+    for length in lengths:
+        cut.append(text[start : start + length])
+        start += length
+    return [*cut, text[start:]]
+
+
+def read(text: str, lengths: list[int], start: str | None, most: int | None) -> list[Point]:
+    """The points that a reader gives out, each of which must stay."""
+    reader = OutlineReader(lambda: start, most)
+    given: list[Point] = []
+    for piece in pieces(text, lengths):
+        reader.feed(piece)
+        given += reader.take()
+        assert reader.text == text[: len(reader.text)]
+        assert list(reader.skeleton) == given
+    reader.end()
+    return given + reader.take()
+
+
+@given(texts, cuts)
+@example("1. a 2. b 3. c\n2. A 2. B 3. C", [3] * 12)
+@example("1. Costs\n2.5 million\n2. Gains", [1] * 30)
+@example("1. a\r\n2. b\r\n\r\nc", [1] * 16)
+@settings(max_examples=400)
+def test_what_is_parsed_of_a_beginning_is_parsed_of_the_whole(text: str, lengths: list[int]) -> None:
+    whole = [point.text for point in parse_skeleton(text)]
+    parser = OutlineParser()
+    for piece in pieces(text, lengths):
+        parser.feed(piece)
+        assert parser.headings == whole[: len(parser.headings)]
+    parser.end()
+    assert parser.headings == whole
+
+
+@given(texts, cuts, st.sampled_from([None, "1.", "1. "]), st.sampled_from([None, 2, 3]))
+@example("1. Sleep well\n2. Sleep\nwell", [1] * 30, None, None)
+@example("Sure:\n  1. Sleep\n  2. Food", [1] * 30, "1.", None)
+@settings(max_examples=400)
+def test_points_given_out_do_not_depend_on_how_the_text_is_cut(
+    text: str, lengths: list[int], start: str | None, most: int | None
+) -> None:
+    in_pieces = read(text, lengths, start, most)
+    at_once = read(text, [], start, most)
+    assert in_pieces == at_once
+    assert len(in_pieces) != 1
+    assert [point.number for point in in_pieces] == list(range(1, len(in_pieces) + 1))
+    if start is None:
+        whole = parse_skeleton(text).first(most)
+        assert in_pieces == (list(whole) if len(whole) >= 2 else [])
+
+
+def test_a_point_is_given_out_once_the_next_one_begins() -> None:
+    reader = OutlineReader(lambda: None, None)
+    begun = []
+    for character in "1. Sleep\n2. Food\n3. Sport\n":
+        reader.feed(character)
+        begun += [(reader.text[-4:], point.text) for point in reader.take()]
+    assert begun == [("2. F", "Sleep"), ("3. S", "Food")]
+    reader.end()
+    assert reader.take() == [Point(3, "Sport")]
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (" Sleep\n2. Food", ["Sleep", "Food"]),  # goes on from "1."
+        ("1. Sleep\n2. Food", ["Sleep", "Food"]),  # starts again
+        ("Sure!\n1. Sleep\n2. Food", ["Sleep", "Food"]),
+        ("Sure:\n  1. Sleep\n  2. Food", ["Sleep", "Food"]),
+        (" Sleep 2. Food 3. Sport", ["Sleep", "Food", "Sport"]),
+        ("Sleep\n2. Food\n\n1. A\n2. B\n3. C", ["Sleep", "Food"]),
+        (" Sleep", []),
+        ("1. Sleep\n2. sleep", []),
+        ("", []),
+    ],
+)
+def test_a_reply_that_was_begun(reply: str, expected: list[str]) -> None:
+    assert [point.text for point in read(reply, [2] * 30, "1.", None)] == expected
+
+
+@given(texts, texts, cuts)
+def test_another_attempt_adds_to_what_was_given_out(first: str, second: str, lengths: list[int]) -> None:
+    reader = OutlineReader(lambda: None, 5)
+    reader.feed(first)
+    given = reader.take()
+    reader.restart()
+    assert reader.text == ""
+    for piece in pieces(second, lengths):
+        reader.feed(piece)
+        given += reader.take()
+    reader.end()
+    given += reader.take()
+    assert reader.text == second
+    assert [point.number for point in given] == list(range(1, len(given) + 1))
+    assert len({point.text.casefold() for point in given}) == len(given) <= 5
+    assert list(reader.skeleton)[: len(given)] == given
