@@ -1,7 +1,7 @@
 """A decoding engine over ``transformers`` models: draft -> verify -> accept -> commit, losslessly.
 
-Needs the ``local`` extra (torch). The names below are loaded when first used, so that importing the package
-costs nothing.
+Needs the ``local`` extra (torch). The names below are imported on first use, so importing the package is
+cheap.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pictures of decoding: which tokens each forward landed, what was copied from where, what copying brings.
+"""Plots of decoding: tokens emitted by each forward, text copied from references, gains from copying.
 
-Matplotlib is imported when a picture is drawn, and only then needed.
+Matplotlib is imported, and needed, only when a plot is drawn.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 _ROW_INCHES = 0.55
-# From one token a forward to many: the more a forward landed, the darker its block.
+# The more tokens a forward emitted, the darker its block.
 _PALE, _DARK = (0.83, 0.88, 0.93), (0.13, 0.40, 0.60)
 _DARKEST_AT_TOKENS = 8
 _REFERENCE_COLOURS = ("#cfe3f5", "#fbe0c4", "#d6edd0", "#f5d0d8", "#e2d8f0", "#f4efb8", "#cdeeea", "#e8dccf")
 
 
 def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = None) -> Figure:
-    """Draw, for each way of decoding the same prompt, its tokens from left to right in blocks of one forward.
+    """Draw the tokens of each completion of one prompt from left to right, one block per forward.
 
     Args:
         completions: By name, e.g. the drafter's.
-        max_tokens: Only the first so many tokens.
+        max_tokens: Show only this many first tokens.
 
     Returns:
         A matplotlib figure that is not registered with pyplot and so need not be closed.
@@ -70,7 +70,7 @@ def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = 
 
 
 def ablation(results: Mapping[str, Any], *, figure: str = "tokens_per_forward") -> Figure:
-    """Draw what length of match and of copy bring, beside a drafter that chooses both for itself.
+    """Draw the effect of match length and copy length, beside a drafter that adapts both.
 
     Args:
         results: What ``python -m benchmarks.copy_ablation`` prints: ``n`` and ``k``, a table of each figure
@@ -78,7 +78,7 @@ def ablation(results: Mapping[str, Any], *, figure: str = "tokens_per_forward") 
         figure: ``"tokens_per_forward"`` or ``"milliseconds_per_token"``.
 
     Returns:
-        A matplotlib figure, as of :func:`landings`.
+        A matplotlib figure, as from :func:`landings`.
 
     Raises:
         ValueError: There is no such figure in ``results``.
@@ -104,12 +104,12 @@ def ablation(results: Mapping[str, Any], *, figure: str = "tokens_per_forward") 
 
 
 class CopiedText:
-    """An answer in which what was copied has the colour of its reference; shows itself in Jupyter.
+    """An answer with copied spans in the colour of their reference; shows itself in Jupyter.
 
     Args:
         completion: Of a row with references.
         tokenizer: The engine's.
-        min_tokens: Spans that are shorter are not coloured.
+        min_tokens: Shorter spans are not coloured.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ def new_figure(**options: Any) -> Figure:
 
 
 def trajectory_cells(trajectory: Trajectory) -> list[list[int]]:
-    """For each forward (first axis) and place of the answer (second axis) how things stand.
+    """The state of each position of the answer (second axis) before each forward (first axis).
 
     Returns:
         3 settled, 2 guessed right, 1 guessed wrong, 0 not guessed.
@@ -213,11 +213,11 @@ def trajectory_cells(trajectory: Trajectory) -> list[list[int]]:
 
 
 def draw_trajectories(trajectories: Mapping[str, Trajectory], *, max_tokens: int = 64) -> Figure:
-    """Places across, iterations down: what was settled, guessed right and guessed wrong before each forward.
+    """Draw positions across and forwards down: what was settled, guessed right or wrong before each forward.
 
     Args:
         trajectories: By name, drawn side by side; e.g. of a plain and of a tuned model on one prompt.
-        max_tokens: Only the first so many places.
+        max_tokens: Show only this many first positions.
 
     Returns:
         A matplotlib figure that is not registered with pyplot and so need not be closed.
@@ -232,7 +232,7 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, max_tokens: int
         name: [row[:max_tokens] for row in trajectory_cells(trajectory) if row[:max_tokens]]
         for name, trajectory in trajectories.items()
     }
-    for name, rows in cells.items():  # forwards behind the last place shown add nothing
+    for name, rows in cells.items():  # drop forwards after every position shown has settled
         done = next((number for number, row in enumerate(rows) if set(row) <= {3}), len(rows) - 1)
         cells[name] = rows[: done + 1]
     tallest = max(map(len, cells.values()))
@@ -262,10 +262,10 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, max_tokens: int
 
 
 def draw_progress(history: Sequence[Mapping[str, float]]) -> Figure:
-    """Tokens per forward, and beside it quality, over the steps of training.
+    """Draw tokens per forward and quality over the training steps.
 
     Args:
-        history: Records with ``step``, ``tokens_per_forward`` and, where it was reckoned, ``quality``.
+        history: Records with ``step``, ``tokens_per_forward`` and, if measured, ``quality``.
 
     Returns:
         A matplotlib figure that is not registered with pyplot.

@@ -1,10 +1,10 @@
-"""Retrieval whose texts are also what the model copies from, and answers with citations that are facts.
+"""Answers from retrieved documents, which the model also copies from, with verbatim citations.
 
 chain = RetrievalCopyChain(retriever, model)  # any LangChain retriever and chat model
 message = chain.invoke("When may the kiln be opened?")
-message.response_metadata["citations"]  # spans that stand word for word in the documents, with offsets
+message.response_metadata["citations"]  # spans that occur verbatim in the documents, with offsets
 
-The names of the stores need the ``rag`` extra; they are loaded when first used.
+The store classes need the ``rag`` extra and are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One answer coming about: condense, retrieve, gather references, ask, cite.
+"""Produces one answer: condense, retrieve, gather references, ask, cite.
 
-This is the algorithm, written once for all ways of calling: :meth:`Method.prepare` is a generator that
-yields what is to be done (:class:`~retrieval_copy.references.Search`, :class:`Ask`) and is sent the outcome,
-or thrown the error. Whoever drives it decides whether that is done by blocking or by awaiting. Knows prompts,
-documents and references; does not know Runnables' ways of being called.
+The algorithm is written once for synchronous and asynchronous calls: :meth:`Method.prepare` is a generator
+that yields its next step (:class:`~retrieval_copy.references.Search` or :class:`Ask`) and receives the
+outcome or the error. The caller performs each step by blocking or by awaiting. Knows prompts, documents and
+references; does not know the methods of a Runnable.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from retrieval_copy.references import (
 
 _log = logging.getLogger(__name__)
 
-# Room for an answer, for the wording of the request, and for what stands around each document and message;
-# and for documents where the model does not say how much it reads.
+# Tokens reserved for the answer, for the wording of the request, and for the markup around each document and
+# message; and the document budget if the model does not report its context length.
 _ANSWER_TOKENS, _REQUEST_TOKENS, _LAYOUT_TOKENS, _DOCUMENT_TOKENS = 1024, 64, 8, 12_000
 _READABLE_CHARACTERS = 300
-# A standalone question is at most twice as long as the follow-up and so much more; what is longer is none.
+# A condensed question longer than twice the follow-up plus _QUESTION_CHARACTERS is rejected.
 _QUESTION_TOKENS, _QUESTION_CHARACTERS = 256, 500
 
 PROVIDER = "retrieval_copy"
-"""Marks messages of this package; see :mod:`retrieval_copy.with_citations`."""
+"""Marks messages from this package; see :mod:`retrieval_copy.with_citations`."""
 
 
 class RetrievalError(RuntimeError):
-    """Documents could not be retrieved; the text says from where and what to check."""
+    """Documents could not be retrieved; the message names the retriever and what to check."""
 
 
 class Ask(NamedTuple):
-    """A call of the model whose answer is needed before going on."""
+    """A model call whose reply the next step needs."""
 
     messages: list[BaseMessage]
     arguments: dict[str, Any]
@@ -63,15 +63,15 @@ Steps = Generator["Search | Ask", Any, "Request"]
 
 @dataclass(frozen=True)
 class Request:
-    """What the model is asked in the end, and what is needed to make a message of its answer.
+    """The final request to the model, and what is needed to turn its reply into a message.
 
     Attributes:
         messages: The prompt.
-        arguments: Further arguments of the model's call: references.
-        question: As it was searched for.
-        documents: What was retrieved, in order.
+        arguments: Further arguments of the model call: the references.
+        question: The standalone question.
+        documents: The retrieved documents, in order.
         trace: ``response_metadata["retrieval"]``.
-        usage: Of the calls so far.
+        usage: Token usage of the calls so far.
     """
 
     messages: list[BaseMessage]
@@ -84,22 +84,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Method:
-    """How answers come about: what stays the same from question to question.
+    """The settings of a chain, which are the same for every question.
 
     Attributes:
-        retriever: Finds documents; ``None`` if there are none.
+        retriever: Finds documents; ``None`` to answer without documents.
         prompt: Asks for the answer.
-        document_prompt: Lays out one document.
-        condense_prompt: Asks for a question that stands alone; ``None`` takes follow-ups as they are.
-        query: Makes what is searched for of the question.
-        sources: Of references.
-        way: How references travel.
+        document_prompt: Formats one document.
+        condense_prompt: Asks for a standalone question; ``None`` uses follow-ups unchanged.
+        query: Maps the question to the retrieval query.
+        sources: The reference sources.
+        way: How references are passed to the model.
         count: Counts tokens.
-        max_document_tokens: What the documents in a prompt may take; ``None`` is what is left of
+        max_document_tokens: Token budget of the documents in a prompt; ``None`` uses what is left of
             ``max_input_tokens``.
-        max_input_tokens: What the model reads and writes, together; ``None`` if not known.
-        max_reference_characters: What references may take, beyond the first and the prompt's documents.
-        min_citation_tokens: Words of a citation, at least.
+        max_input_tokens: Tokens of prompt and answer together; ``None`` if unknown.
+        max_reference_characters: Total characters of references; the first one is always taken.
+        min_citation_tokens: Minimum number of words in a citation.
     """
 
     retriever: Runnable[str, list[Document]] | None
@@ -116,30 +116,30 @@ class Method:
     min_citation_tokens: int
 
     def prepare(self, model_input: LanguageModelInput, *, retrieve: bool = True) -> Steps:
-        """From what the user sent to what the model is asked.
+        """Turns the user's input into the request to the model.
 
         Raises:
             RetrievalError: The retriever failed.
         """
         conversation = Conversation.of(model_input)
         question, usage = conversation.question, None
-        # 1. A question that stands alone.
+        # 1. Condense a follow-up into a standalone question.
         retriever = self.retriever if retrieve else None
         if conversation.history and self.condense_prompt is not None and retriever is not None:
             reply = yield self._condensing(conversation)
             question, usage = _standalone(text_of(reply), question), usage_of(reply)
-        # 2. Documents for it.
+        # 2. Retrieve documents.
         query = " ".join(filter(None, (question, conversation.begun_reply)))
         query = self.query(query).strip() or query
         documents: list[Document] = []
         if retriever is not None:
             documents = yield from _retrieved(retriever, query)
-        # 3. What the answer may be copied from.
+        # 3. Gather references.
         situation = Situation(
             question, conversation.history, documents, leaves_machine=self.way == "prediction"
         )
         texts = yield from self._gathered(situation)
-        # 4. The request.
+        # 4. Build the request.
         messages, num_shown = self._messages(conversation, question, documents)
         trace = {
             "question": question,
@@ -162,7 +162,7 @@ class Method:
         )
         turns = EarlierTurns().texts(Situation(conversation.question, conversation.history, ()), ())
         texts = gathered(turns, max_characters=self.max_reference_characters)
-        # A prediction is billed; for one short question it does not pay.
+        # A prediction is billed and does not pay off for one short question.
         given = arguments(self.way, texts) if self.way == "references" else {}
         return Ask(request.to_messages(), {**given, "max_tokens": _QUESTION_TOKENS} if given else {})
 
@@ -175,7 +175,7 @@ class Method:
             if search := source.search(situation.question):
                 try:
                     found = yield from _retrieved(*search)
-                except RetrievalError as error:  # the answer is the same without, only slower
+                except RetrievalError as error:  # the answer is the same without them, only slower
                     _log.warning("no references from %s: %s", type(source).__name__, error)
             texts.extend(source.texts(situation, found))
         return gathered(texts, max_characters=self.max_reference_characters)
@@ -183,14 +183,14 @@ class Method:
     def _messages(
         self, conversation: Conversation, question: str, documents: Sequence[Document]
     ) -> tuple[list[BaseMessage], int]:
-        """The prompt, and how many documents it shows."""
+        """Returns the prompt and the number of documents in it."""
         shown = excerpts(
             [cleaned(document.page_content) for document in documents],
             question,
             max_tokens=self._document_tokens(conversation),
             count=lambda text: self.count(text) + _LAYOUT_TOKENS,
         )
-        if not shown:  # nothing to answer from: the model answers plainly
+        if not shown:  # no documents: send the conversation unchanged
             return list(conversation.messages), 0
         laid_out = [
             self._laid_out(documents[excerpt.document], excerpt.text, number)
@@ -217,7 +217,7 @@ class Method:
         return str(self.document_prompt.format(**fields))
 
     def _document_tokens(self, conversation: Conversation) -> int:
-        """How many tokens of documents the prompt has room for."""
+        """The token budget of the documents in the prompt."""
         if self.max_document_tokens is not None:
             return self.max_document_tokens
         if self.max_input_tokens is None:
@@ -227,11 +227,11 @@ class Method:
         return self.max_input_tokens - said - answer - _REQUEST_TOKENS
 
     def message(self, request: Request, reply: object) -> AIMessage:
-        """The finished answer.
+        """Builds the final message with citations.
 
         Args:
-            request: What the model was asked.
-            reply: What it answered: a message or text.
+            request: The request the model received.
+            reply: The model's reply: a message or text.
         """
         text = text_of(reply)
         citations = cite(text, request.documents, min_tokens=self.min_citation_tokens)
@@ -248,24 +248,24 @@ class Method:
         )
 
     def remembering(self) -> list[RemembersAnswers]:
-        """The sources that learn from an answer."""
+        """The sources that store finished answers."""
         return [source for source in self.sources if isinstance(source, RemembersAnswers) and source.remember]
 
 
 def _standalone(written: str, question: str) -> str:
-    """What the model made of a follow-up ``question``, if that can be one."""
+    """The condensed question, or ``question`` itself if the reply is empty or too long."""
     standalone = written.strip()
     is_question = 0 < len(standalone) <= 2 * len(question) + _QUESTION_CHARACTERS
     return standalone if is_question else question
 
 
 def text_of(reply: object) -> str:
-    """What a model answered, as text.
+    """The text of a model's reply.
 
     Raises:
-        TypeError: It answered with neither a message nor text.
+        TypeError: The reply is neither a message nor text.
     """
-    if isinstance(reply, AIMessage):  # AIMessageChunk is one
+    if isinstance(reply, AIMessage):  # includes AIMessageChunk
         return str(reply.text)
     if isinstance(reply, str):
         return reply
@@ -276,7 +276,7 @@ def text_of(reply: object) -> str:
 
 
 def usage_of(reply: object) -> UsageMetadata | None:
-    """The tokens a model's answer took, if it says so."""
+    """Token usage of a model's reply, if reported."""
     return reply.usage_metadata if isinstance(reply, AIMessage) else None
 
 
@@ -290,11 +290,11 @@ def _retrieved(
     name = retriever.get_name()
     try:
         found = yield Search(retriever, query)
-    except Exception as error:  # a store may fail in any way of its own; all are told as one
+    except Exception as error:  # stores raise many types; report them as one
         said = " ".join(str(error).split())[:_READABLE_CHARACTERS]
         raise RetrievalError(
             f"{name} could not be asked for documents ({type(error).__name__}: {said}); "
-            "check that its store is running, reachable and not empty of the collection it names"
+            "check that its store is running and reachable and has the collection"
         ) from error
     if not isinstance(found, list) or not all(isinstance(document, Document) for document in found):
         raise RetrievalError(f"{name} must return a list of LangChain documents, got {found!r:.80}")
@@ -302,7 +302,7 @@ def _retrieved(
 
 
 def _printable(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata as fields of a prompt template."""
+    """Metadata as prompt template fields."""
     return {
         str(name): cleaned(value) if isinstance(value, str) else value for name, value in metadata.items()
     }

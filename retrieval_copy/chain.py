@@ -1,8 +1,8 @@
-"""``RetrievalCopyChain``: answers from retrieved documents that are also what the model copies from.
+"""``RetrievalCopyChain``: answers from retrieved documents, which the model also copies from.
 
-A Runnable that takes what a chat model takes and returns what one returns, so it stands wherever a chat
-model stands, inside ``SkeletonOfThought`` too. The algorithm is in :mod:`retrieval_copy.answering`; this
-module gives it LangChain's six ways of being called.
+A Runnable with a chat model's input and output types, so it replaces a chat model anywhere, also inside
+``SkeletonOfThought``. The algorithm is in :mod:`retrieval_copy.answering`; this module implements the six
+call methods of a Runnable.
 """
 
 from __future__ import annotations
@@ -47,50 +47,50 @@ from sot_chains.providers import Provider, provider_of
 
 _log = logging.getLogger(__name__)
 
-# LangGraph leaves runs with this tag out of its "messages" stream: the standalone question is no answer.
+# LangGraph omits runs with this tag from its "messages" stream: the standalone question is not an answer.
 _TAG_NOSTREAM = "nostream"
 _MOST_THREADS = 64
 _MAX_REFERENCE_CHARACTERS = 4_000_000
 
 
 class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
-    """Answers a question from documents, copies what it quotes, and cites what it copied.
+    """Answers a question from retrieved documents, with citations of the spans it shares with them.
 
-    Takes a string, messages or a prompt value; the last human message is the question. Where earlier
-    turns stand before it, the model first makes a question of it that stands alone. What is retrieved
-    goes into the prompt as far as it fits, and in full to the model as references. The answer is what
-    the model would have written without references.
+    Takes a string, messages or a prompt value; the last human message is the question. If there are earlier
+    turns, the model first rewrites the question so that it stands alone. The prompt shows as much of the
+    retrieved documents as fits; the full documents are passed to the model as references. References do not
+    change the answer.
 
-    ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span that stands
-    word for word in a document, and ``content_blocks`` shows them as LangChain's standard annotations. In a
-    stream they come with the last chunk.
+    ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span that occurs
+    verbatim in a document, and ``content_blocks`` has them as LangChain's standard annotations. When
+    streaming, both come with the last chunk.
 
-    Where nothing is retrieved, the model answers plainly. Keyword arguments of a call (``max_tokens``,
-    ``stop``) go to the model; ``retrieve=False`` answers this call without documents, e.g. when it edits
-    an answer.
+    If nothing is retrieved, the model gets the conversation unchanged. Keyword arguments of a call
+    (``max_tokens``, ``stop``) go to the model; ``retrieve=False`` answers this call without documents, e.g.
+    to edit an answer.
 
     Args:
         retriever: Any LangChain retriever, or another Runnable from a query to documents; ``None`` for a
             conversation without documents.
         model: A LangChain chat model, possibly wrapped, or ``"openai:MODEL"``. ``ChatLocal`` takes
-            references (give it a drafter that copies, such as ``"reference_copy"``); of OpenAI's models
-            some take predicted outputs; any other model is asked without.
+            references (load it with a drafter that copies, such as ``"reference_copy"``); some OpenAI models
+            take predicted outputs; other models get no references.
         prompt: Asks for the answer; see :data:`~retrieval_copy.prompting.ANSWER_PROMPT` for its fields.
-        document_prompt: Lays out one document.
-        condense_prompt: Makes a follow-up question stand alone; ``None`` searches for it as it is.
-        query: Makes what is searched for of the question, and of the reply begun by the user where there is
-            one; by default all of it. For requests that say more than what they are about.
-        references: What may be copied from; by default the retrieved documents, the earlier turns and this
-            chain's last answers. ``()`` gives the same answers, only later.
-        min_citation_tokens: Words a span must have to be cited.
-        max_document_tokens: What documents may take of the prompt; by default what the model has room for.
-        max_reference_characters: What references may take in all; the first is taken in any case.
-        prediction: Whether the model takes OpenAI's ``prediction``; by default if it is known to.
+        document_prompt: Formats one document.
+        condense_prompt: Asks for a standalone follow-up question; ``None`` searches with it unchanged.
+        query: Maps the question, followed by an assistant prefill if given, to the retrieval query; by
+            default unchanged. Use it if requests hold more than the topic to search for.
+        references: Sources of text to copy from; by default the retrieved documents, the earlier turns and
+            this chain's last answers. ``()`` gives the same answers, only slower.
+        min_citation_tokens: Minimum number of words in a citation.
+        max_document_tokens: Token budget of documents in the prompt; by default what fits the context.
+        max_reference_characters: Total characters of references; the first one is always taken.
+        prediction: Whether the model takes OpenAI's ``prediction``; by default only models known to take it.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on.
 
     Raises:
-        TypeError: ``retriever``, ``model`` or a reference source is none of the above. When called: the
-            input is not a chat model's.
+        TypeError: ``retriever``, ``model`` or a reference source has none of these types. When called: the
+            input is not a chat model input.
         ValueError: A number is out of range, or the model's name is not supported. When called: there is
             no question.
         RetrievalError: When called: the retriever failed.
@@ -126,7 +126,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         if retriever is not None and not isinstance(retriever, Runnable):
             raise TypeError(
                 f"a retriever is a LangChain retriever or another Runnable, got {type(retriever).__name__}; "
-                "of a vector store take store.as_retriever()"
+                "for a vector store pass store.as_retriever()"
             )
         if references is None:
             references = (RetrievedDocuments(), EarlierTurns(), RecentAnswers())
@@ -169,7 +169,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
 
     @property
     def InputType(self) -> Any:  # noqa: N802 - LangChain's name
-        """What schemas say of the input: what a chat model takes."""
+        """The input type for schemas: that of a chat model."""
         return str | StringPromptValue | ChatPromptValueConcrete | list[AnyMessage]
 
     @property
@@ -180,7 +180,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
 
     @property
     def supports_assistant_prefill(self) -> bool:
-        """Whether a final assistant message is continued rather than answered: as the model does."""
+        """Whether the model continues a final assistant message instead of answering it."""
         return continues_replies(self.model)
 
     # One answer ----------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
-        """Yields the answer to ``input`` as it is written; the last chunk carries citations and metadata."""
+        """Streams the answer to ``input``; the last chunk carries citations and metadata."""
 
         def write(
             inputs: Iterator[LanguageModelInput],
@@ -242,7 +242,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        """Yields the answer to ``input`` as it is written; the last chunk carries citations and metadata."""
+        """Streams the answer to ``input``; the last chunk carries citations and metadata."""
 
         async def write(
             inputs: AsyncIterator[LanguageModelInput],
@@ -275,11 +275,11 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        """Answers all ``inputs``, at once unless ``max_concurrency`` says otherwise."""
+        """Answers all ``inputs`` concurrently, at most ``max_concurrency`` at a time if given."""
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
-        if configs[0].get("max_concurrency") is None:  # LangChain's default is a few threads
+        if configs[0].get("max_concurrency") is None:  # LangChain's default is only a few threads
             configs[0] = {**configs[0], "max_concurrency": min(len(inputs), _MOST_THREADS)}
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
@@ -302,7 +302,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
             async with limit:
                 try:
                     return await self.ainvoke(given, config, **kwargs)
-                except Exception as error:  # as LangChain's batch: any error is one input's outcome
+                except Exception as error:  # as in LangChain, any error is the result of its input
                     if return_exceptions:
                         return cast("AIMessage", error)  # as Runnable.abatch declares it
                     raise
@@ -348,7 +348,7 @@ def _condensing(config: RunnableConfig) -> RunnableConfig:
 
 @contextmanager
 def _failure_logged() -> Iterator[None]:
-    """An answer that could not be remembered is an answer all the same."""
+    """Logs a failure to store an answer; the answer is returned all the same."""
     try:
         yield
     except Exception:

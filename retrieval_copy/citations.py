@@ -1,7 +1,7 @@
-"""Which spans of an answer stand word for word in the documents: citations that are facts and not claims.
+"""Finds the spans of an answer that occur verbatim in the documents, and cites them.
 
-Computed from the texts alone. How the answer was decoded, by which model and whether anything was copied
-makes no difference. Knows texts and LangChain documents; does not know models or retrievers.
+Compares the texts only, so citations work for any model and any way of decoding. Knows texts and LangChain
+documents; does not know models or retrievers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from langchain_core.messages.content import Citation as CitationAnnotation
 
 
 class SuffixAutomaton:
-    """Finds, for every end in one sequence, the longest part ending there that others contain, too.
+    """Finds the longest substring ending at each position of a sequence that other sequences contain.
 
     Args:
         symbols: The sequence.
     """
 
     def __init__(self, symbols: Sequence[Hashable]) -> None:
-        # Of a state: where each symbol leads, its suffix link, the length of its longest string.
+        # Per state: transitions by symbol, suffix link, length of the longest string.
         self._next: list[dict[Hashable, int]] = [{}]
         self._link: list[int] = [-1]
         self._length: list[int] = [0]
         self._ends: list[int] = []  # the state of each prefix of the sequence
         for symbol in symbols:
             self._extend(symbol)
-        # Of a state: the longest of its strings that has been read, 0 if none.
+        # Per state: length of the longest of its strings that was read, 0 if none.
         self._read = [0] * len(self._length)
 
     def _extend(self, symbol: Hashable) -> None:
@@ -60,7 +60,7 @@ class SuffixAutomaton:
         return len(self._length) - 1
 
     def read(self, symbols: Iterable[Hashable]) -> None:
-        """Take note of which parts of the sequence ``symbols`` contain; in one pass over ``symbols``."""
+        """Marks the substrings of the sequence that ``symbols`` contains, in one pass over ``symbols``."""
         following, link, length, read = self._next, self._link, self._length, self._read
         state = num_matching = 0
         for symbol in symbols:
@@ -75,10 +75,10 @@ class SuffixAutomaton:
                 read[state] = max(read[state], num_matching)
 
     def shared_lengths(self) -> list[int]:
-        """For each prefix of the sequence, the length of its longest suffix that was read anywhere."""
+        """For each prefix of the sequence, the length of its longest suffix found in anything read."""
         by_length = sorted(range(1, len(self._length)), key=self._length.__getitem__)
         longest = list(self._read)
-        for state in reversed(by_length):  # what was read as part of a longer string was read, too
+        for state in reversed(by_length):  # suffixes of a string that was read count as read
             link = self._link[state]
             if longest[state] and link:
                 longest[link] = self._length[link]
@@ -87,24 +87,24 @@ class SuffixAutomaton:
         return [longest[state] for state in self._ends]
 
 
-# Scripts without spaces between words: each character counts as one.
+# Scripts without spaces between words: each character counts as a word.
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 _LETTER = rf"[[\p{{L}}\p{{N}}_]--[{_UNSPACED}]]"
 _PIECE = regex.compile(
-    rf"[{_UNSPACED}]\p{{M}}*"  # marks stay with what they modify, here and below
+    rf"[{_UNSPACED}]\p{{M}}*"  # combining marks stay with their base character, here and below
     rf"|(?:{_LETTER}\p{{M}}*)+(?:['’](?:{_LETTER}\p{{M}}*)+)*"
     r"|\s+"
     r"|\X",
     regex.V1,
 )
-# The same for plain ASCII, several times as fast.
+# The same for ASCII, several times as fast.
 _ASCII_PIECE = re.compile(r"\w+(?:'\w+)*|\s+|[^\w\s]", re.ASCII)
 
 
 def pieces(text: str) -> list[str]:
-    """``text`` cut into words, runs of white space, and single other characters.
+    """Splits ``text`` into words, runs of white space, and single other characters.
 
-    A character is never separated from its combining marks, nor an emoji from what joins it.
+    Combining marks stay with their base character, and joined emoji stay together.
     """
     if text.isascii():
         return _ASCII_PIECE.findall(text)
@@ -113,22 +113,22 @@ def pieces(text: str) -> list[str]:
 
 
 def offsets(parts: Sequence[str]) -> list[int]:
-    """Where each of ``parts`` begins in their text, in characters, and at last where the text ends."""
+    """Character offset of each part in the joined text, followed by the length of the text."""
     return list(accumulate(map(len, parts), initial=0))
 
 
 def is_word(piece: str) -> bool:
-    """Whether one of :func:`pieces` is a word, rather than white space or a sign."""
+    """Whether a piece from :func:`pieces` is a word, not white space or punctuation."""
     return piece[0].isalnum() or piece[0] == "_"
 
 
 def num_words(text: str) -> int:
-    """How many words ``text`` has."""
+    """Number of words in ``text``."""
     return sum(map(is_word, pieces(text)))
 
 
 MIN_CITATION_TOKENS = 8
-"""Words that a span must have to be cited, unless told otherwise."""
+"""Default minimum number of words in a citation."""
 
 
 class Citation(TypedDict):
@@ -138,13 +138,13 @@ class Citation(TypedDict):
 
     Attributes:
         text: The span.
-        start: Where it begins in the answer.
-        end: Where it ends there.
-        num_tokens: Its words; in scripts without spaces each character is one.
-        document: Number of the document in the order of retrieval, from 0.
-        document_id: Its ``id``, if it has one.
-        document_start: Where the span begins in its ``page_content``.
-        document_end: Where it ends there.
+        start: Its start in the answer.
+        end: Its end in the answer.
+        num_tokens: Number of words; in scripts without spaces each character counts as a word.
+        document: Index of the document in order of retrieval, from 0.
+        document_id: The document's ``id``, if it has one.
+        document_start: Start of the span in the document's ``page_content``.
+        document_end: End of the span in the document's ``page_content``.
         metadata: The document's metadata.
     """
 
@@ -164,16 +164,16 @@ def cite(
 ) -> list[Citation]:
     """The maximal spans of whole words that ``answer`` shares with ``documents``, in order of the answer.
 
-    No span can be made longer in either direction, by a word, a sign or white space between words, and still
-    stand in any document; so spans may overlap where documents do, but none lies within another. Of several
-    documents that contain a span the first is cited, and there the first place.
+    No span can be extended in either direction, by a word, punctuation or white space between words, and
+    still occur in any document; so spans may overlap, but none lies within another. If several documents
+    contain a span, the citation points to its first occurrence in the first of them.
 
     Takes time linear in the length of all texts (matching statistics over a suffix automaton of the answer).
 
     Args:
         answer: Any text.
-        documents: In the order of retrieval.
-        min_tokens: Words that a span must have.
+        documents: In order of retrieval.
+        min_tokens: Minimum number of words in a span.
 
     Raises:
         ValueError: ``min_tokens`` is below 1.
@@ -187,7 +187,7 @@ def cite(
 def _spans(
     parts: list[str], documents: Sequence[Document], min_tokens: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Begin, end and number of words of every citation, in characters of the answer."""
+    """Start and end in characters of the answer, and number of words, of every citation."""
     num_words_before = offsets(["w" if is_word(part) else "" for part in parts])
     if num_words_before[-1] < min_tokens:
         return
@@ -199,12 +199,12 @@ def _spans(
             automaton.read(found)
     places = offsets(parts)
     last_end = -1
-    # From the left, so of two spans with one end the longer comes first, and of two with one start the
+    # Left to right: of two spans with the same end the longer comes first, of two with the same start the
     # shorter.
     trimmed = [_trimmed(parts, *span) for span in _maximal(automaton.shared_lengths())]
     for number, (start, end) in enumerate(trimmed):
         count = num_words_before[end] - num_words_before[start]
-        # Without the white space at its ends, a span may lie within a neighbour.
+        # A span trimmed of white space may lie within a neighbour.
         within_next = number + 1 < len(trimmed) and trimmed[number + 1][0] <= start
         if count >= min_tokens and end > last_end and not within_next:
             last_end = end
@@ -212,7 +212,7 @@ def _spans(
 
 
 def _maximal(shared_lengths: list[int]) -> Iterator[tuple[int, int]]:
-    """Begin and end of the spans that cannot be made longer."""
+    """Start and end of the spans that cannot be extended."""
     for end, length in enumerate(shared_lengths, start=1):
         goes_on = end < len(shared_lengths) and shared_lengths[end] == length + 1
         if length and not goes_on:
@@ -251,8 +251,8 @@ def _citation(answer: str, start: int, end: int, count: int, documents: Sequence
 def citation_annotations(citations: Sequence[Citation]) -> list[CitationAnnotation]:
     """``citations`` as LangChain's standard annotations of a text block.
 
-    ``url`` is the document's ``url``, or its ``source`` if that is an address; ``title`` its ``title`` or
-    ``source``. Where the span stands in the document, and which it is, is under ``extras``.
+    ``url`` is the document's ``url``, or its ``source`` if that is a URL; ``title`` is its ``title``,
+    ``source`` or id. ``extras`` holds the document's index and id and the span's offsets in it.
     """
     return [_annotation(citation) for citation in citations]
 

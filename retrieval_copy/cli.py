@@ -1,6 +1,6 @@
 """The command behind ``make rag``: indexes a folder and answers a question from it, with citations.
 
-Knows arguments and the terminal; what it does is done by the other modules.
+Knows arguments and the terminal; the other modules do the work.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _PIPED_WIDTH = 100
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """The argument parser of the command."""
     arguments = argparse.ArgumentParser(
         prog="python -m retrieval_copy",
         description="Answers a question from a folder of text, Markdown, HTML and PDF files, with citations.",
     )
-    arguments.add_argument("docs", type=Path, metavar="FOLDER", help="what to answer from")
+    arguments.add_argument("docs", type=Path, metavar="FOLDER", help="folder to answer from")
     arguments.add_argument("question", metavar="QUESTION")
     arguments.add_argument(
         "--store", choices=("qdrant", "bm25"), default="qdrant", help="how to find passages"
     )
-    arguments.add_argument("--url", help="a Qdrant server; by default Qdrant runs here, on disk")
+    arguments.add_argument("--url", help="URL of a Qdrant server; by default Qdrant runs locally, on disk")
     arguments.add_argument(
-        "--index", type=Path, help="where the index is kept; by default in your cache folder"
+        "--index", type=Path, help="folder to keep the index in; by default in your cache folder"
     )
     arguments.add_argument("--model", help="a folder, GGUF file or hub name (SmolLM2-135M-Instruct)")
     arguments.add_argument("--k", type=int, default=4, help="passages to retrieve")
-    arguments.add_argument("--max-tokens", type=int, default=400, help="tokens of the answer, at most")
-    arguments.add_argument("--min-citation-tokens", type=int, default=8, help="words of a citation, at least")
+    arguments.add_argument("--max-tokens", type=int, default=400, help="maximum tokens of the answer")
+    arguments.add_argument("--min-citation-tokens", type=int, default=8, help="minimum words in a citation")
     return arguments
 
 
@@ -83,7 +83,7 @@ def _indexed(
     from retrieval_copy.stores.stores import SentenceEmbeddings, qdrant_store
 
     if not options.docs.is_dir():
-        raise NotADirectoryError(f"{options.docs} is no folder")
+        raise NotADirectoryError(f"{options.docs} is not a folder")
     where: dict[str, Any] = {"url": options.url} if options.url else {"path": kept / "qdrant"}
     store = qdrant_store(SentenceEmbeddings(), collection=f"folder-{kept.name}", **where)
     opened.callback(store.client.close)

@@ -1,4 +1,4 @@
-"""What the user sent, taken apart: the question, what was said before it, and a reply already begun.
+"""Splits the user's input into the question, the earlier turns and an assistant prefill.
 
 Knows LangChain's messages. Does not know retrieval.
 """
@@ -17,14 +17,14 @@ _SPEAKERS = {"human": "User", "ai": "Assistant"}
 
 @dataclass(frozen=True)
 class Conversation:
-    """A question and its circumstances.
+    """A question with its earlier turns.
 
     Attributes:
-        messages: All of it, as it was given.
-        system: System messages, wherever they stood.
+        messages: All messages as given.
+        system: The system messages before the question.
         history: The other messages before the question: earlier turns.
         question: Text of the last human message, never blank.
-        after: What follows the question, such as the reply begun by the user (assistant prefill).
+        after: Messages after the question, such as an assistant prefill.
     """
 
     messages: tuple[BaseMessage, ...]
@@ -35,11 +35,11 @@ class Conversation:
 
     @classmethod
     def of(cls, model_input: LanguageModelInput) -> Conversation:
-        """Reads whatever a chat model takes: a string, messages in any form, a prompt value.
+        """Reads any input of a chat model: a string, messages in any form, or a prompt value.
 
         Raises:
-            TypeError: It is none of these.
-            ValueError: It asks nothing.
+            TypeError: The input is none of these.
+            ValueError: The input contains no question.
         """
         messages = _messages(model_input)
         places = [place for place, message in enumerate(messages) if isinstance(message, HumanMessage)]
@@ -63,7 +63,7 @@ class Conversation:
 
     @property
     def begun_reply(self) -> str:
-        """The beginning of the answer, where the user has written it; otherwise ``""``."""
+        """The assistant prefill: the start of the answer if the user wrote one, else ``""``."""
         return str(self.after[-1].text) if self.after and isinstance(self.after[-1], AIMessage) else ""
 
     @property

@@ -1,6 +1,6 @@
-"""An answer with its citations, to look at: coloured by source, in notebooks and in terminals.
+"""Shows an answer with its citations, coloured by source, in notebooks and terminals.
 
-Knows messages with citations. Does not know how they came about.
+Knows messages with citations. Does not know how they were produced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retrieval_copy.citations import Citation
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Background in notebooks, name in terminals; told apart by people who confuse red and green, too.
+# Background in notebooks, colour name in terminals; distinguishable with red-green colour blindness.
 _COLOURS = (
     ("#cfe3f5", "bright_blue"),
     ("#fde7b0", "bright_yellow"),
@@ -38,8 +38,8 @@ class Segment:
     """A part of an answer.
 
     Attributes:
-        text: The part.
-        citation: What it is copied from; ``None`` for the model's own words.
+        text: The text of the part.
+        citation: The citation that covers it; ``None`` if no document contains it.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Segment:
 
 
 def segments(text: str, citations: Sequence[Citation]) -> list[Segment]:
-    """``text`` in parts of one source each; where citations overlap, the longest keeps the overlap."""
+    """Splits ``text`` into parts of one source each; an overlap of citations goes to the longest."""
     owner: list[Citation | None] = [None] * len(text)
     for citation in sorted(citations, key=lambda citation: citation["end"] - citation["start"]):
         for place in range(citation["start"], citation["end"]):
@@ -62,10 +62,10 @@ def segments(text: str, citations: Sequence[Citation]) -> list[Segment]:
 
 
 class CitedAnswer:
-    """Shows an answer with what it copied coloured by source. In Jupyter and with ``rich`` it shows itself.
+    """An answer with its cited spans coloured by source; Jupyter and ``rich`` display it.
 
     Args:
-        message: An answer of :class:`~retrieval_copy.RetrievalCopyChain`.
+        message: An answer from :class:`~retrieval_copy.RetrievalCopyChain`.
 
     Raises:
         ValueError: The message carries no citations, not even an empty list.
@@ -130,22 +130,22 @@ def _name_of(citation: Citation) -> str:
 
 
 def forwards(messages: Mapping[str, AIMessage]) -> Figure:
-    """Draws how many forwards each answer took, beside those of plain decoding: one for each token.
+    """Plots the forwards of each answer beside those of plain decoding, which takes one per token.
 
     Args:
         messages: Answers of a chain over ``ChatLocal``, by name.
 
     Returns:
-        A matplotlib figure that is not registered with pyplot and so need not be closed.
+        A matplotlib figure. It is not registered with pyplot, so it need not be closed.
 
     Raises:
-        ValueError: There is no message, or one does not say how it was decoded.
+        ValueError: There is no message, or one has no decoding statistics.
         ImportError: Matplotlib is not installed.
     """
     decoding = {name: message.response_metadata.get("decoding") for name, message in messages.items()}
     if not messages or None in decoding.values():
         raise ValueError(
-            'forwards are drawn for messages with response_metadata["decoding"], as ChatLocal gives it; '
+            'forwards() needs messages with response_metadata["decoding"], as ChatLocal gives it; '
             f"got {decoding or 'none'}"
         )
     try:
@@ -154,7 +154,7 @@ def forwards(messages: Mapping[str, AIMessage]) -> Figure:
         raise ImportError("pictures need matplotlib: pip install '.[notebooks]' in a checkout") from error
 
     class Forwards(Figure):
-        """Shows itself in Jupyter, whether or not pyplot was ever imported."""
+        """A figure that Jupyter displays even if pyplot was never imported."""
 
         def _repr_png_(self) -> bytes:
             picture = BytesIO()

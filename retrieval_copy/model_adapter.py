@@ -1,6 +1,6 @@
-"""How references reach a model: as the engine's references, as OpenAI's predicted output, or not at all.
+"""Passes references to a model: as engine references, as OpenAI's predicted output, or not at all.
 
-Knows what kinds of models there are. Does not know where references come from.
+Knows the kinds of models. Does not know where references come from.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from sot_chains.providers import Delta, Provider, blocking
 Way = Literal["references", "prediction"]
 
 RETRIEVE = "retrieve"
-"""An argument of the chain's call, which is not the model's."""
+"""A keyword argument of the chain that is not passed to the model."""
 
-# The models that OpenAI's guide to predicted outputs names, and their dated versions.
+# The models named in OpenAI's guide to predicted outputs, and their dated versions.
 _PREDICTED_OUTPUTS = re.compile(r"gpt-4(o|o-mini|\.1|\.1-mini|\.1-nano)(-\d{4}-\d{2}-\d{2})?")
-# Tokens of a prediction that do not come true are billed like those of an answer.
+# Predicted tokens that the answer does not contain are billed like output tokens.
 _MAX_PREDICTION_CHARACTERS = 8_000
-# About four characters are a token; used where the model's own tokenizer is not at hand.
+# For models whose tokenizer is not available. A token has about four characters, so 3 overestimates.
 _CHARACTERS_PER_TOKEN = 3
 _IDLE_DRAFTERS = frozenset({"Autoregressive", "Jacobi", "Lookahead"})
 _ATTRIBUTES = ("bound", "default", "runnable", "provider")
 
 
 def way_of(model: Runnable[Any, Any], prediction: bool | None = None) -> Way | None:
-    """How ``model`` takes references; ``None`` if it does not.
+    """How ``model`` takes references; ``None`` if it takes none.
 
     Args:
         model: Possibly wrapped (``bind``, ``with_retry``, ``with_config``, ``SkeletonOfThought``).
-        prediction: Whether it takes OpenAI's ``prediction``; by default if it is named by
-            ``"openai:..."`` and known to.
+        prediction: Whether it takes OpenAI's ``prediction``; by default only models given as
+            ``"openai:..."`` that are known to take it.
     """
     models = list(_innermost(model))
     if all(map(_is_local, models)):
@@ -53,7 +53,7 @@ def way_of(model: Runnable[Any, Any], prediction: bool | None = None) -> Way | N
 
 
 def arguments(way: Way | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Arguments of a model's call that make it copy from ``texts``."""
+    """The arguments of a model call that let the model copy from ``texts``."""
     if not texts or way is None:
         return {}
     if way == "references":
@@ -65,7 +65,7 @@ def arguments(way: Way | None, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a model's call: what the user has given, whose references come first, and ``ours``."""
+    """Merges the user's call arguments with ``ours``; the user's win, and their references come first."""
     theirs = {name: value for name, value in given.items() if name != RETRIEVE}
     if theirs.get("references") is not None and "references" in ours:
         from local_backend import References
@@ -76,19 +76,19 @@ def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def idle_drafter(model: Runnable[Any, Any]) -> str | None:
-    """Name of a drafter behind ``model`` that copies nothing, whatever references it is given."""
+    """Name of a drafter behind ``model`` that ignores references, if there is one."""
     names = [type(one.engine.drafter).__name__ for one in _innermost(model) if _is_local(one)]
     return next((name for name in names if name in _IDLE_DRAFTERS), None)
 
 
 def max_input_tokens(model: Runnable[Any, Any]) -> int | None:
-    """How many tokens ``model`` reads at most, if it says so (its LangChain profile)."""
+    """Maximum input tokens of ``model`` from its LangChain profile, if known."""
     limits = [_profile(one).get("max_input_tokens") for one in _innermost(model)]
     return min((limit for limit in limits if limit), default=None)
 
 
 def token_counter(model: Runnable[Any, Any]) -> Callable[[str], int]:
-    """Counts tokens as ``model`` does, if that is known here; otherwise estimates them, rather too high."""
+    """Returns a token counter: exact for a single local model, otherwise an estimate that is rather high."""
     (first, *others) = _innermost(model)
     if not others and _is_local(first):
         return lambda text: len(first.get_token_ids(text))
@@ -96,12 +96,12 @@ def token_counter(model: Runnable[Any, Any]) -> Callable[[str], int]:
 
 
 def continues_replies(model: Runnable[Any, Any]) -> bool:
-    """Whether ``model`` says that it continues a reply begun for it."""
+    """Whether ``model`` declares support for assistant prefill."""
     return all(getattr(one, "supports_assistant_prefill", False) is True for one in _innermost(model))
 
 
 def _innermost(model: Any) -> Iterator[Any]:
-    """The models behind wrappers: several where there are alternatives."""
+    """The models behind wrappers; several if there are fallbacks or alternatives."""
     for attribute in _ATTRIBUTES:
         inner = getattr(model, attribute, None)
         if isinstance(inner, Runnable) or hasattr(inner, "runnable"):
@@ -114,7 +114,7 @@ def _innermost(model: Any) -> Iterator[Any]:
 
 
 def _is_local(model: object) -> bool:
-    if "local_backend.integrations.chat_local" not in sys.modules:  # so none exists; spares importing torch
+    if "local_backend.integrations.chat_local" not in sys.modules:  # then none exists; avoids importing torch
         return False
     from local_backend import ChatLocal
 
@@ -127,7 +127,7 @@ def _profile(model: Any) -> dict[str, Any]:
 
 
 class ProviderModel(Runnable[LanguageModelInput, AIMessage]):
-    """Completions of a provider as messages.
+    """Wraps a provider as a Runnable that returns messages.
 
     Args:
         provider: Streams completions.
@@ -143,13 +143,13 @@ class ProviderModel(Runnable[LanguageModelInput, AIMessage]):
 
     @property
     def supports_assistant_prefill(self) -> bool:
-        """Whether a final assistant message is continued rather than answered."""
+        """Whether the model continues a final assistant message instead of answering it."""
         return self.completions.supports_prefill
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        """Yields the completion as it is written."""
+        """Streams the completion."""
         messages = (
             [HumanMessage(input)]
             if isinstance(input, str)
@@ -168,7 +168,7 @@ class ProviderModel(Runnable[LanguageModelInput, AIMessage]):
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
-        """The whole completion."""
+        """Returns the whole completion."""
         whole = AIMessageChunk(content="")
         async for chunk in self.astream(input, config, **kwargs):
             whole = whole + chunk
@@ -177,11 +177,11 @@ class ProviderModel(Runnable[LanguageModelInput, AIMessage]):
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
-        """Yields the completion as it is written."""
+        """Streams the completion."""
         return blocking.iterate(lambda: self.astream(input, config, **kwargs))
 
     def invoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
-        """The whole completion."""
+        """Returns the whole completion."""
         return blocking.run(lambda: self.ainvoke(input, config, **kwargs))

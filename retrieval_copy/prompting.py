@@ -1,4 +1,4 @@
-"""The requests a retrieval chain sends, and which passages of long documents they show.
+"""Prompts of a retrieval chain, and the selection of passages from long documents.
 
 Knows text. Does not know models or stores.
 """
@@ -24,12 +24,12 @@ ANSWER_PROMPT = ChatPromptTemplate.from_messages(
         ),
     ]
 )
-"""Asks for the answer. Fields: ``documents``, ``question`` (which stands alone), ``asked`` (as the user put
-it), ``history`` (earlier turns, as messages). A template without ``history`` leaves the earlier turns out."""
+"""Asks for the answer. Fields: ``documents``, ``question`` (standalone), ``asked`` (the user's wording),
+``history`` (earlier turns, as messages). A template without ``history`` omits the earlier turns."""
 
 DOCUMENT_PROMPT = PromptTemplate.from_template("[{number}] {page_content}")
-"""Lays out one document. Fields: ``page_content``, ``number`` (from 1), and all of the document's
-metadata."""
+"""Formats one document. Fields: ``page_content``, ``number`` (from 1), and all metadata of the
+document."""
 
 CONDENSE_PROMPT = ChatPromptTemplate.from_messages(
     [
@@ -41,12 +41,12 @@ CONDENSE_PROMPT = ChatPromptTemplate.from_messages(
         )
     ]
 )
-"""Asks for a follow-up question that stands alone. Fields: ``conversation``, ``question``, ``history``."""
+"""Asks for a standalone follow-up question. Fields: ``conversation``, ``question``, ``history``."""
 
 _PASSAGE_CHARACTERS = 600
-# Less of a document than this says nothing.
+# A shorter excerpt of a document is not useful.
 _MIN_EXCERPT_TOKENS = 32
-# No tokenizer makes fewer tokens of a text than one in so many characters; spares counting long texts.
+# Upper bound for any tokenizer; avoids counting the tokens of texts that cannot fit.
 _MOST_CHARACTERS_PER_TOKEN = 16
 _GAP = "\n[...]\n"
 _BREAK = re.compile(r"\n\s*\n|(?<=[.!?。！？])\s+|\n")
@@ -54,11 +54,11 @@ _BREAK = re.compile(r"\n\s*\n|(?<=[.!?。！？])\s+|\n")
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What of one document is shown.
+    """The part of one document that the prompt shows.
 
     Attributes:
-        document: Number of the document, in the order of retrieval.
-        text: All of it, or its passages nearest to the question in their order.
+        document: Index of the document in order of retrieval.
+        text: The whole text, or its passages nearest to the question in document order.
     """
 
     document: int
@@ -68,13 +68,13 @@ class Excerpt:
 def excerpts(
     texts: Sequence[str], question: str, *, max_tokens: int, count: Callable[[str], int]
 ) -> list[Excerpt]:
-    """As many of ``texts`` as fit into ``max_tokens``, in order, each once; of the first too long, passages.
+    """Selects the distinct texts that fit into ``max_tokens``, in order, and passages of the next one.
 
     Args:
-        texts: Of the documents, in the order of retrieval.
-        question: Passages that share its rarer words come first.
-        max_tokens: For all together.
-        count: Tells how many tokens a text has.
+        texts: Texts of the documents, in order of retrieval.
+        question: Passages that share its rarer words are preferred.
+        max_tokens: Token budget of all excerpts together.
+        count: Counts the tokens of a text.
     """
     shown = []
     seen = set[str]()
@@ -117,7 +117,7 @@ def _nearest_passages(text: str, question: str, max_tokens: int, count: Callable
 
 
 def _passages(text: str) -> list[str]:
-    """``text`` cut at paragraphs, sentences and lines into parts that joined are the text again."""
+    """Splits ``text`` at paragraphs, sentences and lines; the joined parts equal the text."""
     ends = [match.end() for match in _BREAK.finditer(text)] + [len(text)]
     passages = []
     start = before = 0
@@ -125,7 +125,7 @@ def _passages(text: str) -> list[str]:
         if end - start > _PASSAGE_CHARACTERS and before > start:
             passages.append(text[start:before])
             start = before
-        while end - start > _PASSAGE_CHARACTERS:  # nowhere to cut
+        while end - start > _PASSAGE_CHARACTERS:  # no place to split
             passages.append(text[start : start + _PASSAGE_CHARACTERS])
             start += _PASSAGE_CHARACTERS
         before = end

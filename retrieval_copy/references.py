@@ -1,8 +1,8 @@
-"""What an answer may be copied from: retrieved documents, answers to similar questions, earlier turns.
+"""Sources of references: retrieved documents, answers to similar questions, earlier turns.
 
-The three cases of the LLM Accelerator (arXiv 2304.04487, section 2). References never change an answer, they
-only make it come sooner; so a source that fails is left out and said so in the log.
-Knows texts, documents and vector stores. Does not know models, nor how copying works.
+These are the three cases of the LLM Accelerator (arXiv 2304.04487, section 2). References never change an
+answer, they only speed it up; so a source that fails is skipped with a warning in the log.
+Knows texts, documents and vector stores. Does not know models or how copying works.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from langchain_core.vectorstores import VectorStore
 
 _NAMESPACE = uuid.UUID("8e2bcb0c-6d0a-4c5e-9a3e-2f6f3c0c5a11")
 _ANSWER = "answer"
-# From here on it pays more to read references once than to have a few more of them.
+# Above this size, references that stay the same and are indexed once are worth more than recent answers.
 _LARGE_CHARACTERS = 200_000
 _RUBBISH = re.compile("[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class Search(NamedTuple):
-    """Something to look up: a retriever and what to ask it."""
+    """A retrieval step: a retriever and its query."""
 
     retriever: Runnable[str, list[Document]]
     query: str
@@ -37,13 +37,13 @@ class Search(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known when an answer is about to be written.
+    """The input of a reference source.
 
     Attributes:
-        question: Stands alone.
+        question: The standalone question.
         history: Earlier turns.
-        documents: Retrieved for the question, in order.
-        leaves_machine: Whether references are sent to somebody else's model, and billed there.
+        documents: The documents retrieved for the question, in order.
+        leaves_machine: Whether references are sent to a remote model, where they are billed.
     """
 
     question: str
@@ -54,42 +54,42 @@ class Situation:
 
 @runtime_checkable
 class ReferenceSource(Protocol):
-    """Something answers may be copied from."""
+    """A source of texts that answers may be copied from."""
 
     def search(self, question: str) -> Search | None:
-        """What to look up first, if anything."""
+        """The retrieval this source needs first, if any."""
         ...
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> Iterable[str]:
-        """The texts that may be copied, the likeliest first.
+        """The texts that may be copied, most likely first.
 
         Args:
-            situation: What is known.
-            found: What came of :meth:`search`.
+            situation: The question and its context.
+            found: The result of :meth:`search`.
         """
         ...
 
 
 @runtime_checkable
 class RemembersAnswers(Protocol):
-    """A source that learns from a chain's answers."""
+    """A source that stores a chain's answers."""
 
     remember: bool
 
     def add(self, question: str, answer: str) -> None:
-        """Keeps an answer."""
+        """Stores an answer."""
         ...
 
     async def aadd(self, question: str, answer: str) -> None:
-        """Keeps an answer."""
+        """Stores an answer."""
         ...
 
 
 class RetrievedDocuments:
-    """The documents retrieved for the question, each in full, also where the prompt holds a part only."""
+    """The documents retrieved for the question, in full even if the prompt shows only a part."""
 
     def search(self, question: str) -> Search | None:
-        """Nothing: the chain has retrieved them."""
+        """None: the chain has already retrieved the documents."""
         return None
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
@@ -98,10 +98,10 @@ class RetrievedDocuments:
 
 
 class EarlierTurns:
-    """What was said before: a request to edit an answer repeats most of it. The latest come first."""
+    """The earlier turns: an edited answer repeats most of the one before."""
 
     def search(self, question: str) -> Search | None:
-        """Nothing: the conversation is known."""
+        """None: the conversation is known."""
         return None
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
@@ -110,13 +110,13 @@ class EarlierTurns:
 
 
 class RecentAnswers:
-    """A chain's last answers, for the turns of phrase that they have in common ("The documents say ...").
+    """A chain's last answers, for phrases that they have in common ("The documents say ...").
 
-    They lie in memory and go to local models only. Beside very large documents they are left out, since
-    references that are the same from call to call are read once.
+    They are kept in memory and passed to local models only. They are omitted if the documents are very large,
+    because references that are the same in every call are indexed only once.
 
     Args:
-        keep: How many.
+        keep: Number of answers to keep.
 
     Raises:
         ValueError: ``keep`` is below 1.
@@ -130,7 +130,7 @@ class RecentAnswers:
         self._answers: deque[str] = deque(maxlen=keep)
 
     def search(self, question: str) -> Search | None:
-        """Nothing: they are at hand."""
+        """None: the answers are in memory."""
         return None
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> list[str]:
@@ -141,22 +141,22 @@ class RecentAnswers:
         return list(self._answers)
 
     def add(self, question: str, answer: str) -> None:
-        """Keeps an answer."""
+        """Stores an answer."""
         self._answers.appendleft(answer)
 
     async def aadd(self, question: str, answer: str) -> None:
-        """Keeps an answer."""
+        """Stores an answer."""
         self.add(question, answer)
 
 
 class SimilarAnswers:
     """Answers given earlier to similar questions, kept in a vector store.
 
-    They are copied from where the model would write the same, and never returned in its place.
+    The model copies from them where it would write the same text; they are never returned as the answer.
 
     Args:
-        store: Any LangChain vector store; give it a collection of its own.
-        k: How many of the nearest answers to take.
+        store: Any LangChain vector store; use a separate collection.
+        k: Number of nearest answers to use.
         remember: Whether a chain adds its own answers.
 
     Raises:
@@ -172,22 +172,22 @@ class SimilarAnswers:
         self._retriever = store.as_retriever(search_kwargs={"k": k})
 
     def search(self, question: str) -> Search | None:
-        """The nearest questions."""
+        """Searches for the nearest questions."""
         return Search(self._retriever, question)
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
-        """Their answers, the nearest question's first."""
+        """The answers to them, nearest question first."""
         return (str(document.metadata[_ANSWER]) for document in found if _ANSWER in document.metadata)
 
     def add(self, question: str, answer: str) -> None:
-        """Keeps an answer; one to the same question takes its place."""
+        """Stores an answer, replacing an earlier one to the same question."""
         if question.strip() and answer.strip():
-            with self._lock:  # embedded stores, Qdrant's local mode among them, take one writer at a time
+            with self._lock:  # embedded stores, such as local Qdrant, allow one writer at a time
                 self.store.add_texts([question], **_kept(question, answer))
 
     async def aadd(self, question: str, answer: str) -> None:
-        """Keeps an answer; one to the same question takes its place."""
-        if type(self.store).aadd_texts is VectorStore.aadd_texts:  # which is the other one, on a thread
+        """Stores an answer, replacing an earlier one to the same question."""
+        if type(self.store).aadd_texts is VectorStore.aadd_texts:  # the default runs add_texts on a thread
             await run_in_executor(None, self.add, question, answer)
         elif question.strip() and answer.strip():
             await self.store.aadd_texts([question], **_kept(question, answer))
@@ -199,9 +199,9 @@ def _kept(question: str, answer: str) -> dict[str, Any]:
 
 
 def gathered(texts: Iterable[str], *, max_characters: int) -> list[str]:
-    """``texts`` cleaned, each once, blank ones left out, as many as fit; the first in any case.
+    """Cleans ``texts``, drops duplicates and blank ones, and keeps as many as fit, at least the first.
 
-    A text is never cut, so that what is copied from it may go on to its end.
+    A text is never cut, so a copy can continue to its end.
     """
     kept: dict[str, None] = {}
     num_characters = 0
@@ -216,8 +216,8 @@ def gathered(texts: Iterable[str], *, max_characters: int) -> list[str]:
 
 
 def cleaned(text: str) -> str:
-    """``text`` with what no tokenizer takes or no model writes replaced, one character by one.
+    """Replaces lone surrogates and control characters, one for one, so that offsets stay the same.
 
-    That is halves of surrogate pairs and control characters, as binary rubbish in a document has them.
+    Tokenizers reject the former and models do not write the latter; binary data in documents has both.
     """
     return _RUBBISH.sub("\ufffd", text)

@@ -1,7 +1,7 @@
-"""Two ways of doing what an algorithm asks for, and a reply that comes in pieces.
+"""Runs the steps of a generator, blocking or awaiting, and collects a streamed reply.
 
-An algorithm here is a generator: it yields what is to be done and is sent the outcome, or thrown the error.
-So it is written once, and whether one blocks or awaits is decided here.
+The algorithm is a generator: it yields a step and receives the outcome or the error. So it is written once
+for synchronous and asynchronous calls.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ResultT = TypeVar("ResultT")
 
 
 def drive(steps: Generator[StepT, Any, ResultT], perform: Callable[[StepT], Any]) -> ResultT:
-    """What ``steps`` returns in the end, every step done by ``perform``."""
+    """Runs ``steps`` to the end with ``perform`` and returns its result."""
     try:
         step = next(steps)
         while True:
             try:
                 outcome = perform(step)
-            except Exception as error:  # the generator decides: it is thrown in there
+            except Exception as error:  # the generator handles it or raises it
                 step = steps.throw(error)
             else:
                 step = steps.send(outcome)
@@ -36,13 +36,13 @@ def drive(steps: Generator[StepT, Any, ResultT], perform: Callable[[StepT], Any]
 async def adrive(
     steps: Generator[StepT, Any, ResultT], perform: Callable[[StepT], Awaitable[Any]]
 ) -> ResultT:
-    """What ``steps`` returns in the end, every step awaited from ``perform``."""
+    """Runs ``steps`` to the end, awaiting ``perform``, and returns its result."""
     try:
         step = next(steps)
         while True:
             try:
                 outcome = await perform(step)
-            except Exception as error:  # the generator decides: it is thrown in there
+            except Exception as error:  # the generator handles it or raises it
                 step = steps.throw(error)
             else:
                 step = steps.send(outcome)
@@ -52,17 +52,17 @@ async def adrive(
 
 
 class StreamedReply:
-    """The pieces of a model's answer, as they come."""
+    """Collects the pieces of a streamed reply."""
 
     def __init__(self) -> None:
         self._chunks: list[AIMessageChunk] = []
         self._texts: list[str] = []
 
     def add(self, piece: object) -> str:
-        """Takes the next piece, and returns its text.
+        """Adds the next piece and returns its text.
 
         Raises:
-            TypeError: It is neither a message nor text.
+            TypeError: The piece is neither a message nor text.
         """
         text = text_of(piece)
         self._texts.append(text)
@@ -81,16 +81,16 @@ class StreamedReply:
 
     @property
     def id(self) -> str | None:
-        """The id of the model's message."""
+        """The message id of the reply."""
         return next((chunk.id for chunk in self._chunks if chunk.id), None)
 
     @property
     def text(self) -> str:
-        """All that was written."""
+        """The text received so far."""
         return "".join(self._texts)
 
     def message(self) -> AIMessage:
-        """The whole answer."""
+        """The whole reply as one message."""
         if not self._chunks:
             return AIMessage(self.text)
         first, *others = self._chunks

@@ -1,6 +1,6 @@
-"""Citations for whatever retrieves inside, such as a skeleton whose points each retrieve for themselves.
+"""Citations for any Runnable that retrieves internally, such as a skeleton whose points retrieve separately.
 
-Learns of documents as LangChain's callbacks do, so it need not know what it wraps.
+Collects the documents through LangChain callbacks, so it need not know what it wraps.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MessageT = TypeVar("MessageT", bound=AIMessage)
 
 
 class WithCitations(Runnable[LanguageModelInput, AIMessage]):
-    """Adds citations to the answers of a Runnable that retrieves inside.
+    """Adds citations to the answers of a Runnable that retrieves internally.
 
-    The whole answer is compared with all documents that any retriever under it found. They have no order of
-    time, so of several that contain a span the first by ``source``, ``id`` and text is cited. In a stream the
-    citations come with the last chunk.
+    Compares the whole answer with the documents of all retrievers under the Runnable. They may run in any
+    order, so of several documents that contain a span the first by ``source``, ``id`` and text is cited. When
+    streaming, the citations come with the last chunk.
 
     Args:
-        runnable: Answers with a message, e.g. ``SkeletonOfThought(RetrievalCopyChain(...))``.
-        min_citation_tokens: Words a span must have to be cited.
+        runnable: Returns a message, e.g. ``SkeletonOfThought(RetrievalCopyChain(...))``.
+        min_citation_tokens: Minimum number of words in a citation.
 
     Raises:
         ValueError: ``min_citation_tokens`` is below 1.
@@ -70,7 +70,7 @@ class WithCitations(Runnable[LanguageModelInput, AIMessage]):
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
-        """Yields the answer to ``input`` as it is written."""
+        """Streams the answer to ``input``."""
         retrieved, held = _Retrieved(), _Held()
         chunks = self.runnable.stream(input, retrieved.listening(config), **kwargs)
         with closing(cast("Generator[AIMessageChunk, None, None]", chunks)):
@@ -82,7 +82,7 @@ class WithCitations(Runnable[LanguageModelInput, AIMessage]):
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        """Yields the answer to ``input`` as it is written."""
+        """Streams the answer to ``input``."""
         retrieved, held = _Retrieved(), _Held()
         chunks = self.runnable.astream(input, retrieved.listening(config), **kwargs)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
@@ -100,7 +100,7 @@ class WithCitations(Runnable[LanguageModelInput, AIMessage]):
 
 
 class _Held:
-    """Lets chunks through one behind, so that the last is still at hand when it is known to be."""
+    """Delays the stream by one chunk, so that citations can be added to the last one."""
 
     def __init__(self) -> None:
         self.last: AIMessageChunk | None = None
@@ -111,7 +111,7 @@ class _Held:
         return "".join(self._texts)
 
     def exchange(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
-        """Takes a chunk and yields the one before."""
+        """Stores a chunk and yields the previous one."""
         self._texts.append(str(chunk.text))
         before, self.last = self.last, chunk
         if before is not None:
@@ -119,7 +119,7 @@ class _Held:
 
 
 class _Retrieved(BaseCallbackHandler):
-    """Gathers the documents found under a run, each once."""
+    """Collects the distinct documents retrieved under a run."""
 
     run_inline = True
 
@@ -133,14 +133,14 @@ class _Retrieved(BaseCallbackHandler):
             return [document for _, document in sorted(self._documents.items(), key=lambda pair: pair[0])]
 
     def listening(self, config: RunnableConfig | None) -> RunnableConfig:
-        """``config`` with this among its handlers."""
+        """``config`` with this handler added to its callbacks."""
         return merge_configs(ensure_config(config), RunnableConfig(callbacks=[self]))
 
     def on_retriever_end(self, documents: Sequence[Document], **kwargs: Any) -> None:
         self._add(documents)
 
     def on_chain_end(self, outputs: Any, **kwargs: Any) -> None:
-        if isinstance(outputs, list):  # of a retriever that is another Runnable
+        if isinstance(outputs, list):  # from a Runnable used as a retriever
             self._add([output for output in outputs if isinstance(output, Document)])
 
     def _add(self, documents: Sequence[Document]) -> None:
@@ -151,7 +151,7 @@ class _Retrieved(BaseCallbackHandler):
 
 
 def content_blocks(message: AIMessage) -> list[ContentBlock]:
-    """The text of ``message`` with its citations; no block where there is neither."""
+    """One text block with the citations as annotations; no block if ``message`` has neither."""
     citations = message.response_metadata.get("citations") or []
     text = str(message.text)
     if not text and not citations:
@@ -163,5 +163,5 @@ def content_blocks(message: AIMessage) -> list[ContentBlock]:
 
 
 def register() -> None:
-    """Make LangChain use :func:`content_blocks` for messages of this package."""
+    """Makes LangChain use :func:`content_blocks` for messages from this package."""
     register_translator(PROVIDER, content_blocks, content_blocks)

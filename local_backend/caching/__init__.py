@@ -1,1 +1,1 @@
-"""Keys and values of the batch, and what finished rows leave behind for those that begin alike."""
+"""KV cache of the batch, and the prefix cache of earlier rows."""

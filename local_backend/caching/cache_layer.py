@@ -1,4 +1,4 @@
-"""One layer's keys and values, as ``transformers`` asks for them; rows of different lengths side by side.
+"""One layer of the KV cache, with the interface ``transformers`` expects and rows of different lengths.
 
 With :mod:`~local_backend.caching.kv_cache`, which holds one for each layer, the only module that touches
 ``transformers``' cache. Knows places. Does not know rows or requests.
@@ -16,11 +16,11 @@ from transformers.cache_utils import CacheLayerMixin
 
 @dataclass(slots=True)
 class Places:
-    """Where the forward under way writes and how far it looks; shared by all layers."""
+    """Where the current forward writes and how many columns it attends to; shared by all layers."""
 
     num_rows: int
     num_columns: int
-    max_tokens: int | None = None  # rows times columns, at most
+    max_tokens: int | None = None  # maximum of rows times columns
     first_row: int = 0
     width: int = 0
     shared_column: int | None = 0
@@ -29,17 +29,17 @@ class Places:
 
 
 class RowsLayer(CacheLayerMixin):
-    """One layer's keys and values, ``[rows, heads, columns, head size]``, rows of different lengths."""
+    """One layer's keys and values, ``[rows, heads, columns, head size]``, with rows of different lengths."""
 
     is_sliding = False
 
     def __init__(self, places: Places) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self._places = places
-        self._stores: dict[str, Tensor] = {}  # flat: what the buffers are views of
+        self._stores: dict[str, Tensor] = {}  # flat; the buffers are views of them
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the buffers, in the shape and type of the first states."""
+        """Allocate the buffers, in the shape and dtype of the first states."""
         self.dtype, self.device = key_states.dtype, key_states.device
         places = self._places
         num_tokens = places.max_tokens or places.num_rows * places.num_columns
@@ -56,7 +56,7 @@ class RowsLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values behind each row's own; returns what the forward attends to."""
+        """Append new keys and values to each row; returns what the forward attends to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -79,28 +79,28 @@ class RowsLayer(CacheLayerMixin):
         return self._places.width, 0
 
     def get_seq_length(self) -> int:
-        """Tokens before the new ones, as far as all rows agree."""
+        """Columns that the forward attends to, since the rows have no common length."""
         return self._places.width
 
     def get_max_length(self) -> int:
-        """No limit of its own."""
+        """No limit."""
         return -1
 
     @property
     def num_bytes(self) -> int:
-        """Memory of keys and values."""
+        """Memory of keys and values, in bytes."""
         return sum(store.nbytes for store in self._stores.values())
 
     def bytes_per_token(self) -> int:
-        """What one token takes."""
+        """Memory of one token, in bytes."""
         buffers = [buffer for buffer in (self.keys, self.values) if buffer is not None]
         return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
 
     def lay_out(self, lengths: Sequence[int]) -> int:
-        """Give the buffers the shape the places have now, keeping the first tokens of each row.
+        """Reshape the buffers to the current numbers of rows and columns, keeping each row's tokens.
 
         Returns:
-            Bytes that were needed in passing, beyond what there is afterwards.
+            Temporary memory in bytes, beyond the buffers afterwards.
         """
         if not self.is_initialized:
             return 0
@@ -114,8 +114,8 @@ class RowsLayer(CacheLayerMixin):
                 passing = max(passing, self._stores[name].nbytes)
                 self._stores[name] = old.new_zeros(num_elements)
             new = self._view(name, heads, size)
-            # In place, wider rows move away from the first and narrower ones towards it: the order
-            # in which none is written over before it has moved.
+            # In place, wider rows move away from the first and narrower ones towards it: use the order
+            # in which no row is overwritten before it has moved.
             wider = new.shape[2] > columns
             if new.shape[2] == columns and not grows:
                 setattr(self, name, new)

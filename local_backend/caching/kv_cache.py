@@ -1,10 +1,10 @@
-"""Keys and values of the rows in use: the only module that touches ``transformers``' cache.
+"""KV cache of the rows in use; with ``cache_layer``, the only module that touches ``transformers``' cache.
 
-Every row has a length of its own. The rows of a forward lie side by side in one buffer per layer, so a
-forward over them needs no gathering; a row's new tokens are written behind its own length, and a commit keeps
-the accepted ones by moving that length. All rows have as many columns as the longest needs, so that memory is
-rows times columns; where that has a limit, the buffers are taken whole when they are first used, and few wide
-rows or many narrow ones are rearranged in the same memory.
+Every row has its own length. The rows of a forward are adjacent in one buffer per layer, so a forward needs
+no gathering. A row's new tokens are written after its length, and a commit keeps the accepted ones by
+advancing that length. All rows have as many columns as the longest needs, so memory is rows times columns.
+If that is limited, the buffers are allocated in full at first use, and the same memory is rearranged into
+few wide rows or many narrow ones.
 
 Knows places and lengths. Does not know drafts, sampling or requests.
 """
@@ -30,13 +30,13 @@ class RaggedKVCache(Cache):
 
     Args:
         num_layers: Decoder layers of the model.
-        max_rows: Rows in use at once, at most.
-        max_prefix_bytes: Memory for what finished rows leave behind, in all; 0 keeps nothing.
-        max_tokens: Rows times columns, at most; ``None`` is no limit.
+        max_rows: Maximum number of rows in use at once.
+        max_prefix_bytes: Memory of the prefix cache; 0 disables it.
+        max_tokens: Maximum of rows times columns; ``None`` for no limit.
 
     Attributes:
-        expected_length: Tokens the longest row in use is expected to come to: a wish, and no limit.
-        peak_bytes: The most memory that keys and values have taken so far, in passing, too.
+        expected_length: Expected final length in tokens of the longest row in use: a hint, not a limit.
+        peak_bytes: Peak memory of keys and values so far, including temporary copies.
     """
 
     def __init__(
@@ -73,27 +73,27 @@ class RaggedKVCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that keys and values take, those of kept beginnings included."""
+        """Memory of keys and values in bytes, including the prefix cache."""
         return sum(layer.num_bytes for layer in self._row_layers) + self._prefixes.num_bytes
 
     def bytes_per_token(self) -> int:
-        """What the keys and values of one token take, in all layers; 0 before the first forward."""
+        """Memory of one token's keys and values in all layers; 0 before the first forward."""
         return sum(layer.bytes_per_token() for layer in self._row_layers)
 
     def fits(self, num_rows: int, num_columns: int) -> bool:
-        """Whether there is memory for so many rows of so many tokens."""
+        """Whether there is memory for ``num_rows`` rows of ``num_columns`` tokens."""
         max_tokens = self._places.max_tokens
         return max_tokens is None or num_rows * num_columns <= max_tokens
 
     def most_new_tokens(self, first_row: int, num_rows: int) -> int:
-        """How many tokens a forward may write behind each of ``num_rows`` rows from ``first_row``."""
+        """How many tokens a forward may append to each of ``num_rows`` rows from ``first_row``."""
         if self._places.max_tokens is None:
             return _NO_LIMIT
         longest = max(self._lengths[first_row : first_row + num_rows])
         return self._places.max_tokens // len(self._lengths) - longest
 
     def _make_room(self, num_rows: int, num_columns: int) -> None:
-        """Let there be as many places and columns, or more."""
+        """Grow the buffers to at least this many rows and columns."""
         places = self._places
         if num_rows <= places.num_rows and num_columns <= places.num_columns:
             return
@@ -119,13 +119,13 @@ class RaggedKVCache(Cache):
     def _note_peak(self, passing: int = 0) -> None:
         self.peak_bytes = max(self.peak_bytes, self.num_bytes + passing)
 
-    # Rows come and go ----------------------------------------------------------------------------
+    # Rows ----------------------------------------------------------------------------------------
 
     def add_row(self) -> int:
-        """Take the next place for an empty row; returns the place.
+        """Add an empty row at the next place; returns the place.
 
         Raises:
-            ValueError: All places are taken.
+            ValueError: All rows are in use.
         """
         if len(self._lengths) == self._max_rows:
             raise ValueError(f"all {self._max_rows} rows are in use")
@@ -134,11 +134,11 @@ class RaggedKVCache(Cache):
         return len(self._lengths) - 1
 
     def remove_last_row(self) -> None:
-        """Give the last place back."""
+        """Remove the row at the last place."""
         self._lengths.pop()
 
     def copy_row(self, source: int, target: int, num_tokens: int) -> None:
-        """Let ``target`` begin with the first ``num_tokens`` tokens of ``source``."""
+        """Overwrite ``target`` with the first ``num_tokens`` tokens of ``source``."""
         for layer in self._row_layers:
             if layer.is_initialized:
                 assert layer.keys is not None
@@ -148,7 +148,7 @@ class RaggedKVCache(Cache):
         self._lengths[target] = num_tokens
 
     def move_row(self, source: int, target: int) -> None:
-        """Put the row at ``source`` into ``target``, which is overwritten."""
+        """Copy the row at ``source`` over the one at ``target``."""
         if source != target:
             self.copy_row(source, target, self._lengths[source])
 
@@ -169,10 +169,10 @@ class RaggedKVCache(Cache):
     # Forwards ------------------------------------------------------------------------------------
 
     def begin_forward(self, first_row: int, num_rows: int, num_new_tokens: int) -> int:
-        """Make room for ``num_new_tokens`` behind each of ``num_rows`` rows from ``first_row``.
+        """Make room to append ``num_new_tokens`` to each of ``num_rows`` rows from ``first_row``.
 
         Returns:
-            Columns the forward attends to: the longest row's length and the new tokens.
+            Columns the forward attends to: the longest row's length plus the new tokens.
         """
         lengths = self._lengths[first_row : first_row + num_rows]
         width = max(lengths) + num_new_tokens
@@ -189,14 +189,14 @@ class RaggedKVCache(Cache):
         return width
 
     def assume_length(self, num_tokens: int) -> None:
-        """Let every row hold ``num_tokens`` tokens of no meaning, to time forwards behind them."""
+        """Pretend that every row has ``num_tokens`` cached tokens, to time forwards after them."""
         self._make_room(len(self._lengths), num_tokens)
         self._lengths = [num_tokens] * len(self._lengths)
 
     def commit(self, row: int, new_places: Sequence[int]) -> None:
-        """Keep, of the tokens the last forward wrote behind ``row``, those at ``new_places``, in this order.
+        """Keep the tokens at ``new_places`` among those the last forward appended to ``row``, in this order.
 
-        What is not kept is overwritten by the next forward.
+        The next forward overwrites the others.
 
         Args:
             row: The row's place.
@@ -215,7 +215,7 @@ class RaggedKVCache(Cache):
     # Prefixes ------------------------------------------------------------------------------------
 
     def keep_prefix(self, row: int, token_ids: Sequence[int]) -> None:
-        """Remember what ``row`` holds, so that a later row may begin with it."""
+        """Copy ``row`` to the prefix cache, for later rows with the same prefix."""
         length = self._lengths[row]
 
         def copied() -> LayerTensors:
@@ -230,11 +230,11 @@ class RaggedKVCache(Cache):
         self._note_peak()
 
     def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
-        """The kept prefix that shares most first tokens with ``token_ids``, and how many it shares."""
+        """The cached prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
         return self._prefixes.find(token_ids)
 
     def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
-        """Let ``row`` begin with the first ``num_tokens`` tokens of ``prefix``."""
+        """Overwrite ``row`` with the first ``num_tokens`` tokens of ``prefix``."""
         self._make_room(len(self._lengths), num_tokens)
         for layer, (keys, values) in zip(self._row_layers, prefix.layers, strict=True):
             assert layer.keys is not None
@@ -244,7 +244,7 @@ class RaggedKVCache(Cache):
         self._lengths[row] = num_tokens
 
     def forget_prefixes(self) -> None:
-        """Drop every kept prefix."""
+        """Drop every cached prefix."""
         self._prefixes.clear()
 
     def clear(self) -> None:

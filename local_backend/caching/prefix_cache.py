@@ -1,6 +1,6 @@
-"""What finished rows leave behind, so that a later row with the same beginning need not be read again.
+"""Prefix cache: keys and values of earlier rows, so that a row with the same prefix skips its prefill.
 
-Knows token ids and the keys and values that belong to them. Does not know where rows lie.
+Knows token ids and their keys and values. Does not know where rows are stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-# However short they are: every row that comes is compared with all of them.
+# Limits short prefixes, too, because every new row is compared with all of them.
 _MAX_PREFIXES = 64
 
 LayerTensors = list[tuple[Tensor, Tensor]]
@@ -19,7 +19,7 @@ LayerTensors = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Keys and values a row left behind.
+    """Cached keys and values of an earlier row.
 
     Attributes:
         token_ids: The tokens they belong to.
@@ -31,10 +31,10 @@ class Prefix:
 
 
 class PrefixCache:
-    """Beginnings, those used longest ago dropped first.
+    """Prefixes of earlier rows; the least recently used are dropped first.
 
     Args:
-        max_bytes: Memory for them, in all; 0 keeps nothing.
+        max_bytes: Memory of all prefixes; 0 keeps nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -44,23 +44,23 @@ class PrefixCache:
         self._bytes_per_token = 0
 
     def values(self) -> Iterable[Prefix]:
-        """All of them, the one used longest ago first."""
+        """All prefixes, the least recently used first."""
         return self._kept.values()
 
     @property
     def num_bytes(self) -> int:
-        """Memory they take."""
+        """Memory of all prefixes, in bytes."""
         return self._num_tokens * self._bytes_per_token
 
     def keep(
         self, token_ids: Sequence[int], bytes_per_token: int, copied: Callable[[], LayerTensors]
     ) -> None:
-        """Remember a beginning, unless it is too large; what is too much with it is dropped before.
+        """Store a prefix unless it is too large, after dropping others to make room.
 
         Args:
             token_ids: Its tokens.
-            bytes_per_token: What the keys and values of one of them take, in all layers.
-            copied: Makes its keys and values.
+            bytes_per_token: Memory of one token's keys and values, in all layers.
+            copied: Returns a copy of its keys and values.
         """
         key = tuple(token_ids)
         self._bytes_per_token = bytes_per_token
@@ -77,11 +77,11 @@ class PrefixCache:
         self._num_tokens += len(key)
 
     def find(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
-        """The one that shares most first tokens with ``token_ids``, and how many it shares."""
+        """The prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
         best, best_shared = None, 0
         wanted = tuple(token_ids)
         for prefix in self._kept.values():
-            # Most share no more than the best so far, which one comparison tells.
+            # One comparison skips those that share no more than the best so far.
             if prefix.token_ids[: best_shared + 1] == wanted[: best_shared + 1]:
                 shared = num_shared(prefix.token_ids, wanted)
                 if shared > best_shared:
@@ -91,13 +91,13 @@ class PrefixCache:
         return best, best_shared
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all prefixes."""
         self._kept.clear()
         self._num_tokens = 0
 
 
 def num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens two sequences share; halving, because slices compare at C speed."""
+    """Length of the common prefix of two sequences; bisected, because slices compare at C speed."""
     low, high = 0, min(len(one), len(other))
     one, other = tuple(one[:high]), tuple(other[:high])
     while low < high:

@@ -21,7 +21,7 @@ _BY_NAME: dict[str, Callable[[], Drafter]] = {
 
 
 def drafter_of(drafter: str | Drafter) -> Drafter:
-    """The drafter of that name, or the one given.
+    """Look up a drafter by name; a drafter is returned unchanged.
 
     Raises:
         ValueError: No drafter has that name.

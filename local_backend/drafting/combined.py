@@ -1,9 +1,9 @@
-"""Several drafters at once: for each row the one, or the mix, that would have gained most lately.
+"""Combines several drafters: each row uses the one, or the mix, with the highest recent gain.
 
-What a drafter would have gained can be told in hindsight, drafted or not: a member proposes, the row then
-writes, and how far the proposal agrees with what was written is its gain. A member that gains nothing rests,
-each time twice as long, and is not even asked; then it is drafted for a while, because one that lives on what
-its verified guesses teach it shows nothing while it rests.
+The gain of a member is the number of its proposed tokens that the row then emits. It is known afterwards even
+if the proposal was not drafted. A member without gain rests, each time twice as long, and is not called
+meanwhile. After a rest it is drafted on trial, because a drafter that learns from its own verified guesses
+shows no gain while it rests.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dataclasses import dataclass, field, replace
 from local_backend.drafting.draft import Draft, Outcome
 from local_backend.drafting.drafter import Drafter, PerRow, RowView
 
-# Gains are averaged with weights that fall to a third in ten forwards; older ones are not kept.
+# Gains are averaged with weights that fall to a third in ten forwards; the last 32 are kept.
 _RATE = 0.1
 _KEPT_FORWARDS = 32
 _FIRST_PROMISE_TOKENS = 0.25
-_FIRST_CHANCE = _FIRST_PROMISE_TOKENS / (1 + _FIRST_PROMISE_TOKENS)  # of a token behind a right one
-# For how many forwards, and how much, a member is drafted when it has rested; how long it rests at most.
+_FIRST_CHANCE = _FIRST_PROMISE_TOKENS / (1 + _FIRST_PROMISE_TOKENS)  # of a token after an accepted one
+# Trial after a rest: number of forwards, and draft tokens in each. Then the longest rest.
 _TRIAL_FORWARDS, _TRIAL_TOKENS = 3, 12
 _LONGEST_REST_FORWARDS = 512
-# A member that gains less than this is not worth being asked.
+# Minimum expected gain per forward; a member below it rests.
 _LEAST_WORTH_TOKENS = 0.03
 
-# Of each member: how many tokens of its proposal the row then wrote; None where that tells nothing.
+# Per member: how many tokens of its proposal the row then emitted; None if that is unknown.
 Gains = tuple[int | None, ...]
 
 
 @dataclass(slots=True)
 class _Member:
-    """How one member stands with one row, in forwards."""
+    """State of one member for one row; rests and trials are counted in forwards."""
 
     next_rest: int
     rest_left: int = 0
@@ -48,17 +48,17 @@ class _State:
 
 
 class Combined:
-    """Per row, the members whose drafts together promise most accepted tokens for their cost.
+    """Merges, for each row, the drafts of the members with the highest expected gain for their cost.
 
     Args:
-        drafters: The members, in order of preference among equals.
-        max_draft_tokens: Size of the merged tree, at most.
-        token_cost: What one guessed token costs, in forwards, of a member that does not say how likely its
-            tokens are; such a member is drafted where it promises more.
-        first_rest: For how many forwards of a row a member rests that gains nothing, the first time.
+        drafters: The members; earlier ones win ties.
+        max_draft_tokens: Maximum size of the merged tree.
+        token_cost: Cost of one draft token, in forwards, for members whose drafts have no probabilities; such
+            a member is drafted only if its expected gain is higher.
+        first_rest: Length of the first rest of a member without gain, in forwards of the row.
 
     Raises:
-        ValueError: There is no member, or a number is out of range.
+        ValueError: No member is given, or a number is out of range.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Combined:
         self.max_draft_tokens = max_draft_tokens
         self.token_cost = token_cost
         self.first_rest = first_rest
-        # What other rows have shown, for those that begin.
+        # Gains and rests from other rows, the starting point of new rows.
         self._shared_gains: deque[Gains] = deque(maxlen=_KEPT_FORWARDS)
         self._shared_rests = [0] * len(self.drafters)
         self._num_rows = 0
         self._states = PerRow(self._begin)
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """For each row the merged drafts of the members chosen."""
+        """For each row, the merged drafts of the chosen members."""
         states = [self._states[row] for row in rows]
         for number, drafter in enumerate(self.drafters):
             asked = [place for place, state in enumerate(states) if self._is_asked(state.members[number])]
@@ -100,7 +100,7 @@ class Combined:
         return [self._mix(state) for state in states]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """Judge every proposal by what was written, and let who made it learn."""
+        """Score every proposal against the emitted tokens, and pass the outcomes on to the members."""
         states = [self._states[row] for row in rows]
         for state, outcome in zip(states, outcomes, strict=True):
             gains = tuple(_gain(member, outcome) for member in state.members)
@@ -119,8 +119,8 @@ class Combined:
         members = []
         for rest in self._shared_rests:
             member = _Member(self.first_rest)
-            if rest and not row.references:  # others have found it useless
-                # Rows wake it at different times, so that short ones, too, try it now and then.
+            if rest and not row.references:  # it gained nothing on other rows
+                # Stagger the end of the rest across rows, so that short rows, too, try it now and then.
                 member.rest_left = 1 + self._num_rows * (_TRIAL_FORWARDS + 3) % rest
                 member.next_rest = rest
             members.append(member)
@@ -153,16 +153,16 @@ class Combined:
         return Draft.merged([tree, *taken_as_certain], max_tokens=self.max_draft_tokens)
 
     def _with_probabilities(self, draft: Draft, state: _State, number: int) -> Draft:
-        """The draft of a member that does not say how likely its tokens are, as its gains say."""
+        """Add probabilities, derived from the member's gains, to a draft without any."""
         if any(gains[number] for gains in self._history(state)):
-            # As if they were certain: Jacobi's guesses are the next iterate's ground, right or wrong.
+            # As if certain: Jacobi computes its next iterate from all of its guesses, right or wrong.
             probabilities = [1.0] * len(draft)
-        else:  # a member that has not gained anything yet is tried in as wide a forward as pays
+        else:  # no gain yet: low probabilities, so the forward widens only as far as it pays
             probabilities = [_FIRST_CHANCE**depth for depth in draft.depths()]
         return replace(draft, probabilities=tuple(probabilities))
 
     def _choose(self, state: _State) -> list[int]:
-        """Draft greedily whoever promises most beside the others, then those on trial; the useless rest."""
+        """Pick members greedily by marginal gain, then those on trial; members without gain rest."""
         history = self._history(state)
         left = [number for number, member in enumerate(state.members) if member.proposal is not None]
         best = [0] * len(history)
@@ -193,12 +193,12 @@ class Combined:
                 take(number)
                 continue
             if size >= self.max_draft_tokens and len(history) < 2 * _TRIAL_FORWARDS:
-                continue  # too early to say that the others deserve all the room
+                continue  # too early to rest because the others fill the draft
             assert member.proposal is not None
             if member.proposal.probabilities and len(state.gains) < 2 * _TRIAL_FORWARDS:
-                continue  # nor, from other rows, that this one has nothing to gain: hindsight will tell
+                continue  # nor to judge it by other rows' gains: it is scored even when not drafted
             member.rest_left = member.next_rest
-            if size < self.max_draft_tokens:  # not for lack of room: it promises nothing
+            if size < self.max_draft_tokens:  # it rests for lack of gain, not of room
                 member.next_rest = min(2 * member.next_rest, _LONGEST_REST_FORWARDS)
                 self._shared_rests[number] = member.rest_left
         return chosen
@@ -216,7 +216,7 @@ class Combined:
         return _promise([gains[number] for gains in history], best) - max(cost, _LEAST_WORTH_TOKENS)
 
     def _history(self, state: _State) -> list[Gains]:
-        """The row's gains; of others before it, while it has few of its own."""
+        """The row's gains, preceded by those of other rows while it has few."""
         if len(state.gains) < _KEPT_FORWARDS:
             return [*self._shared_gains, *state.gains]
         return list(state.gains)
@@ -228,17 +228,17 @@ def _gain(member: _Member, outcome: Outcome) -> int | None:
     places = member.proposal.places_along(outcome.token_ids)
     gain = len(places)
     if member.proposal.probabilities and gain == len(outcome.token_ids):
-        # All that was written agrees with it, because others' drafts ended there: it would have gone on.
+        # Every emitted token matches, and other drafts ended here: add what it expects beyond.
         gain += round(member.proposal.expected_below(places[-1]))
-    # What was not drafted may have missed for that reason.
+    # A proposal that was not drafted may have missed for that reason.
     is_known = member.is_drafted or bool(member.proposal.probabilities)
     return gain if gain or is_known else None
 
 
 def _promise(gains: Sequence[int | None], had: Sequence[int]) -> float:
-    """Tokens a member is expected to add to what others have, in a forward in which it proposes something.
+    """Tokens a member is expected to add to those of the others, in a forward in which it proposes.
 
-    A running mean that begins high enough for whoever has hardly been judged to get a chance.
+    A running mean that starts high enough to give a member with few scores a chance.
     """
     promise = _FIRST_PROMISE_TOKENS
     for gain, best in zip(gains, had, strict=True):

@@ -1,9 +1,8 @@
-"""Where a row's text may go on: every place worth a vote, with what speaks for it.
+"""Finds the sources of a row: places where its text may continue, each with traits that weight its vote.
 
-Of each row it is known where in the references it has last been copying from. That place is the best guess
-where to go on after a few words of the row's own, be they put in, left out or said differently; and the
-places shortly behind it are likelier than others. Where nothing matches, the beginnings of references and
-the commonest tokens are left to guess.
+Tracks the place in the references that the row last copied from. After a few tokens that the row inserted,
+left out or rephrased, copying most likely resumes there; places shortly after it are likelier than others.
+If nothing matches, the starts of references and the commonest tokens are the remaining guesses.
 
 Knows token ids and indexes. Does not know how votes are counted.
 """
@@ -17,16 +16,16 @@ from local_backend.drafting.copy_tree import Source
 from local_backend.drafting.suffix_index import BORDER, GrowingIndex, Match, SuffixIndex
 
 _MAX_REFERENCE_MATCHES, _MAX_OWN_MATCHES, _MAX_BEGINNINGS = 32, 8, 16
-# After at most so many tokens of its own a row may go on where it was, or up to so many tokens further.
+# After a detour of at most this many tokens, a row may resume at one of this many next places.
 _MAX_DETOUR_TOKENS, _NUM_RESUMED_PLACES = 3, 4
-# What is so close behind the place last copied from is likelier than what is elsewhere.
+# Places at most this far after the place last copied from are likelier than others.
 _CLOSE_TOKENS, _NEAR_TOKENS = 6, 30
-# So long a match says that a row now copies from there: behind where it was, or elsewhere.
+# Match length that shows a row is copying from a place: shortly after the last place, or elsewhere.
 _ALIGNED_TOKENS, _ALIGNED_ELSEWHERE_TOKENS = 2, 4
-# What was written lately, and what stands before a place, are compared as sets of so many tokens.
+# The row's last tokens are compared with those before a place, as sets of this size.
 _CONTEXT_TOKENS = 16
 _RARE_SHARE = 1 / 20
-# How fast what is known of a row's ways is forgotten, and what is taken for known at first.
+# Decay per token of a row's deviation counts, and the prior added to them.
 _MEMORY = 0.97
 _FIRST_DEVIATIONS, _FIRST_TOKENS = 0.6, 6.0
 
@@ -49,10 +48,10 @@ TRAITS = (
 
 
 class CopySources:
-    """The places one row may go on at.
+    """Finds the places where one row may continue.
 
     Args:
-        references: Index of what may be copied; if it is empty, the prompt is.
+        references: Index of the texts to copy from; if it is empty, the prompt is copied.
         prompt: Index of the row's prompt.
     """
 
@@ -61,30 +60,30 @@ class CopySources:
         self._has_references = bool(len(references))
         self._main = references if self._has_references else prompt
         self._written = GrowingIndex()
-        self._next_place = 0  # in the main text, where the last copy would go on; 0: nowhere yet
-        self._num_detour_tokens = 0  # written since then
+        self._next_place = 0  # in the main text, where the last copy would continue; 0: none yet
+        self._num_detour_tokens = 0  # emitted since then
         self._num_deviations = self._num_followed = 0.0
 
     @property
     def num_written(self) -> int:
-        """How many of the row's own tokens are known here."""
+        """Number of emitted tokens passed to ``extend`` so far."""
         return len(self._written.tokens)
 
     @property
     def deviation(self) -> float:
-        """How often the row does not go on as the place it copies from, as log odds."""
+        """Log odds that the row's next token differs from the place it copies from."""
         rate = (self._num_deviations + _FIRST_DEVIATIONS) / (self._num_followed + _FIRST_TOKENS)
         return math.log(rate / (1 - rate))
 
     def extend(self, text: Sequence[int], num_new: int) -> None:
-        """The row has written the last ``num_new`` tokens of ``text``."""
+        """Record that the row emitted the last ``num_new`` tokens of ``text``."""
         if not num_new:
             return
         written = text[len(text) - num_new :]
         self._written.extend(written)
         for token in written:
             self._follow(token)
-        # The last token is the model's own; what was accepted before it tells where the row was.
+        # The last token is the bonus; the accepted tokens before it show where the row was copying.
         if self._num_detour_tokens and not self._align(text, 0) and num_new > 1:
             self._align(text[:-1], 1)
 
@@ -109,10 +108,10 @@ class CopySources:
         return True
 
     def __call__(self, text: Sequence[int]) -> list[Source]:
-        """Every place worth a vote.
+        """List the sources of the next token.
 
         Args:
-            text: Prompt and everything written.
+            text: Prompt and all emitted tokens.
         """
         matches = self._main.matches(text, limit=_MAX_REFERENCE_MATCHES, near=self._next_place)
         rarities = self._rarities(text)
@@ -133,7 +132,7 @@ class CopySources:
         return sources
 
     def _resumed(self) -> Iterator[int]:
-        """Where a row that has gone its own way for a few tokens may come back."""
+        """Places where a row may resume copying after a short detour."""
         if not (self._next_place and 0 < self._num_detour_tokens <= _MAX_DETOUR_TOKENS):
             return
         for place in range(self._next_place, self._next_place + _NUM_RESUMED_PLACES):
@@ -149,14 +148,14 @@ class CopySources:
             )
 
     def _rarities(self, text: Sequence[int]) -> dict[int, float]:
-        """The tokens written lately, and how rare each is."""
+        """The rare tokens among those emitted last, and how rare each is."""
         size, num_own = max(1, len(self._main)), len(self._written.tokens)
         recent = set(text[len(text) - min(num_own, _CONTEXT_TOKENS) :])
         rarities = {token: math.log(_RARE_SHARE * size / (1 + self._main.count(token))) for token in recent}
         return {token: rarity for token, rarity in rarities.items() if rarity > 0}
 
     def _in_main(self, kind: int, match: Match, rarities: dict[int, float] | None = None) -> Source:
-        """A place in the text that is copied from."""
+        """A source in the main text: the references or, without any, the prompt."""
         place, tokens = match.place, self._main.tokens
         ahead = place - self._next_place + 1 if self._next_place else 0
         overlap = 0.0
@@ -175,7 +174,7 @@ class CopySources:
         return Source(tokens, place, match.num_tokens, traits)
 
     def _elsewhere(self, kind: int, tokens: Sequence[int], match: Match) -> Source:
-        """A place in the prompt beside the references, or in what the row has written."""
+        """A source in the prompt, if there are references, or in the emitted text."""
         count = self._main.count(tokens[match.place - 1]) if match.num_tokens == 1 else 0
         return Source(
             tokens,

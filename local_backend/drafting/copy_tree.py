@@ -1,12 +1,12 @@
 """How far to copy, and which of several continuations: a token tree grown where acceptance is likeliest.
 
-Every source, a place that may be followed by what comes next, votes for the token behind it with its
-weight. With the weight of "none of them" the votes make a probability for each next token; where
-sources agree they add up, where they disagree they share. The tree takes up whichever token, anywhere in it,
-is likeliest to be accepted, until the likeliest left is not worth its price. So where a single long match is
-certain the tree is a chain, and where ten short matches disagree it is a bush.
+Every source is a place whose token may come next, and votes for that token with its weight. Together with
+the weight of "none of them", the votes give a probability for each next token: sources that agree add up,
+sources that disagree share. The tree always adds the token, anywhere in it, that is likeliest to be accepted,
+until no token reaches the minimum probability. So a single certain match gives a chain, and ten short matches
+that disagree give a wide tree.
 
-The weights were fitted to known answers by maximum likelihood; ``python -m benchmarks.copy_weights`` does it.
+``python -m benchmarks.copy_weights`` fits the weights to known answers by maximum likelihood.
 
 Pure: places and tokens in, a draft out. Knows no rows and no model.
 """
@@ -22,25 +22,25 @@ from operator import mul
 from local_backend.drafting.draft import Draft
 from local_backend.drafting.suffix_index import BORDER
 
-# First lengths of the classes of match length: 0, 1, 2, 3, 4, 5 to 6, 7 to 10, 11 and more tokens.
+# Class of each match length: 0, 1, 2, 3, 4, 5 to 6, 7 to 10, 11 and more tokens.
 _LENGTH_CLASSES = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 6, 7)
 
 
 def length_class(num_tokens: int) -> int:
-    """The class of a match of so many tokens: 0 to 7."""
+    """The class of a match of ``num_tokens`` tokens: 0 to 7."""
     return _LENGTH_CLASSES[num_tokens] if num_tokens < len(_LENGTH_CLASSES) else 7
 
 
 @dataclass(frozen=True, slots=True)
 class CopyWeights:
-    """What a source's vote counts, as logarithms.
+    """Log weights of the sources' votes.
 
     Attributes:
-        traits: For each trait of a source; see :mod:`~local_backend.drafting.copy_sources`.
-        by_length: For each class of match length, the tokens that the path has added included.
-        miss: Of "none of them": a constant, then for the logarithm of the number of sources, for how
-            seldom the text goes on as the place it was copied from, and for the classes of the longest match.
-        sharpness: The power to which votes are taken.
+        traits: One for each trait of a source; see :mod:`~local_backend.drafting.copy_sources`.
+        by_length: One for each class of match length, which includes the tokens added by the path.
+        miss: Of "none of them": a constant, one for the log number of matching sources, one for the
+            deviation (see :func:`grow`), and one for each class of the longest match.
+        sharpness: Exponent of a token's summed votes.
     """
 
     traits: tuple[float, ...]
@@ -51,13 +51,13 @@ class CopyWeights:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place that may be followed by what comes next.
+    """A place whose tokens may come next in a row.
 
     Attributes:
-        tokens: The text it lies in.
-        place: Of its first token that may be copied.
-        num_tokens: How many tokens before it match; 0 where the place is a guess.
-        traits: Numbers that say how good it is.
+        tokens: The text that contains it.
+        place: Index of the first token to copy.
+        num_tokens: How many tokens before it match; 0 if the place is a guess.
+        traits: Features that weight its vote.
     """
 
     tokens: Sequence[int]
@@ -66,7 +66,7 @@ class Source:
     traits: tuple[float, ...]
 
 
-# A source as the inner loop wants it: tokens, place, tokens that match, weight.
+# A source as the inner loop needs it: tokens, place, matching tokens, weight.
 _Voter = tuple[Sequence[int], int, int, float]
 
 
@@ -80,17 +80,17 @@ def grow(
     max_depth: int,
     min_probability: float,
 ) -> Draft:
-    """The tree of likeliest continuations, likeliest first.
+    """Grow the tree of likeliest continuations, likeliest first.
 
     Args:
-        sources: Where the text may go on.
-        weights: What they count.
-        deviation: How seldom the text goes on as the place it was copied from, as log odds.
-        caution: Added to the log weight of "none of them" behind the first token: how much oftener than
-            usual copies of this row break off.
-        max_tokens: Size of the tree, at most.
-        max_depth: Length of a path, at most.
-        min_probability: A token is taken up if its whole path is accepted with at least this probability.
+        sources: Places where the text may continue.
+        weights: Weights of their votes.
+        deviation: Log odds that the next token differs from the place the row copies from.
+        caution: Added to the log weight of "none of them" after the first token: how much more often than
+            expected the row's copies break off.
+        max_tokens: Maximum size of the tree.
+        max_depth: Maximum length of a path.
+        min_probability: A token is added if its whole path is accepted with at least this probability.
     """
     if max_depth < 1 or max_tokens < 1 or not sources:
         return Draft()
@@ -110,7 +110,7 @@ def grow(
     token_ids: list[int] = []
     parents: list[int] = []
     probabilities: list[float] = []
-    # Candidates: minus the path's probability, arrival, parent, depth, token, those who voted for it.
+    # Candidates: negative path probability, arrival, parent, depth, token, its voters.
     frontier: list[tuple[float, int, int, int, int, list[_Voter]]] = []
     num_offered = 0
 
@@ -121,7 +121,7 @@ def grow(
         num_matching = longest = 0
         for voter in behind:
             tokens, place, num_tokens, weight = voter
-            if place + depth >= len(tokens):  # a text that is being written; it may repeat itself
+            if place + depth >= len(tokens):  # beyond the end of the emitted text: assume it repeats
                 place += depth % (len(tokens) - place)
             else:
                 place += depth

@@ -1,4 +1,4 @@
-"""A draft: tokens guessed to follow a row, as a tree, with the positions and the mask to verify it.
+"""A draft: a tree of tokens guessed to follow a row, and the outcome of verifying it.
 
 Knows token ids and tree shape. Does not know where a draft comes from or how it is accepted.
 """
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A token tree that hangs from the last token of a row; most often a chain, or empty.
+    """A token tree rooted at the last token of a row; most often a chain, or empty.
 
     Attributes:
-        token_ids: The guessed tokens; a parent stands before its children.
-        parents: For each token the place of its parent in ``token_ids``; -1 is the row's last token.
-        probabilities: For each token how likely it is to be accepted, its path included; empty where the
-            drafter does not say.
+        token_ids: The guessed tokens; a parent comes before its children.
+        parents: For each token, the place of its parent in ``token_ids``; -1 is the row's last token.
+        probabilities: For each token, the probability that its whole path is accepted; empty if the drafter
+            gives none.
 
     Raises:
-        ValueError: A parent does not stand before its child, or the lengths differ.
+        ValueError: A parent does not come before its child, or the lengths differ.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -42,13 +42,13 @@ class Draft:
 
     @classmethod
     def merged(cls, drafts: Iterable[Draft], *, max_tokens: int | None = None) -> Draft:
-        """One tree with every path of ``drafts``, in which what they begin with in common stands once.
+        """Merge ``drafts`` into one tree with every path, in which common prefixes are stored once.
 
-        Where all of them say how likely their tokens are, the tree takes the likelier of two opinions.
+        If all drafts have probabilities, a shared token gets the highest of its probabilities.
 
         Args:
-            drafts: What to merge; the first come first where there is no room for all.
-            max_tokens: Size of the tree, at most.
+            drafts: What to merge; earlier drafts take precedence if there is no room for all.
+            max_tokens: Maximum size of the tree.
         """
         token_ids: list[int] = []
         parents: list[int] = []
@@ -79,7 +79,7 @@ class Draft:
         return len(self.token_ids)
 
     def expected_below(self, place: int) -> float:
-        """How many more tokens are accepted if the one at ``place`` is, by the draft's own probabilities."""
+        """Expected number of accepted tokens below ``place`` if it is accepted, by ``probabilities``."""
         below = {place}
         for child in range(place + 1, len(self)):
             if self.parents[child] in below:
@@ -87,7 +87,7 @@ class Draft:
         return sum(self.probabilities[child] for child in below) / max(self.probabilities[place], 1e-9) - 1
 
     def places_along(self, path: Iterable[int]) -> list[int]:
-        """Places of the tokens of ``path``, from the root down, as far as the tree holds it."""
+        """Places of the tokens of ``path``, from the root down, as far as the tree contains it."""
         children = self._children()
         places: list[int] = []
         parent = -1
@@ -100,7 +100,7 @@ class Draft:
         return places
 
     def _children(self) -> dict[tuple[int, int], int]:
-        """Place by parent and token; of equal children the first, the one that verification takes."""
+        """Place by parent and token; of equal children the first, as in verification."""
         children: dict[tuple[int, int], int] = {}
         for place, key in enumerate(zip(self.parents, self.token_ids, strict=True)):
             children.setdefault(key, place)
@@ -108,7 +108,7 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every token hangs from the one before it."""
+        """Whether every token is the child of the one before it."""
         return all(parent == child - 1 for child, parent in enumerate(self.parents))
 
     def depths(self) -> list[int]:
@@ -126,7 +126,7 @@ class Draft:
         return self._part(lambda place, size: size < max_tokens and depths[place] <= max_depth)
 
     def likeliest(self, max_tokens: int) -> Draft:
-        """The ``max_tokens`` likeliest tokens of the draft; the first, where it does not say how likely."""
+        """The ``max_tokens`` likeliest tokens of the draft, or the first ones if it has no probabilities."""
         if len(self) <= max_tokens:
             return self
         if not self.probabilities:
@@ -135,21 +135,21 @@ class Draft:
         return self._part(lambda place, _: place in kept)
 
     def ranked(self) -> list[int]:
-        """Places of the tokens, the likeliest first; none where the draft does not say how likely."""
-        # A child is never likelier than its parent and stands behind it, so a stable order keeps both.
+        """Places of the tokens, likeliest first; empty if the draft has no probabilities."""
+        # A child is never likelier than its parent and comes after it, so a stable sort keeps parents first.
         return sorted(range(len(self.probabilities)), key=lambda place: -self.probabilities[place])
 
     def within_vocabulary(self, size: int) -> Draft:
-        """The part of the draft a model with ``size`` token ids can read.
+        """The part of the draft that a model with ``size`` token ids can read.
 
-        A reference may hold others, where the tokenizer knows more tokens than the model.
+        A reference may contain other ids if the tokenizer has more tokens than the model.
         """
         if not self.token_ids or (max(self.token_ids) < size and min(self.token_ids) >= 0):
             return self
         return self._part(lambda place, _: 0 <= self.token_ids[place] < size)
 
     def ending_with(self, end_token_ids: Collection[int]) -> Draft:
-        """The part of the draft that could be emitted: behind a token that ends the text nothing is."""
+        """The part of the draft that could be emitted: nothing after an end token."""
         if not any(token in end_token_ids for token in self.token_ids):
             return self
         goes_on: list[bool] = []
@@ -158,7 +158,7 @@ class Draft:
         return self._part(lambda place, _: self.parents[place] < 0 or goes_on[self.parents[place]])
 
     def _part(self, is_kept: Callable[[int, int], bool]) -> Draft:
-        """The places for which ``is_kept(place, number kept so far)`` and whose parent is kept, too."""
+        """Keep places for which ``is_kept(place, number kept so far)`` is true and whose parent is kept."""
         new_place: dict[int, int] = {-1: -1}
         token_ids: list[int] = []
         parents: list[int] = []
@@ -180,16 +180,16 @@ EMPTY_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What verification made of one draft.
+    """The result of verifying one draft.
 
     Attributes:
-        accepted: Places in the draft of the accepted tokens, from the root down.
-        token_ids: What the row gains: the accepted tokens, then the bonus token.
-        predictions: The model's own token at the row's last token and at every place of the draft:
-            ``1 + len(draft)`` of them, so that a drafter can learn from what was refused. Under
-            sampling only the visited places are filled; the others hold the most likely token.
-        draft: What was verified: the drafter's guess or, where the row or the budget had no room for all
-            of it, a part. ``accepted`` and ``predictions`` speak of places in it.
+        accepted: Places of the accepted tokens in the draft, from the root down.
+        token_ids: New tokens of the row: the accepted tokens, then the bonus token.
+        predictions: The model's own token after the row's last token and after every place of the draft,
+            ``1 + len(draft)`` in all, so that a drafter can learn from rejected tokens. With sampling,
+            visited places hold the chosen token and the others the most likely one.
+        draft: What was verified: the drafter's proposal, or a part of it if the row or the budget had no
+            room for all. ``accepted`` and ``predictions`` refer to places in it.
     """
 
     accepted: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a drafter is: it proposes drafts and observes what became of them. And the one that proposes nothing.
+"""The interface of drafters: propose drafts, observe their outcomes. And the drafter that proposes nothing.
 
 Knows drafts and outcomes. Does not know the engine, the model or the cache.
 """
@@ -13,11 +13,11 @@ from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 
 
 class RowView(Protocol):
-    """What a drafter sees of a row: one object throughout, equal to no other, weakly referable."""
+    """What a drafter sees of a row: always the same object, compared by identity, weakly referable."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Prompt and everything emitted."""
+        """Prompt and all emitted tokens."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -25,7 +25,7 @@ class RowView(Protocol):
 
     @property
     def references(self) -> Sequence[Sequence[int]]:
-        """Token ids of text that may be copied."""
+        """Token ids of texts that may be copied."""
 
     @property
     def room(self) -> int:
@@ -34,18 +34,18 @@ class RowView(Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """A way of guessing what rows will write next.
+    """Guesses the next tokens of rows.
 
-    Whatever it proposes, the text stays the model's own: a wrong draft costs time and nothing else.
+    Drafts never change the generated text: a wrong draft only costs time.
     """
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """One draft for each row, possibly empty, in the order of ``rows``."""
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """What became of the drafts last proposed for ``rows``, whose ``token_ids`` have grown by it.
+        """Receive the outcomes of the last drafts for ``rows``, whose ``token_ids`` already include them.
 
-        A row may have ended with it, and a row may end without a word: keep what is known of one in
+        A row may have finished with this outcome, or may end without a call: keep per-row state in
         :class:`~local_backend.drafting.drafter.PerRow`.
         """
 
@@ -54,10 +54,10 @@ StateT = TypeVar("StateT")
 
 
 class PerRow(Generic[StateT]):
-    """One state for each row, made when first asked for and dropped with the row.
+    """One state for each row, created at first access and dropped with the row.
 
     Args:
-        make: The state of a row not seen before. It must not refer to the row, or neither is ever dropped.
+        make: Creates the state of a new row. It must not refer to the row, or neither is ever freed.
     """
 
     def __init__(self, make: Callable[[RowView], StateT]) -> None:
@@ -75,7 +75,7 @@ class PerRow(Generic[StateT]):
 
 
 class Autoregressive:
-    """Proposes nothing. What every other drafter must agree with, token by token."""
+    """Proposes nothing. Every other drafter must give the same text, token by token."""
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """An empty draft for each row."""

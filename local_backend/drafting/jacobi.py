@@ -1,9 +1,9 @@
-"""Jacobi decoding: guess a block, let the model correct all of it at once, guess again from what it said.
+"""Jacobi decoding: guess a block, let the model correct all of it at once, guess again from its answer.
 
 The greedy text is the fixed point of this iteration (Santilli et al., arXiv 2305.10427). A plain model
-seldom gets a token right behind a wrong one; a model trained for consistency (CLLM, arXiv 2403.00835; Jacobi
-Forcing, arXiv 2512.14681) lands several tokens a forward. N-grams of past iterates that were refused where
-they stood, but belong a little further on, are tried again as branches beside the block.
+seldom predicts a token correctly after a wrong one; a model trained for consistency (CLLM, arXiv 2403.00835;
+Jacobi Forcing, arXiv 2512.14681) gets several tokens accepted per forward. N-grams of past iterates that were
+rejected at one place but may fit a little later are tried again as branches beside the block.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Jacobi:
     """Proposes the last iterate of a block of guesses.
 
     Args:
-        block_size: Guessed tokens in flight.
-        num_recycled: How many n-grams of the text and of past iterates are tried beside the block.
-        ngram_size: Their length, the row's last token included.
+        block_size: Number of tokens in the block.
+        num_recycled: Number of n-grams of the text and of past iterates to try beside the block.
+        ngram_size: Length of these n-grams, including the row's last token.
 
     Raises:
         ValueError: A number is out of range.
@@ -48,11 +48,11 @@ class Jacobi:
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """Each row's block, and beside it recycled n-grams that begin with its last token."""
+        """Each row's block, with recycled n-grams that begin with its last token as branches."""
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """The model's tokens at the refused places are the next guess."""
+        """Take the model's tokens at the rejected places as the next guess."""
         for row, outcome in zip(rows, outcomes, strict=True):
             state = self._states[row]
             iterate = outcome.predictions_along(state.guess)
@@ -66,7 +66,7 @@ class Jacobi:
         last = row.token_ids[-1]
         size = min(self.block_size, room)
         while len(state.guess) < size:
-            # What the last iterate does not reach begins with an n-gram seen before.
+            # Fill the places beyond the last iterate with n-grams seen before.
             behind = state.guess[-1] if state.guess else last
             state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
         del state.guess[size:]
@@ -75,11 +75,11 @@ class Jacobi:
 
 
 class NgramPool:
-    """For each token the last few continuations seen behind it.
+    """The last few continuations seen after each token.
 
     Args:
-        num_tokens: Length of an n-gram, its first token included.
-        num_kept: Continuations kept for each first token; the oldest goes first.
+        num_tokens: Length of an n-gram, including its first token.
+        num_kept: Continuations kept for each first token; the oldest is dropped first.
     """
 
     def __init__(self, num_tokens: int, num_kept: int) -> None:
@@ -89,7 +89,7 @@ class NgramPool:
         self._num_read = 0
 
     def read(self, text: Sequence[int]) -> None:
-        """Add the n-grams of a text, from where the last reading of the same text, then shorter, ended."""
+        """Add the n-grams of a growing text that are new since the last call."""
         self.add(text[max(0, self._num_read - self._num_tokens + 1) :])
         self._num_read = len(text)
 

@@ -1,9 +1,8 @@
-"""Reference copy: what was written last occurs in a reference, so what follows there may follow here.
+"""Reference copy: if the row's last tokens occur in a reference, what follows there may follow here.
 
-LLMA (arXiv 2304.04487) copies a span of fixed length behind one match, and so does
-:class:`SpanCopy`. Here every match is heard: the candidate continuations of all of
-them grow into one token tree, so that the forward that would have verified one span verifies the likeliest
-parts of many.
+LLMA (arXiv 2304.04487) copies a span of fixed length after one match, and so does :class:`SpanCopy`.
+:class:`ReferenceCopy` uses every match: the candidate continuations of all of them grow into one token tree,
+so the forward that would have verified one span verifies the likeliest parts of many.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FITTED = CopyWeights(
 
 _FIRST_PRICE, _LOWEST_PRICE, _HIGHEST_PRICE = 0.05, 0.002, 0.3
 _PRICE_RATE = 0.4
-# With how many breaks, as if seen before, a row's own are averaged.
+# Prior added to a row's counts of breaks.
 _USUAL_BREAKS = 4.0
 
 
@@ -36,7 +35,7 @@ _USUAL_BREAKS = 4.0
 class _State:
     sources: CopySources
     price: float = _FIRST_PRICE
-    # Places behind the first token of a draft at which the copy broke off, and how many were expected to.
+    # How often copies broke off after the first token of a draft, and how often that was expected.
     num_breaks: float = _USUAL_BREAKS
     num_expected_breaks: float = _USUAL_BREAKS
 
@@ -46,20 +45,19 @@ class _State:
 
 
 class ReferenceCopy:
-    """Proposes the likeliest continuations of all places at which the row's last tokens occurred before.
+    """Proposes the likeliest continuations of all places where the row's last tokens occurred before.
 
-    A token is drafted where its path is accepted with at least a certain probability, the price of a token.
-    It rises while a row's trees are large and falls while they are small. So on average they are as large as
-    is nearly free to verify, and the largest stand where they promise most.
+    A token is drafted if its path is accepted with at least a certain probability, the price of a token. The
+    price rises while a row's trees are large and falls while they are small. So on average a tree is as large
+    as is nearly free to verify, and trees are largest where they promise the most accepted tokens.
 
     Args:
-        mean_draft_tokens: Size of the token tree on average, at most.
-        max_draft_tokens: Size of one token tree, at most; 63, because with the row's last token that is the
+        mean_draft_tokens: Maximum average size of a token tree.
+        max_draft_tokens: Maximum size of one token tree; 63, because with the row's last token that is the
             widest forward whose cost is measured.
-        max_depth: Tokens on one path, at most.
-        weights: What the traits of a place count.
-        max_indexed_tokens: References stay indexed, for rows that pass the same, while they hold no more
-            tokens in all.
+        max_depth: Maximum tokens on one path.
+        weights: Weights of the sources' votes.
+        max_indexed_tokens: Maximum tokens of references that stay indexed, for rows that pass the same ones.
 
     Raises:
         ValueError: A number is out of range.
@@ -89,11 +87,11 @@ class ReferenceCopy:
         self._states = PerRow(self._begin)
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """One tree for each row; nothing where nothing is likely enough."""
+        """One tree for each row; empty if no token is likely enough."""
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """Learn of each row whether its copies break off sooner or later than expected."""
+        """Learn for each row whether its copies break off sooner or later than expected."""
         for row, outcome in zip(rows, outcomes, strict=True):
             draft = outcome.draft
             if not (outcome.accepted and draft.probabilities):
@@ -104,7 +102,7 @@ class ReferenceCopy:
                 going_on[parent] = going_on.get(parent, 0.0) + probability
             for number, place in enumerate(outcome.accepted):
                 if place in going_on:
-                    # Merged with another's, a draft may promise more behind a token than at it.
+                    # In a merged draft, a token's children can sum to a higher probability than the token.
                     going_on_share = min(1.0, going_on[place] / max(draft.probabilities[place], 1e-9))
                     state.num_expected_breaks += 1 - going_on_share
                     state.num_breaks += number + 1 == len(outcome.accepted)
@@ -142,11 +140,11 @@ class _SpanState:
 
 
 class SpanCopy:
-    """Proposes the tokens behind the longest match of the row's last tokens.
+    """Proposes the tokens after the longest match of the row's last tokens.
 
     Args:
-        min_match_tokens: How many last tokens must occur in a text for it to be copied (LLMA's n).
-        num_copy_tokens: How many tokens to copy, at most (LLMA's k).
+        min_match_tokens: Minimum length of a match (LLMA's n).
+        num_copy_tokens: Maximum number of tokens to copy (LLMA's k).
 
     Raises:
         ValueError: A number is below 1.
@@ -162,11 +160,11 @@ class SpanCopy:
         self._states = PerRow(self._begin)
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """The copy behind each row's best match; nothing where there is no match."""
+        """The copy after each row's longest match; empty if there is no match."""
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn that the row's own text does not say."""
+        """Nothing to learn beyond the row's own text."""
 
     def _begin(self, row: RowView) -> _SpanState:
         prompt = SuffixIndex([row.token_ids[: row.num_prompt_tokens]])
@@ -176,7 +174,7 @@ class SpanCopy:
         num_tokens = min(self.num_copy_tokens, row.room - 1)
         state, text = self._states[row], row.token_ids
         state.written.extend(text[row.num_prompt_tokens + len(state.written.tokens) :])
-        # Of equally long matches that in a reference, then that in the row's own text.
+        # Of equally long matches, references come first, then the emitted text.
         sources: tuple[tuple[Sequence[int], Match | None], ...] = (
             (state.references.tokens, state.references.longest(text)),
             (state.written.tokens, next(iter(state.written.matches(limit=1)), None)),
@@ -193,7 +191,7 @@ class SpanCopy:
         if BORDER in span:
             del span[span.index(BORDER) :]
         if tokens is state.written.tokens or (tokens is state.prompt.tokens and not state.written.tokens):
-            # A copy that reaches the last written token goes on with itself, as a repetition would.
+            # A copy that reaches the row's last token continues with itself, as a repetition would.
             period = len(span)
             while len(span) < num_tokens:
                 span.append(span[len(span) - period])

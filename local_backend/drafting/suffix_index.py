@@ -1,14 +1,14 @@
-"""Texts of any size, indexed by what precedes each place: where does this row's end occur in them?
+"""Indexes texts of any size by the tokens before each place, to find where a row's last tokens occur.
 
 The places are sorted by their token, the one before it, and so on backwards, as in a suffix array of
-the reversed text (Manber and Myers, 1990). All places at which the last n tokens of a row occur are
-neighbours then, those with the longest matches innermost. Finding them takes a binary search for each
-token of context, at most :data:`MAX_MATCH_TOKENS` of them, whatever the size of the texts; nothing
-is kept for a row, so any number of rows can ask at once.
+the reversed text (Manber and Myers, 1990). All places where the last n tokens of a row occur are then
+adjacent, those with the longest matches innermost. Finding them takes one binary search per token of
+context, at most :data:`MAX_MATCH_TOKENS`, whatever the size of the texts. The index keeps no state per
+row, so any number of rows can query it at once.
 
-Built with numpy, by sorting: more than a million tokens a second. It holds eight bytes a token.
+Built by sorting with numpy: more than a million tokens a second. Takes eight bytes per token.
 
-Knows token ids only: not when to copy nor how much, which is the policy's business.
+Knows token ids only. Does not know when or how much to copy.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MAX_MATCH_TOKENS = 32
 """How far back a match is followed; longer ones count as this long."""
 
 BORDER = -1
-"""Stands between two texts; no token has this id, so no match and no copy crosses it."""
+"""Separates two texts; no token has this id, so no match and no copy crosses it."""
 
 _KEY_BITS = 62
-# Of places with equally long matches, when there are more than are wanted, so many are looked at.
+# If more places than wanted have equally long matches, only this many are examined per range.
 _MAX_LOOKED_AT = 4096
 _NUM_COMMON_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A place whose preceding tokens are those a row wrote last.
+    """A place whose preceding tokens are the last tokens of a row.
 
     Attributes:
-        place: Of the token behind the match, where a copy would begin.
+        place: Index of the token after the match, where a copy would begin.
         num_tokens: How many tokens match.
     """
 
@@ -50,7 +50,7 @@ class Match:
 
 
 class SuffixIndex:
-    """Several texts, as token ids, with every place at which a row's last tokens occur.
+    """Finds every place in several texts where a row's last tokens occur.
 
     Args:
         texts: Token ids of each text.
@@ -63,7 +63,7 @@ class SuffixIndex:
         sizes = [len(text) for text in texts]
         tokens = np.full(sum(sizes) + len(sizes) + 1, BORDER, dtype=np.int32)
         self.starts = []
-        place = 1  # behind a border, so that following a match backwards always ends at one
+        place = 1  # after a border, so that following a match backwards always ends at one
         for text, size in zip(texts, sizes, strict=True):
             self.starts.append(place)
             tokens[place : place + size] = np.fromiter(text, np.int32, size)
@@ -72,7 +72,7 @@ class SuffixIndex:
             raise ValueError(f"token ids are 0 or more, got {int(tokens.min())}")
         self._order_array = _sorted_by_context(tokens)
         self._token_array = tokens
-        # Single items of a memoryview are plain integers, and much faster to get than numpy's.
+        # Items of a memoryview are plain integers, and much faster to read than numpy's.
         self.tokens: memoryview[int] = memoryview(cast("Any", tokens))
         self._order: memoryview[int] = memoryview(cast("Any", self._order_array))
         firsts = tokens[self._order_array]
@@ -88,7 +88,7 @@ class SuffixIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tokens and of their order."""
+        """Memory of the tokens and of their order, in bytes."""
         return int(self._token_array.nbytes + self._order_array.nbytes)
 
     def count(self, token: int) -> int:
@@ -104,27 +104,27 @@ class SuffixIndex:
         return [(token, np.sort(self._order_array[slice(*self._ranges[token])])) for token in tokens]
 
     def common_tokens(self, *, behind: int) -> Iterator[tuple[int, int]]:
-        """The commonest tokens: how often each occurs, and its first place from ``behind`` on, or of all."""
+        """Count of each of the commonest tokens, and its first place from ``behind`` on, else its first."""
         for _, places in self._commonest:
             rank = int(places.searchsorted(behind))
             yield len(places), int(places[rank if rank < len(places) else 0])
 
     def text_at(self, place: int) -> int:
-        """Number of the text a place lies in."""
+        """Index of the text that contains a place."""
         return bisect_right(self.starts, place) - 1
 
     def matches(self, text: Sequence[int], *, limit: int, near: int = 0) -> list[Match]:
-        """Places at which the end of ``text`` occurs and something follows, the longest matches first.
+        """Places where the end of ``text`` occurs and another token follows, longest matches first.
 
         Args:
-            text: What was written; its last tokens are looked up.
-            limit: At most so many.
-            near: Of equally long matches, where there are too many, those closest to this place are taken.
+            text: The row's tokens; the last ones are looked up.
+            limit: Maximum number of matches.
+            near: If there are too many equally long matches, those closest to this place are taken.
         """
         found: list[Match] = []
         inner_first = inner_end = 0
         for num_tokens, first, end in reversed(list(self._narrowing(text))):
-            # What lies in the inner, narrower range has been taken already, with its longer match.
+            # Places in the inner, narrower range were already taken, with their longer match.
             if num_tokens == MAX_MATCH_TOKENS or inner_first == inner_end:
                 ranges = [(first, end)]
             else:
@@ -137,11 +137,11 @@ class SuffixIndex:
         return found
 
     def longest(self, text: Sequence[int], *, near: int = 0) -> Match | None:
-        """The longest match, of equals the closest to ``near``."""
+        """The longest match; of equally long ones, the closest to ``near``."""
         return next(iter(self.matches(text, limit=1, near=near)), None)
 
     def _narrowing(self, text: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Length of the match and range of the order, for ever longer ends of ``text``."""
+        """Match length and range of the order, for longer and longer ends of ``text``."""
         if not text or text[-1] not in self._ranges:
             return
         first, end = self._ranges[text[-1]]
@@ -164,7 +164,7 @@ class SuffixIndex:
             yield num_before + 1, first, end
 
     def _followed(self, ranges: Sequence[tuple[int, int]], limit: int, near: int) -> list[int]:
-        """Places behind those of the order, ascending, if a text goes on there."""
+        """The places after those in ``ranges`` of the order, ascending, unless a text ends there."""
         tokens, order = self.tokens, self._order
         size = sum(end - first for first, end in ranges)
         if size <= 2 * limit:
@@ -187,8 +187,8 @@ class SuffixIndex:
 def _sorted_by_context(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
     """Places sorted by the tokens at and before them, as far back as matches are followed.
 
-    As many tokens as fit are packed into one number; then the known order of half the context gives that
-    of twice as much (prefix doubling).
+    As many tokens as fit are packed into one number; then each pass doubles the length of the sorted
+    context (prefix doubling).
     """
     shifted = tokens.astype(np.int64) + 1  # borders are 0
     bits = max(1, int(shifted.max()).bit_length())
@@ -211,11 +211,11 @@ def _sorted_by_context(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
     return order.astype(np.int32)
 
 
-_KEPT_PLACES = 32  # of each token
+_KEPT_PLACES = 32  # per token
 
 
 class GrowingIndex:
-    """A growing text."""
+    """Index of a growing text."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -223,7 +223,7 @@ class GrowingIndex:
         self._lengths: dict[int, int] = {}  # of the match that ends at a place
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """The row has written these."""
+        """Append emitted tokens."""
         for token in token_ids:
             before = self._lengths
             self._lengths = {place: before.get(place - 1, 0) + 1 for place in self._places.get(token, ())}
@@ -231,7 +231,7 @@ class GrowingIndex:
             self.tokens.append(token)
 
     def matches(self, *, limit: int) -> list[Match]:
-        """Earlier places at which the end of the text occurs, the longest matches first, then the latest."""
+        """Earlier places where the end of the text occurs, longest matches first, then the latest."""
         found = [Match(place + 1, num_tokens) for place, num_tokens in self._lengths.items()]
         found.sort(key=lambda match: (-match.num_tokens, -match.place))
         return found[:limit]
@@ -241,15 +241,15 @@ _NOTHING = SuffixIndex([])
 
 
 class SharedIndexes:
-    """Indexes, made when first asked for; those used longest ago are dropped first.
+    """Indexes shared by rows, built at first use; the least recently used are dropped first.
 
     Args:
-        max_tokens: Tokens indexed, in all; one set of references is always kept.
+        max_tokens: Maximum total of indexed tokens; one set of references is always kept.
     """
 
     def __init__(self, max_tokens: int = 4_000_000) -> None:
         self._max_tokens = max_tokens
-        # By identity, which equal texts share. The texts are kept, too, or others could take theirs over.
+        # By identity: equal texts are one object. Keeping the texts prevents reuse of their ids.
         self._kept: OrderedDict[int, tuple[Sequence[Sequence[int]], SuffixIndex]] = OrderedDict()
         self._num_tokens = 0
 

@@ -1,6 +1,6 @@
-"""The ways of calling an engine: all at once and wait, or one row and its news as they come.
+"""The ways of calling an engine: generate for many prompts and wait, or stream the updates of one row.
 
-Knows rows, and mailboxes for their news. Does not know how rows are decoded.
+Knows rows, and mailboxes for their updates. Does not know how rows are decoded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from local_backend.requests.sequence import Row
 
 
 class Calls(ABC):
-    """What callers use, over making, submitting and cancelling rows."""
+    """The callers' interface, built on making, submitting and cancelling rows."""
 
     @abstractmethod
     def make_row(
@@ -36,7 +36,7 @@ class Calls(ABC):
 
     @abstractmethod
     def cancel(self, rows: Sequence[Row]) -> None:
-        """Free rows; does nothing for those that have ended."""
+        """Cancel rows; does nothing for finished ones."""
 
     def generate(
         self,
@@ -55,7 +55,7 @@ class Calls(ABC):
             Completions in the order of the prompts.
 
         Raises:
-            ValueError: A prompt is empty or too long, or the lists differ in length; nothing has run then.
+            ValueError: A prompt is empty or too long, or the lists differ in length; nothing was run then.
             TypeError: A prompt is text, or a single token.
         """
         each_params = params if isinstance(params, Sequence) else [params] * len(prompts)
@@ -79,13 +79,13 @@ class Calls(ABC):
             self.cancel(rows)
 
     def stream(self, row_of: Callable[[Callable[[Update], None]], Row]) -> Iterator[Update]:
-        """Submit one row and yield its news; leaving early frees the row.
+        """Submit one row and yield its updates; closing the iterator early cancels the row.
 
         Args:
             row_of: Makes the row for a listener; see :meth:`make_row`.
 
         Raises:
-            Exception: Whatever ended the row.
+            Exception: The error that ended the row.
         """
         mailbox = ThreadMailbox()
         row = row_of(mailbox.put)

@@ -1,7 +1,7 @@
 """The decoding loop: draft -> verify -> accept -> commit, for every row of the batch at once.
 
-:meth:`DecodeLoop.step` is the loop's body and names its phases in order; it does not ask which drafter it
-holds. Knows rows, drafts and forwards. Does not know threads, nor how requests come in.
+:meth:`DecodeLoop.step` is the loop's body and names its phases in order; it has no branch on the drafter.
+Knows rows, drafts and forwards. Does not know threads, nor how requests are submitted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from local_backend.scheduling.running_batch import RunningBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Merge the last prefill with the first decode only if it wastes at most this many columns: those of shorter
-# prompts and, where the model cannot leave out their scores, those of all prompts.
+# Merge the last prefill with the first decode only if it wastes at most this many columns: padding of shorter
+# prompts and, if the model cannot skip their logits, all prompt columns.
 _MAX_IDLE_COLUMNS = 32
 
 
@@ -38,17 +38,17 @@ class DecodeLoop:
     """Decodes the rows of one batch. One thread at a time calls :meth:`step`.
 
     Args:
-        model: Whose weights are copied where they are prepacked.
+        model: The model, to repack its weights.
         runner: Its forward pass over the batch.
-        cache: Keys and values of the batch.
-        batch: The rows in use.
-        inbox: The rows that wait.
-        drafter: Guesses what rows write next.
+        cache: The KV cache of the batch.
+        batch: The running rows.
+        inbox: The waiting rows.
+        drafter: Proposes drafts.
         stats: Counts what the loop does.
-        width_costs: What forwards cost by width; asked for when a draft says how likely its tokens are.
+        width_costs: Forward cost by width; called when a draft has probabilities.
         vocabulary_size: How many token ids the model can read.
-        keeps_logits: Whether the model can leave out the scores of tokens nobody asks about.
-        prefill_chunk_tokens: Prompt tokens read between two decode forwards, at most.
+        keeps_logits: Whether the model can compute the logits of its last tokens only.
+        prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards.
         stream_interval_seconds: Minimum interval between streamed updates of a row.
     """
 
@@ -79,14 +79,14 @@ class DecodeLoop:
         self._is_to_forget = False
 
     def forget_prefixes(self) -> None:
-        """Drop what was computed with the weights as they are, before the next step; from any thread."""
+        """Drop what was computed from the current weights before the next step; from any thread."""
         self._is_to_forget = True
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Admit, prefill a chunk, preempt, then one forward for every row that is writing.
+        """Admit, prefill a chunk, preempt, then run one forward for all decoding rows.
 
-        If no row is writing yet, that forward reads the end of the prompts, too.
+        If no row is decoding yet, that forward may also prefill the end of the prompts.
 
         Returns:
             Whether rows are left.
@@ -111,13 +111,13 @@ class DecodeLoop:
         return bool(self._batch or self._inbox)
 
     def _forget(self) -> None:
-        """Drop what was kept of finished rows, and copies of weights that may have changed."""
+        """Empty the prefix cache and drop copies of weights that may have changed."""
         self._is_to_forget = False
         self._cache.forget_prefixes()
         repack(self._model)
 
     def _prefill(self) -> None:
-        """Read one chunk of the prompts that are not yet read."""
+        """Prefill one chunk of every prompt that is not yet in the cache."""
         rows = self._batch.prefilling
         if not rows:
             return
@@ -125,9 +125,9 @@ class DecodeLoop:
         num_left = [row.num_to_prefill for row in rows]
         room = self._cache.most_new_tokens(first_place, len(rows))
         num_new = min(max(num_left), max(1, self._prefill_chunk_tokens // len(rows)), room)
-        # One forward less, where it makes nobody wait and few columns are read that hold nothing.
+        # Saves a forward, if no row is decoding that would have to wait and few columns are wasted.
         is_last = first_place == 0 and max(num_left) <= num_new < room
-        # Scores of a whole chunk, of which one column is wanted, would take the memory of the answer's.
+        # Without keeps_logits, a merged forward also computes and stores the logits of every prompt column.
         num_idle = max(num_left) - (min(num_left) if self._keeps_logits else 0)
         if is_last and num_idle <= _MAX_IDLE_COLUMNS:
             self._batch.begin_writing(most_unread=num_new)
@@ -146,7 +146,7 @@ class DecodeLoop:
         self._batch.begin_writing()
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
-        """The drafter's guesses, as far as they can be read and emitted, there is room, and they pay."""
+        """The drafter's drafts, cut to what the model can read, the row can emit, fits and pays."""
         num_unread = max(len(row.unread) for row in rows)
         widest = widest_within(self._cache.most_new_tokens(0, len(rows)) - num_unread + 1)
         drafts = [
@@ -164,7 +164,7 @@ class DecodeLoop:
         return drafts
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
-        """Accept, per row, the longest path of its draft that the model writes itself."""
+        """Accept, per row, the longest path of its draft that the model itself would write."""
         likeliest = most_likely(logits).tolist()  # [rows, 1 + longest draft]
         outcomes = []
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
@@ -174,7 +174,7 @@ class DecodeLoop:
         return outcomes
 
     def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
-        """Keep what was accepted, in the rows and in the cache, and tell the listeners."""
+        """Keep accepted tokens in the rows and the cache, and notify the listeners."""
         self._stats.num_forwards += 1
         self._stats.num_row_forwards += len(rows)
         num_unread = [len(row.unread) for row in rows]
@@ -201,7 +201,7 @@ class DecodeLoop:
                 )
 
     def _retire(self, rows: Sequence[Row]) -> None:
-        """Free the rows that have ended and tell their listeners."""
+        """Free the slots of finished rows and notify their listeners."""
         for row in rows:
             if row.error is not None:
                 self._batch.remove(row)
@@ -213,6 +213,6 @@ class DecodeLoop:
                 notify_safely(row, partial(row.finish, row.finish_reason))
 
     def _fail_all(self, error: Exception) -> None:
-        """After a step that failed nothing in the cache can be trusted: every row ends with the error."""
+        """Fail all running rows: after a failed step the cache cannot be trusted."""
         for row in self._batch.clear():
             notify_safely(row, partial(row.fail, error))

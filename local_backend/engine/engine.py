@@ -1,8 +1,8 @@
 """The engine: draft -> verify -> accept -> commit, for every row at once.
 
-Rows join and leave between forwards (:mod:`~local_backend.scheduling.inbox`). :meth:`Engine.step` is the
-loop's body and names its phases in order; it does not ask which drafter it holds. Submitting is safe from any
-thread and any event loop, and whatever was submitted by then shares the next forward.
+Rows join and leave the batch between forwards (:mod:`~local_backend.scheduling.inbox`). The loop itself is in
+:mod:`~local_backend.engine.decode_loop`. Rows can be submitted from any thread and any event loop; rows that
+run at the same time share each forward.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ class Engine(Calls):
         model: A decoder-only ``transformers`` causal language model.
         tokenizer: Its tokenizer.
         drafter: A drafter's name or a :class:`~local_backend.drafting.Drafter`.
-        logits_processors: Applied to every row's scores after those of the model's ``generation_config``; see
-            :class:`~local_backend.requests.sampling.SamplingParams` for what they must be.
-        use_generation_config: Whether the end tokens, stop strings and logits processors of the model's
-            ``generation_config`` count, as they are now. Its sampling settings and lengths never do.
-        max_rows: Rows in a forward, at most; further requests wait.
-        prefill_chunk_tokens: Prompt tokens read between two decode forwards, at most, so that a long prompt
-            does not stall the rows that are writing.
-        max_prefix_bytes: Memory for what finished rows leave behind, for rows that begin alike; 0 is none.
-        stream_interval_seconds: News of a row come at most so often.
-        grouped_attention_in_place: On a CPU, let a model with grouped heads read keys and values where they
-            lie; sets its attention implementation, which ``model.generate`` then uses, too.
-        compiled: Whether what stands between attentions runs through ``torch.compile``, or in which of its
-            modes, e.g. ``"reduce-overhead"``; see :mod:`~local_backend.models.compilation`.
-        prepacked: On a CPU, whether forwards multiply with copies of the weights that are laid out for few
-            columns, see :mod:`~local_backend.models.prepacking`; ``None`` is where that is faster and
-            the memory for the copies is free.
-        width_costs: What forwards cost by width, e.g. measured before; by default it is measured when it is
-            first asked for, by a drafter that says how likely its tokens are.
-        scheduling: Who begins first, and within how much memory; a policy's name will do.
+        logits_processors: Applied to every row's logits after those of the model's ``generation_config``; see
+            :class:`~local_backend.requests.sampling.SamplingParams` for their requirements.
+        use_generation_config: Whether to use the end tokens, stop strings and logits processors that the
+            model's ``generation_config`` has now. Its sampling settings and lengths are never used.
+        max_rows: Maximum rows in a forward; further requests wait.
+        prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards, so that a long
+            prompt does not stall decoding rows.
+        max_prefix_bytes: Memory for the prefix cache; 0 disables it.
+        stream_interval_seconds: Minimum interval between streamed updates of a row.
+        grouped_attention_in_place: On a CPU, compute grouped-query attention without copying keys and values
+            for each head; sets the model's attention implementation, also for ``model.generate``.
+        compiled: Compile the layers between attention with ``torch.compile``: ``True``, or one of its modes,
+            e.g. ``"reduce-overhead"``; see :mod:`~local_backend.models.compilation`.
+        prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
+            :mod:`~local_backend.models.prepacking`; ``None`` does so where it is faster and the memory for
+            the copies is free.
+        width_costs: Forward cost by width, e.g. measured before; by default measured on first use, when a
+            draft has probabilities.
+        scheduling: Order of admission and memory limit, or a policy's name.
 
     Raises:
         ValueError: The drafter's or policy's name is unknown, a number is out of range, the memory is too
@@ -171,15 +171,15 @@ class Engine(Calls):
 
         Args:
             prompt: Token ids to continue.
-            listener: Told of every update, on the engine's thread; it must return at once.
+            listener: Called with every update, on the engine's thread; must return at once.
             params: How tokens are chosen.
             references: Text that may be copied.
-            num_context_tokens: How many last tokens of the prompt are the beginning of the text that is
-                written, so that the space between the two is kept.
+            num_context_tokens: How many last tokens of the prompt are a reply already begun, so that the
+                space between them and the answer is kept.
 
         Raises:
-            ValueError: The prompt is empty, leaves no room in the model's positions or in the memory or holds
-                ids outside its vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
+            ValueError: The prompt is empty, leaves no room in the model's positions or the memory, or has ids
+                outside the vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
             TypeError: The prompt is text, or a single token.
         """
         return self._make_row(
@@ -196,41 +196,41 @@ class Engine(Calls):
         self._worker.wake()
 
     def cancel(self, rows: Sequence[Row]) -> None:
-        """Free rows before the next forward; does nothing for those that have ended."""
+        """Cancel rows before the next forward; does nothing for finished ones."""
         if self._intake.cancel(rows) and not self._worker.is_closing:
             self._worker.wake()
 
     @property
     def width_costs(self) -> ForwardCost:
-        """What forwards cost by width; measured now, in about a second, if it was not before."""
+        """Forward cost by width; measured on first use, which takes about a second."""
         return self._width_costs()
 
     @property
     def scheduling(self) -> Scheduling:
-        """Who begins first, and within how much memory."""
+        """Order of admission and memory limit."""
         return self._intake.scheduling
 
     def reschedule(self, scheduling: Scheduling | AdmissionPolicy) -> None:
-        """Order rows otherwise from the next step on, those that wait already included; from any thread.
+        """Change the order of admission from the next step on, also for waiting rows; from any thread.
 
         Raises:
-            ValueError: The policy is unknown, or another memory is asked for: that of an engine is fixed.
+            ValueError: The policy is unknown, or ``max_cache_bytes`` is given and differs from the engine's.
         """
         self._intake.reschedule(scheduling)
 
     @property
     def num_rows(self) -> int:
-        """Rows in use."""
+        """Number of running rows."""
         return len(self._running)
 
     @property
     def num_free(self) -> int:
-        """Rows that could be begun now without waiting; negative while others wait already."""
+        """Rows that could start now without waiting; negative if more rows wait than slots are free."""
         return self._running.num_free - len(self._intake)
 
     @property
     def cache_bytes(self) -> int:
-        """Memory that keys and values take now, those of kept beginnings included."""
+        """Memory that keys and values take now, prefix cache included."""
         return self._cache.num_bytes
 
     @property
@@ -239,17 +239,17 @@ class Engine(Calls):
         return self._cache.peak_bytes
 
     def forget_prefixes(self) -> None:
-        """Drop what was computed with the weights as they are, e.g. when they have changed; from any thread.
+        """Drop what was computed from the current weights, e.g. after they changed; from any thread.
 
-        Keys and values kept of finished rows: no row that is submitted from then on begins with them. And
-        copies of weights, which are made again.
+        Empties the prefix cache, so that rows submitted later reuse none of it, and drops the prepacked
+        copies of weights, which are rebuilt.
         """
         self._loop.forget_prefixes()  # done on the engine's thread, which may be reading them
         if not self._worker.is_closing:
             self._worker.wake()
 
     def close(self) -> None:
-        """End the engine's thread; whoever still waits is told so."""
+        """End the engine's thread; unfinished rows fail with an error."""
         self._finalizer()
         for row in [*self._running.clear(), *self._intake.clear()]:
             notify_safely(
@@ -257,7 +257,7 @@ class Engine(Calls):
             )
 
     def step(self) -> bool:
-        """One round of the decoding loop, see :meth:`~local_backend.engine.decode_loop.DecodeLoop.step`.
+        """One iteration of the decoding loop: :meth:`~local_backend.engine.decode_loop.DecodeLoop.step`.
 
         Returns:
             Whether rows are left.

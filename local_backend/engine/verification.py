@@ -1,14 +1,13 @@
-"""Which part of a draft the model itself would have written.
+"""Verification: which part of a draft the model itself would have written.
 
-Pure functions of a draft and of what the model says at each of its places. One rule serves greedy
-decoding and sampling. Let the model choose its token at the row's last token: the most likely one, or
-one drawn from its distribution. If a child of the draft carries this token, it is accepted and the model
-chooses again there; if none does, the token chosen is the bonus.
+Pure functions of a draft and the model's logits at each position of it. One rule serves greedy decoding and
+sampling. At the row's last token the model chooses the next token: the most likely one, or one drawn from its
+distribution. If a child in the draft has this token, it is accepted and the model chooses again there;
+otherwise the chosen token is the bonus.
 
-For a draft that is a fixed guess this *is* speculative sampling (arXiv 2211.17192, 2302.01318): a child with
-model probability p is accepted with probability p, and what is emitted on refusal is distributed as the
-residual. It asks for one choice per emitted token, in order, so a seed gives the same text whatever was
-drafted.
+For a deterministic draft this *is* speculative sampling (arXiv 2211.17192, 2302.01318): a child with model
+probability p is accepted with probability p, and the token emitted on rejection follows the residual
+distribution. It makes one choice per emitted token, in order, so a seed gives the same text for any draft.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def verify(
 
     Args:
         draft: The guessed tokens.
-        choose: The model's token after a place of the draft; place -1 is the row's last token. Called once
-            for each emitted token, in order.
+        choose: Returns the model's token after a position of the draft; -1 is the row's last token. Called
+            once for each emitted token, in order.
         predictions: Passed on to the outcome.
 
     Returns:
@@ -64,15 +63,15 @@ def _child_with_token(draft: Draft, parent: int, token: int) -> int | None:
 
 
 _BLOCK_SCORES = 256
-_LEAST_SCORES_IN_BLOCKS = 30_000  # for fewer, the operations themselves take longer
+_LEAST_SCORES_IN_BLOCKS = 30_000  # for fewer, the extra operations cost more than they save
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """The most likely token at each place, the first of several that are equally likely.
+    """The most likely token at each position; ties go to the first.
 
-    What ``argmax`` says; but on a CPU torch's own compares one by one, where it compares many at a time to
-    find out how large the largest is. So here the block that holds the largest is found first: for 64 places
-    and a vocabulary of 32,000 in bfloat16 that takes a millisecond instead of five.
+    The result is that of ``argmax``, but torch's CPU ``argmax`` is not vectorized while its maximum is. So
+    this finds the block with the maximum first: for 64 positions and a vocabulary of 32,000 in bfloat16 it
+    takes one millisecond instead of five.
 
     Args:
         logits: ``[..., vocabulary]``.
@@ -90,7 +89,7 @@ def most_likely(logits: Tensor) -> Tensor:
         rest = logits[..., num_full * _BLOCK_SCORES :].amax(-1, keepdim=True)
         largest = torch.cat([largest, rest], -1)
     first = largest.argmax(-1, keepdim=True) * _BLOCK_SCORES
-    # What the last block lacks is its last token again, which then is not the first of its likelihood.
+    # A short last block is padded by repeating its last token, which cannot win a tie against its first copy.
     place = (first + torch.arange(_BLOCK_SCORES)).clamp_(max=size - 1)
     token_ids: Tensor = first[..., 0] + logits.gather(-1, place).argmax(-1)
     return token_ids
@@ -99,18 +98,18 @@ def most_likely(logits: Tensor) -> Tensor:
 def token_chooser(
     row: Row, draft: Draft, logits: Tensor, number: int, predictions: list[int]
 ) -> Callable[[int], int]:
-    """What :func:`~local_backend.engine.verification.verify` asks, for one row.
+    """The ``choose`` argument of :func:`~local_backend.engine.verification.verify` for one row.
 
-    An error, e.g. in a processor, is left in ``row.error`` and ends this row only; what is chosen from then
-    on does not matter.
+    An error, e.g. in a processor, is stored in ``row.error`` and ends only this row; tokens chosen after it
+    do not matter.
 
     Args:
-        row: Chooses.
+        row: The row.
         draft: Its draft.
         logits: Of the whole batch, ``[rows, 1 + longest draft, vocabulary]``.
-        number: Of the row in the batch.
-        predictions: The most likely token at the row's last token and at each place of the draft; where
-            something else is chosen, that takes its place.
+        number: Index of the row in the batch.
+        predictions: The most likely token at the row's last token and at each position of the draft;
+            overwritten by the chosen token where that differs.
     """
     if row.takes_most_likely:  # nothing to compute: the batch's most likely tokens are the choices
         return lambda place: predictions[place + 1]

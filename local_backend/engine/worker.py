@@ -1,6 +1,6 @@
 """The thread that drives an engine while there is work, and sleeps while there is none.
 
-It holds the engine only while working, so an engine nobody refers to is collected and its thread ends.
+It references the engine only while working, so an unreferenced engine is collected and its thread ends.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Steps(Protocol):
     """What a worker drives."""
 
     def step(self) -> bool:
-        """Do one piece of work; returns whether there is more."""
+        """Run one step; returns whether there is more work."""
 
 
 class Worker:
     """Calls ``step`` on its own daemon thread from :meth:`wake` until it returns false.
 
     Args:
-        steps: Driven, but not kept alive.
-        name: Of the thread.
+        steps: The object to drive; held by a weak reference.
+        name: The thread's name.
     """
 
     def __init__(self, steps: Steps, *, name: str) -> None:
@@ -39,7 +39,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """There is work: start the thread or stir it."""
+        """Start the thread, or wake it up; call when there is work."""
         with self._condition:
             if self._closing:
                 raise RuntimeError("the engine is closed; make a new one")
@@ -55,7 +55,7 @@ class Worker:
         return self._closing
 
     def close(self, timeout_seconds: float = 10.0) -> None:
-        """End the thread after the step under way, and wait for it."""
+        """End the thread after the current step, and wait for it."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -88,20 +88,20 @@ def _merge(updates: deque[Update]) -> Update:
 
 
 class ThreadMailbox:
-    """For a reader that blocks its thread."""
+    """Delivers updates to a reader that blocks its thread."""
 
     def __init__(self) -> None:
         self._updates: deque[Update] = deque()
         self._arrived = threading.Condition()
 
     def put(self, update: Update) -> None:
-        """Leave an update; called from the engine's thread."""
+        """Add an update; called from the engine's thread."""
         with self._arrived:
             self._updates.append(update)
             self._arrived.notify()
 
     def get(self) -> Update:
-        """Everything that has arrived, as one update; waits until there is something."""
+        """All updates received so far, merged into one; waits for at least one."""
         with self._arrived:
             while not self._updates:
                 self._arrived.wait()
@@ -109,7 +109,7 @@ class ThreadMailbox:
 
 
 class LoopMailbox:
-    """For a reader in the running event loop."""
+    """Delivers updates to a reader in the running event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class LoopMailbox:
         self._arrived = asyncio.Event()
 
     def put(self, update: Update) -> None:
-        """Leave an update; called from the engine's thread.
+        """Add an update; called from the engine's thread.
 
         Raises:
             RuntimeError: The reader's event loop is closed.
@@ -130,7 +130,7 @@ class LoopMailbox:
             self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def get(self) -> Update:
-        """Everything that has arrived, as one update; waits until there is something."""
+        """All updates received so far, merged into one; waits for at least one."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()

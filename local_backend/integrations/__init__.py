@@ -1,1 +1,1 @@
-"""The engine behind interfaces of others: LangChain, ``generate`` of ``transformers``, files of requests."""
+"""Adapters of the engine: for LangChain, ``generate`` of ``transformers`` and files of requests."""

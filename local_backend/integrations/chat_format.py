@@ -1,4 +1,4 @@
-"""Chat messages as token ids, call arguments as sampling parameters, and answers in OpenAI's shape.
+"""Converts chat messages to token ids, call arguments to sampling parameters, logprobs to OpenAI's format.
 
 Knows roles, names and values. Does not know LangChain's messages.
 """
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, Any]]) -> tuple[list[int], int]:
-    """Token ids of rendered turns, and how many of the last belong to a reply already begun.
+    """Token ids of rendered turns, and how many of the last ones belong to a reply already begun.
 
     Args:
-        tokenizer: Has a chat template.
-        turns: ``role`` and ``content``, a text; a last one of the assistant is continued.
+        tokenizer: With a chat template.
+        turns: Each with ``role`` and text ``content``; a final assistant turn is continued.
     """
     begun = turns[-1]["content"] if turns[-1]["role"] == "assistant" else ""
     token_ids = tokenizer.apply_chat_template(
@@ -41,7 +41,7 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, An
 
 
 PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-"""Of :class:`~local_backend.requests.sampling.SamplingParams`, as attributes of a chat model or per call."""
+"""Fields of :class:`~local_backend.requests.sampling.SamplingParams` set on a chat model or per call."""
 
 # LangChain adds `stream`.
 _KNOWN = frozenset({*PARAMETERS, "max_new_tokens", "references", "logprobs", "top_logprobs", "stream"})
@@ -49,23 +49,23 @@ _BEYOND_TEXT = frozenset({"tools", "tool_choice", "functions", "response_format"
 
 
 def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[str, Any]) -> SamplingParams:
-    """The arguments of one call over the attributes of ``model``.
+    """Sampling parameters of one call; its arguments override the attributes of ``model``.
 
     Args:
         model: Has :data:`PARAMETERS`, ``stop``, ``logprobs``, ``top_logprobs`` and ``model_name``.
-        stop: Strings before which the answer ends.
-        arguments: Further arguments of the call; ``None`` stands for not given.
+        stop: Stop strings; the answer ends before them.
+        arguments: Further arguments of the call; ``None`` means not given.
 
     Raises:
-        ValueError: One of them is not known, needs more than a model that writes text, asks for another
-            model, or is out of range.
+        ValueError: An argument is unknown, out of range, names another model, or needs a model that can do
+            more than write text.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     if "max_new_tokens" in given:
         bound = given.pop("max_new_tokens")
         if given.setdefault("max_tokens", bound) != bound:
             raise ValueError(
-                f"max_tokens={given['max_tokens']} and max_new_tokens={bound} name one bound: give one"
+                f"max_tokens={given['max_tokens']} and max_new_tokens={bound} set the same limit: give one"
             )
     if beyond := _BEYOND_TEXT & given.keys():
         raise ValueError(
@@ -93,7 +93,7 @@ _HALF_CHARACTER = "\ufffd"
 def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}, ...], "refusal": None}``.
 
-    ``bytes`` is ``None`` where a token is no whole character.
+    ``bytes`` is ``None`` if a token is not a whole character.
     """
     text_of = _TokenTexts(tokenizer)
 
@@ -133,7 +133,7 @@ def text_of(turn: dict[str, Any]) -> str:
 
 
 class _TokenTexts:
-    """The text of single tokens, with the space a tokenizer drops where a text begins."""
+    """The text of single tokens, with the space that a tokenizer drops at the start of a text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -151,7 +151,7 @@ class _TokenTexts:
 
 
 def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> dict[str, Any]:
-    """The ``response_metadata`` of an answer: why it ended, and how it was decoded."""
+    """The ``response_metadata`` of an answer: its finish reason and decoding statistics."""
     stats = completion.stats
     metadata: dict[str, Any] = {
         "model_name": model_name,
@@ -173,15 +173,15 @@ def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> 
 
 
 def with_digest_of_references(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call with the references' number and digest in place of their texts."""
+    """Arguments of a call with references replaced by their number and digest."""
     references = kwargs.get("references")
-    if references is None or isinstance(references, str):  # a string is refused where the call is made
+    if references is None or isinstance(references, str):  # a string is rejected when the call is made
         return kwargs
     return {**kwargs, "references": repr(References.of(references))}
 
 
 def _drafter_name(drafter: Drafter) -> str:
-    """A drafter's name as it is registered, e.g. ``"reference_copy"``."""
+    """A drafter's registered name, e.g. ``"reference_copy"``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(drafter).__name__).lower()
 
 

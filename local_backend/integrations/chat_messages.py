@@ -1,4 +1,4 @@
-"""Completions of the engine as LangChain's messages."""
+"""Converts completions of the engine to LangChain messages."""
 
 from __future__ import annotations
 

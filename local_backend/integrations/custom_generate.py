@@ -1,7 +1,7 @@
-"""Doors into stock ``transformers``: our engine behind ``model.generate`` and behind ``transformers serve``.
+"""Adapters for stock ``transformers``: our engine behind ``model.generate`` and ``transformers serve``.
 
 :class:`ParallelDecoding` is a callable for ``generate(custom_generate=...)``; :func:`write_custom_generate`
-puts a ``custom_generate/`` folder beside a model's weights. Both take what ``generate`` has prepared (end
+writes a ``custom_generate/`` folder next to a model's weights. Both take what ``generate`` has prepared (end
 tokens, logits processors, warpers, stopping criteria, lengths) and return what it would return.
 
 Knows the engine and the order of a call. Does not know how drafts are made.
@@ -52,16 +52,16 @@ def generate(model, *arguments, **options):
 class ParallelDecoding:
     """A decoding loop for ``model.generate(..., custom_generate=ParallelDecoding())``.
 
-    The tokens are those ``generate`` itself writes, greedy or sampled; sampling draws other random numbers,
-    which follow ``torch.manual_seed``. A row ends at the model's last position at the latest. ``generate``
-    then takes ``references=`` as well: for each prompt, texts of which the answer may copy parts.
+    Greedy tokens are those of ``generate`` itself, sampled ones have the same distribution; sampling uses
+    other random numbers, which follow ``torch.manual_seed``. A row ends at the model's last position at the
+    latest. ``generate`` then also takes ``references=``: for each prompt, texts the answer may copy from.
 
-    ``generate`` hands neither its ``streamer`` nor its ``tokenizer`` (for stop strings) on to a callable;
+    ``generate`` passes neither its ``streamer`` nor its ``tokenizer`` (for stop strings) to a callable;
     :func:`generate` does.
 
     Args:
         drafter: A drafter's name or a drafter.
-        tokenizer: Reads the references; not needed without.
+        tokenizer: Encodes the references; only needed with them.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class ParallelDecoding:
         """Called by ``generate`` with what it has prepared.
 
         Args:
-            model: Decodes.
+            model: The model to decode with.
             input_ids: Prompts, padded on the left, ``[rows, tokens]``.
             logits_processor: Applied at every drafted position.
-            stopping_criteria: Asked after every token, row by row.
-            generation_config: Decides on sampling, the pad token and the kind of result.
-            references: For each prompt, texts of which the answer may copy parts.
-            streamer: Told of the prompt and of every token.
+            stopping_criteria: Checked after every token, row by row.
+            generation_config: Determines sampling, the pad token and the kind of result.
+            references: For each prompt, texts the answer may copy from.
+            streamer: Receives the prompt and every token.
             synced_gpus: Not supported.
-            model_kwargs: The attention mask, and what the engine has of its own.
+            model_kwargs: The attention mask, and arguments that the engine replaces with its own.
 
         Returns:
             Token ids ``[rows, tokens]``, or the output object with them as ``sequences``.
 
         Raises:
-            ValueError: Something was asked for that cannot be done with drafts in a batch.
+            ValueError: The call needs something that cannot be done with drafts in a batch.
         """
         if synced_gpus:
             raise ValueError("parallel decoding runs on one process: synced_gpus is not supported")
@@ -120,7 +120,7 @@ class ParallelDecoding:
         return sequences
 
     def close(self) -> None:
-        """End the engine; the next call makes another."""
+        """Close the engine; the next call makes another."""
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
@@ -130,13 +130,13 @@ class ParallelDecoding:
         return {"drafter": self.drafter, "tokenizer": self.tokenizer}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy, e.g. beside a copy of the model, makes an engine of its own.
+        # A copy, e.g. with a copy of the model, makes its own engine.
         self.drafter, self.tokenizer = state["drafter"], state["tokenizer"]
         self._engine, self._num_calls, self._lock = None, 0, threading.Lock()
 
     @contextmanager
     def _engine_of(self, model: PreTrainedModel) -> Iterator[Engine]:
-        """The engine for a call; after the last one it forgets finished rows, as weights may change."""
+        """The engine for a call; the last call to end empties its prefix cache, as weights may change."""
         was_training = model.training
         with self._lock:
             if self._engine is None or self._engine.model is not model:
@@ -146,7 +146,7 @@ class ParallelDecoding:
                     model,
                     self.tokenizer if self.tokenizer is not None else cast("Any", _NoText()),
                     self.drafter,
-                    use_generation_config=False,  # `generate` hands over what counts in this call
+                    use_generation_config=False,  # `generate` passes what applies to this call
                     stream_interval_seconds=0.0,
                 )
             model.eval()
@@ -168,7 +168,7 @@ class ParallelDecoding:
         references: Sequence[Texts] | None,
         streamer: BaseStreamer | None,
     ) -> list[list[int]]:
-        """What each row writes, up to where a stopping criterion holds."""
+        """The tokens of each row, up to where a stopping criterion holds."""
         num_rows = len(call.input_ids)
         if references is not None and (not len(references) or num_rows % len(references)):
             raise ValueError(f"{len(references)} references for {num_rows} rows: give one for each prompt")
@@ -192,7 +192,7 @@ class ParallelDecoding:
             while running:
                 number, update = arrivals.get()
                 if number not in running:
-                    continue  # news of a row that a criterion has ended
+                    continue  # an update of a row that a criterion has ended
                 if update.error is not None:
                     raise update.error
                 ended = update.is_last
@@ -228,21 +228,21 @@ def generate(
     """``model.generate`` with our decoding loop, streamers and stop strings included.
 
     Args:
-        model: Decodes. It keeps the engine for later calls.
-        inputs: As for ``model.generate``, as are all that follow but these two.
+        model: The model to decode with. It keeps the engine for later calls.
+        inputs: As for ``model.generate``, like all others but ``drafter`` and ``references``.
         drafter: A drafter's name or a drafter.
-        references: For each prompt, texts of which the answer may copy parts; they want ``tokenizer``.
-        tokenizer: Reads stop strings and references.
-        streamer: Told of the prompt and of every token.
-        stopping_criteria: Asked after every token, row by row.
-        generation_config: Decides what the call does not.
-        options: Whatever else ``model.generate`` takes.
+        references: For each prompt, texts the answer may copy from; they need ``tokenizer``.
+        tokenizer: Encodes stop strings and references.
+        streamer: Receives the prompt and every token.
+        stopping_criteria: Checked after every token, row by row.
+        generation_config: Settings that the call does not give.
+        options: Further arguments of ``model.generate``.
 
     Returns:
         What ``model.generate`` returns.
 
     Raises:
-        ValueError: Something was asked for that cannot be done with drafts in a batch.
+        ValueError: The call needs something that cannot be done with drafts in a batch.
     """
     decoding = vars(model).get("_parallel_decoding")
     if decoding is None or decoding.drafter != drafter or decoding.tokenizer is not tokenizer:
@@ -255,10 +255,10 @@ def generate(
     if stop_strings := stop_strings or own_config.stop_strings:
         if tokenizer is None:
             raise ValueError(
-                "stop strings want the tokenizer: generate(..., stop_strings=..., tokenizer=...)"
+                "stop strings need the tokenizer: generate(..., stop_strings=..., tokenizer=...)"
             )
         criteria.append(StopStringCriteria(tokenizer, stop_strings))
-        # They are done with: `generate` would look for a tokenizer, which it does not have with a callable.
+        # Now handled: `generate` would look for a tokenizer, which it does not have with a callable.
         if generation_config is None or own_config.stop_strings:
             options["stop_strings"] = None
         if generation_config is not None:
@@ -277,14 +277,14 @@ def generate(
 
 
 def write_custom_generate(model_dir: str | Path, *, drafter: str = "combined") -> Path:
-    """Let a model directory decode with our engine wherever its code is trusted.
+    """Make a model directory decode with our engine when it is loaded with ``trust_remote_code``.
 
     The folder is read by ``AutoModelForCausalLM.from_pretrained(model_dir, trust_remote_code=True)``, by
     ``transformers serve model_dir --trust-remote-code`` and by ``generate(custom_generate=model_dir,
     trust_remote_code=True)``.
 
     Args:
-        model_dir: Holds a model's weights.
+        model_dir: The folder of a model's weights.
         drafter: The drafter's name.
 
     Returns:
@@ -304,10 +304,10 @@ def write_custom_generate(model_dir: str | Path, *, drafter: str = "combined") -
 
 
 class _NoText:
-    """Stands in for a tokenizer where only token ids are wanted."""
+    """Stands in for a tokenizer when only token ids are needed."""
 
     def decode(self, token_ids: Sequence[int], **_: Any) -> str:
         return ""
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        raise ValueError("references are texts, which want the tokenizer: ParallelDecoding(tokenizer=...)")
+        raise ValueError("references are texts, which need the tokenizer: ParallelDecoding(tokenizer=...)")

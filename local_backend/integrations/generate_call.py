@@ -1,8 +1,8 @@
-"""One call of ``transformers``' generation loop, taken apart into rows.
+"""One call of ``transformers``' generation loop, split into rows.
 
-``generate`` prepares one padded batch and processors for the whole of it; a row of the engine has no padding
-and is processed alone. Both see the same numbers: a row's processors are given the padding back, because
-lengths and penalties of ``generate`` count it.
+``generate`` prepares one padded batch and processors for all of it; a row of the engine has no padding and is
+processed alone. For the same results, a row's processors are given its padding back, because ``generate``
+counts padding in lengths and penalties.
 
 Knows what ``generate`` hands to its loop. Does not know the engine.
 """
@@ -31,21 +31,21 @@ from transformers import (
 from local_backend.requests.logits import LogitsProcessorLike, refuse_generation_mode, refuse_processor
 from local_backend.requests.sampling import SamplingParams
 
-# What `generate` prepares for its own loop and the engine makes itself.
+# What `generate` prepares for its own loop and the engine replaces.
 _SUPERSEDED = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """What ``generate`` asks its loop for.
+    """What ``generate`` passes to its loop.
 
     Attributes:
         input_ids: Prompts, padded on the left, ``[rows, tokens]``.
-        num_padding: Of each row.
+        num_padding: Padding tokens of each row.
         logits_processor: For the whole batch.
         stopping_criteria: For the whole batch.
-        config: Decides on sampling, the pad token and the kind of result.
+        config: Determines sampling, the pad token and the kind of result.
     """
 
     input_ids: Tensor
@@ -66,7 +66,7 @@ class GenerateCall:
         """Check a call.
 
         Raises:
-            ValueError: Something was asked for that cannot be done with drafts in a batch.
+            ValueError: The call needs something that cannot be done with drafts in a batch.
         """
         refuse_generation_mode(config)
         for processor in logits_processor:
@@ -89,7 +89,7 @@ class GenerateCall:
 
     @property
     def own_criteria(self) -> StoppingCriteriaList:
-        """Stopping criteria beside the end tokens and the length."""
+        """Stopping criteria other than end tokens and length."""
         known = (EosTokenCriteria, MaxLengthCriteria)
         return StoppingCriteriaList(one for one in self.stopping_criteria if not isinstance(one, known))
 
@@ -98,7 +98,7 @@ class GenerateCall:
         return self.input_ids[number, self.num_padding[number] :].tolist()
 
     def params(self, number: int) -> SamplingParams:
-        """How a row is written: warpers are among the processors, so sampling adds nothing of its own."""
+        """Sampling parameters of a row; warpers are among the processors, so no others are set."""
         processors = [_of_row(one, number, len(self.input_ids)) for one in self.logits_processor]
         padding = self.input_ids[number, : self.num_padding[number]]
         ends = {
@@ -113,12 +113,12 @@ class GenerateCall:
             temperature=1.0 if self.config.do_sample else 0.0,
             seed=int(torch.randint(2**62, ())) if self.config.do_sample else None,
             stop_token_ids=tuple(sorted(ends)),
-            ignore_end=True,  # those of the call count, not those of the model
+            ignore_end=True,  # the end tokens of the call apply, not the model's
             logits_processors=(_Padded(processors, padding),) if processors else (),
         )
 
     def stops(self, number: int, answer: Sequence[int]) -> bool:
-        """Whether one of the criteria beside end tokens and length holds after ``answer``."""
+        """Whether a criterion other than end tokens and length holds after ``answer``."""
         if not (criteria := self.own_criteria):
             return False
         written = torch.tensor([answer], device=self.input_ids.device)
@@ -135,7 +135,7 @@ class GenerateCall:
 
 
 class _Padded:
-    """The processors of one row, shown the padding that ``generate`` would show them."""
+    """The processors of one row, called with the padding that ``generate`` would include."""
 
     def __init__(self, processors: Sequence[LogitsProcessorLike], padding: Tensor) -> None:
         self._processors = LogitsProcessorList(cast("Any", processors))
@@ -147,7 +147,7 @@ class _Padded:
 
 
 def _of_row(processor: LogitsProcessorLike, number: int, num_rows: int) -> LogitsProcessorLike:
-    """A processor that holds something for each row of a batch, with what it holds for one of them."""
+    """A processor for one row of a batch: if it has per-row state, a copy with that row's state only."""
     own: Any = copy.copy(processor)
     if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(
         processor.prompt_ignore_length, Tensor
@@ -175,7 +175,7 @@ def _num_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> tuple[in
     place = torch.arange(mask.shape[1], device=mask.device)
     if not torch.equal(mask != 0, place >= num_padding[:, None]):
         raise ValueError(
-            "parallel decoding wants padding on the left only: set tokenizer.padding_side='left'"
+            "parallel decoding needs padding on the left only: set tokenizer.padding_side='left'"
         )
     positions = model_kwargs.get("position_ids")
     if positions is not None:

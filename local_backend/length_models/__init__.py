@@ -1,1 +1,1 @@
-"""Predictors of an answer's length that are trained, and the log they learn from."""
+"""Trained predictors of answer length, and the log they are trained on."""

@@ -1,6 +1,6 @@
 """Command line of length prediction: ``python -m local_backend.length_models``.
 
-``train`` learns from prompts and the lengths of their answers, ``evaluate`` says how far predictions are off.
+``train`` learns from prompts and the lengths of their answers, ``evaluate`` measures prediction errors.
 DATA is JSON lines with a ``prompt``, ``messages`` or ``prompt_ids`` and ``num_tokens``, e.g. what an engine
 logged (:class:`~local_backend.length_models.length_log.LengthLog`).
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; what the user got wrong ends it with a message and status 2."""
+    """Run one command; user errors exit with a message and status 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
@@ -83,7 +83,7 @@ def _load(given: argparse.Namespace) -> tuple[PreTrainedModel, list[LengthExampl
 
 
 def _split(examples: Sequence[LengthExample], seed: int) -> tuple[list[LengthExample], list[LengthExample]]:
-    """Four fifths to learn from and one to measure on; a prompt stands in one of them alone."""
+    """Split by prompt: four fifths to train on, one fifth held out."""
     import random
 
     prompts = sorted({example.prompt_ids for example in examples})
@@ -98,7 +98,7 @@ def _split(examples: Sequence[LengthExample], seed: int) -> tuple[list[LengthExa
 def _report(
     predictor: LengthPredictor, learned: Sequence[LengthExample], measured: Sequence[LengthExample]
 ) -> None:
-    """Print, as one JSON line, errors of the predictor and of the best constant."""
+    """Print the errors of the predictor and of the best constant as one JSON line."""
     from local_backend.scheduling.lengths import MAX_QUANTILE, LengthErrors, Prediction, quantile_of
 
     known = [example.num_tokens for example in learned]

@@ -1,6 +1,6 @@
-"""Numbers that describe a prompt: what the model thinks of it, or where an embedding puts its text.
+"""Features of a prompt: the model's hidden states, or an embedding of its text.
 
-Knows a ``transformers`` model's hidden states and any embedding that is a function. Does not know lengths.
+Knows a ``transformers`` model's hidden states and any embedding function. Does not know lengths.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
 
 class Features(Protocol):
-    """Describes prompts in numbers."""
+    """Computes features of prompts."""
 
     @property
     def name(self) -> str:
-        """What kind of description it is, kept beside what is trained on it."""
+        """The kind of features, saved with what is trained on them."""
         ...
 
     def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -33,14 +33,14 @@ class Features(Protocol):
 
 
 class HiddenStates:
-    """The model's own last hidden states over the prompt, their mean and maximum, and the prompt's length.
+    """Mean and maximum of the model's last hidden states over the prompt, and the prompt's length.
 
-    One forward over the prompt, without the vocabulary; prompts of like length share one. The state at the
-    last token alone says less: it is about how the answer begins. Mean and maximum are about what is asked.
+    Takes one forward without the language-model head; prompts of similar length share one. The last token's
+    state alone carries less: it is about how the answer begins. Mean and maximum are about what is asked.
 
     Args:
-        model: A decoder-only ``transformers`` model; used as it is, also while an engine decodes with it.
-        max_forward_tokens: Tokens of a forward, padding included; a longer prompt has one of its own.
+        model: A decoder-only ``transformers`` model; an engine may decode with it at the same time.
+        max_forward_tokens: Maximum tokens of a forward, padding included; a longer prompt runs alone.
     """
 
     name = "hidden_state"
@@ -51,7 +51,7 @@ class HiddenStates:
 
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Features ``[prompts, 2 * hidden size + 1]``; the same whatever prompts share the call.
+        """Features ``[prompts, 2 * hidden size + 1]``; independent of which prompts share the call.
 
         Raises:
             ValueError: A prompt is empty.
@@ -73,7 +73,7 @@ class HiddenStates:
         width = max(map(len, prompts))
         embeddings: Any = self._model.get_input_embeddings()
         device = embeddings.weight.device
-        # Padded at the end, where no token of a prompt looks.
+        # Padded on the right, where no token of a prompt attends.
         token_ids = torch.tensor(
             [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device
         )
@@ -91,7 +91,7 @@ class TextEmbeddings:
     """A sentence embedding of the prompt's text, and the prompt's length.
 
     Args:
-        tokenizer: Turns prompts back into text.
+        tokenizer: Decodes prompts into text.
         embed: Texts to vectors.
     """
 

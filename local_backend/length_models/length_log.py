@@ -1,7 +1,7 @@
-"""Prompts and how long their answers were, as JSON lines: written as answers end, read to train and measure.
+"""A log of prompts and answer lengths, as JSON lines: written as answers end, read to train and evaluate.
 
-A line has ``prompt`` (text), ``messages`` or ``prompt_ids``, as everywhere here, and ``num_tokens``. Knows
-files and tokenizers. Does not know models.
+A line has ``prompt`` (text), ``messages`` or ``prompt_ids``, and ``num_tokens``. Knows files and tokenizers.
+Does not know models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class LengthExample:
-    """A prompt, and how long one answer to it was.
+    """A prompt and the length of one answer to it.
 
     Attributes:
         prompt_ids: Its token ids.
@@ -38,10 +38,10 @@ class LengthExample:
 
 
 class LengthLog:
-    """Appends one line for each answer; for any thread.
+    """Appends one line for each answer; thread-safe.
 
     Args:
-        path: The file; made where it does not exist, continued where it does.
+        path: The file; created if it does not exist, otherwise appended to.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -53,14 +53,13 @@ class LengthLog:
     def add(
         self, prompt_ids: Sequence[int], num_tokens: int, params: SamplingParams | None = None, **more: Any
     ) -> None:
-        """Write one line, and pass it to the operating system.
+        """Write one line and flush it.
 
         Args:
             prompt_ids: Token ids of the prompt.
-            num_tokens: Tokens of the answer. Leave out answers that were cancelled: how long they would have
-                become is not known.
-            params: How it was sampled; temperature and limit are kept.
-            more: Further JSON values to keep, e.g. what kind of request it was.
+            num_tokens: Tokens of the answer. Do not log cancelled answers: their full length is unknown.
+            params: How it was sampled; temperature and ``max_tokens`` are logged.
+            more: Further JSON values to log, e.g. the kind of request.
 
         Raises:
             ValueError: The log is closed.
@@ -76,7 +75,7 @@ class LengthLog:
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file; nothing more can be added."""
+        """Close the file; adding then raises."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -92,7 +91,7 @@ class LengthLog:
 
 
 def read_lengths(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[LengthExample]:
-    """Every prompt with its answer's length, in order of the file; a line cut short at the end is left out.
+    """Every prompt with its answer's length, in file order; a truncated last line is skipped.
 
     Args:
         path: JSON lines; see the module.
@@ -100,7 +99,7 @@ def read_lengths(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[L
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It holds no example, or a line is none. Says which and what to do.
+        ValueError: It holds no example, or a line is invalid. Says which and what to do.
     """
     path = Path(path)
     if not path.exists():
@@ -124,9 +123,9 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            if number == len(lines):  # no line break behind it: whoever wrote it was stopped, or still writes
+            if number == len(lines):  # no line break after it: the writer was stopped, or is still writing
                 return
-            raise ValueError(f"line {number} of {path} is not JSON ({error}): mend or remove it") from error
+            raise ValueError(f"line {number} of {path} is not JSON ({error}): fix or remove it") from error
         length = record.get("num_tokens") if isinstance(record, dict) else None
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Quantiles of a length from numbers that describe its prompt: a small network, and how it is fitted.
+"""Quantiles of answer length from prompt features: a small network, and how it is fitted.
 
-The network says several quantiles at once, in ascending order by construction; each is pulled to its place by
-the pinball loss (Koenker and Bassett, "Regression Quantiles", 1978). So the **maximum** over many answers to
-a prompt is learned from one answer to each of many prompts. Knows tensors. Does not know prompts or models.
+The network predicts several quantiles at once, in ascending order by construction, and is trained with the
+pinball loss (Koenker and Bassett, "Regression Quantiles", 1978). So the **maximum** over many answers to a
+prompt is learned from one answer to each of many prompts. Knows tensors. Does not know prompts or models.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.nn.utils import skip_init
 from local_backend.scheduling.lengths import MAX_QUANTILE, Prediction
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, MAX_QUANTILE)
-"""What the network says; the middle one is the expected length, the last one the maximum."""
+"""The quantiles predicted; the middle one is the expected length, the last one the maximum."""
 
 _MIDDLE = QUANTILES.index(0.5)
 MIN_EXAMPLES = 20
-"""Fewer say too little to hold some out and learn from the rest."""
+"""Fewer are too few to hold some out and train on the rest."""
 
 
 def pinball(predicted: Tensor, actual: Tensor, quantiles: Sequence[float] = QUANTILES) -> Tensor:
@@ -36,7 +36,7 @@ def pinball(predicted: Tensor, actual: Tensor, quantiles: Sequence[float] = QUAN
     Args:
         predicted: ``[answers, quantiles]``.
         actual: ``[answers]``.
-        quantiles: What each column stands for.
+        quantiles: The quantile of each column.
     """
     missing = actual[:, None] - predicted  # [answers, quantiles]
     levels = torch.tensor(quantiles, dtype=predicted.dtype, device=predicted.device)
@@ -44,7 +44,7 @@ def pinball(predicted: Tensor, actual: Tensor, quantiles: Sequence[float] = QUAN
 
 
 def ascending_tokens(raw: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
-    """Free numbers to quantiles in tokens that ascend: a first one and steps above it, on a log scale.
+    """Map unconstrained numbers to ascending quantiles in tokens: a first value and positive log-scale steps.
 
     Args:
         raw: ``[answers, quantiles]``.
@@ -55,7 +55,7 @@ def ascending_tokens(raw: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
     return (centre + spread * steps).clamp(max=_MAX_LOG).exp()
 
 
-_MAX_LOG = math.log(1e7)  # longer than any answer; what lies beyond would be infinite
+_MAX_LOG = math.log(1e7)  # longer than any answer; prevents overflow to infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class FitOptions:
 
     Attributes:
         num_hidden: Hidden units; 0 is a linear model.
-        num_networks: Networks whose quantiles are averaged, each fitted on another split.
-        dropout: Share of inputs and hidden units left out while fitting.
+        num_networks: Networks whose quantiles are averaged, each fitted on a different split.
+        dropout: Share of inputs and hidden units dropped while fitting.
         weight_decay: Of AdamW.
         learning_rate: Of AdamW.
-        max_steps: Steps over all examples, at most.
-        patience_steps: Steps without gain on what is held out, after which fitting ends.
-        held_out_share: Examples held out to know when to end.
-        seed: Of splits, first weights and dropout.
+        max_steps: Maximum number of steps, each over all examples.
+        patience_steps: Fitting stops after this many steps without improvement on held-out examples.
+        held_out_share: Share of examples held out for early stopping.
+        seed: Of splits, initial weights and dropout.
 
     Raises:
         ValueError: A number is out of range.
@@ -101,19 +101,19 @@ class FitOptions:
 
 
 class QuantileNetwork(nn.Module):
-    """Features to quantiles in tokens.
+    """Maps features to quantiles in tokens.
 
     Args:
-        num_features: Numbers that describe a prompt.
+        num_features: Features of a prompt.
         num_hidden: Hidden units; 0 is a linear model.
-        seed: Of the first weights.
+        seed: Of the initial weights.
     """
 
     def __init__(self, num_features: int, num_hidden: int, *, seed: int = 0) -> None:
         super().__init__()
         self.num_hidden = num_hidden
         num_last = num_hidden or num_features
-        # Not initialised by torch, which would draw from the generator that everybody shares.
+        # Skip torch's initialisation, which would draw from the global generator.
         self.hidden = skip_init(nn.Linear, num_features, num_hidden) if num_hidden else None
         self.last = skip_init(nn.Linear, num_last, len(QUANTILES))
         self.feature_mean: Tensor
@@ -129,16 +129,16 @@ class QuantileNetwork(nn.Module):
             if self.hidden is not None:
                 self.hidden.weight.normal_(std=num_features**-0.5, generator=generator)
                 self.hidden.bias.zero_()
-            self.last.weight.zero_()  # begins with the same quantiles for all
+            self.last.weight.zero_()  # initially predicts the same quantiles for every prompt
             self.last.bias.copy_(
                 torch.tensor([-1.3, *[-0.3] * (len(QUANTILES) - 1)])
-            )  # those of a bell curve
+            )  # quantiles of a normal distribution
 
     def forward(
         self, features: Tensor, dropout: float = 0.0, generator: torch.Generator | None = None
     ) -> Tensor:
         """Quantiles ``[answers, quantiles]`` in tokens, from ``[answers, features]``."""
-        # Clipped, so that a prompt unlike all others is taken for an unusual one and not for an absurd one.
+        # Clipped, so that an outlier prompt does not get an absurd prediction.
         values = _dropped(
             ((features - self.feature_mean) / self.feature_scale).clamp(-6, 6), dropout, generator
         )
@@ -151,7 +151,7 @@ class QuantileEnsemble(nn.Module):
     """Several networks whose quantiles are averaged.
 
     Args:
-        networks: All with as many features.
+        networks: All with the same number of features.
     """
 
     def __init__(self, networks: Sequence[QuantileNetwork]) -> None:
@@ -168,7 +168,7 @@ class QuantileEnsemble(nn.Module):
         return predictions_of(self(features))
 
     def save(self, path: Path, **about: str) -> None:
-        """Write all networks to one file, with strings that say what their features are."""
+        """Write all networks to one file, with metadata ``about`` their features."""
         first = self.networks[0]
         assert isinstance(first, QuantileNetwork)
         shape = {
@@ -180,11 +180,11 @@ class QuantileEnsemble(nn.Module):
 
     @classmethod
     def load(cls, path: Path) -> tuple[QuantileEnsemble, dict[str, str]]:
-        """What :meth:`save` wrote: the networks, and the strings.
+        """Read what :meth:`save` wrote: the networks and the metadata.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It holds something else.
+            ValueError: It holds no length predictor.
         """
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist: give the folder of a predictor that was trained")
@@ -204,19 +204,19 @@ class QuantileEnsemble(nn.Module):
 
 
 def predictions_of(quantiles: Tensor) -> list[Prediction | None]:
-    """Quantiles ``[answers, quantiles]`` in tokens as predictions."""
+    """Convert quantiles ``[answers, quantiles]`` in tokens to predictions."""
     return [Prediction(line[_MIDDLE], line[-1]) for line in quantiles.tolist()]
 
 
 def fit_quantiles(
     features: Tensor, num_tokens: Sequence[int], options: FitOptions | None = None
 ) -> QuantileEnsemble:
-    """Fit networks until what is held out gains no more.
+    """Fit networks, with early stopping on held-out examples.
 
     Args:
         features: ``[answers, features]``.
         num_tokens: The length of each answer.
-        options: How.
+        options: How to fit.
 
     Raises:
         ValueError: There are fewer than :data:`MIN_EXAMPLES` answers, or not one length for each.
@@ -232,7 +232,7 @@ def fit_quantiles(
     num_held_out = max(5, round(options.held_out_share * len(lengths)))
     networks = []
     for number in range(options.num_networks):
-        # Each network holds out another part, so that together they learn from all.
+        # Each network holds out a different part, so that together they learn from all examples.
         turned = order.roll(number * num_held_out)
         network = QuantileNetwork(features.shape[1], options.num_hidden, seed=options.seed + number)
         held_out, learned = turned[:num_held_out], turned[num_held_out:]
@@ -287,7 +287,7 @@ def _fit(
 
 
 def _dropped(values: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
-    """Dropout from a generator of its own, so that a fit is the same whatever else draws numbers."""
+    """Dropout with the given generator, so that a fit does not depend on the global one."""
     if not share:
         return values
     kept = torch.rand(values.shape, generator=generator) >= share

@@ -1,6 +1,6 @@
-"""The light trained predictor: features of a prompt, and quantiles learned from the lengths of answers.
+"""The light trained predictor: prompt features, and quantiles learned from the lengths of answers.
 
-Knows features and the network. Does not know where either gets its numbers from.
+Knows features and the network. Does not know how features are computed or networks fitted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class TrainedLengths:
     """Predicts lengths from features; make one with :meth:`fit` or :meth:`load`.
 
     Args:
-        features: Describe prompts; the same that it was trained with.
-        networks: What was learned.
+        features: Computes prompt features, of the kind the networks were trained on.
+        networks: The fitted networks.
     """
 
     def __init__(self, features: Features, networks: QuantileEnsemble) -> None:
@@ -48,21 +48,21 @@ class TrainedLengths:
         return self._networks.predictions(self._features(prompts)) if prompts else []
 
     def save(self, folder: str | Path) -> None:
-        """Write what was learned; the features are not part of it."""
+        """Write the networks; the features are not saved."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         self._networks.save(Path(folder) / _FILE, features=self._features.name)
 
     @classmethod
     def load(cls, folder: str | Path, features: Features) -> TrainedLengths:
-        """What :meth:`save` wrote.
+        """Read what :meth:`save` wrote.
 
         Args:
-            folder: Where to.
+            folder: Where :meth:`save` wrote it.
             features: Of the same kind, from the same model.
 
         Raises:
-            FileNotFoundError: There is none.
-            ValueError: It was trained with features of another kind.
+            FileNotFoundError: The folder holds no predictor.
+            ValueError: It was trained on features of another kind.
         """
         networks, about = QuantileEnsemble.load(Path(folder) / _FILE)
         if about.get("features") != features.name:

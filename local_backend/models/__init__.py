@@ -1,1 +1,1 @@
-"""Getting a model into memory: from a folder, the model hub, a GGUF file, or the default one."""
+"""Loads models (a folder, the model hub, a GGUF file or the default model) and runs their forwards."""

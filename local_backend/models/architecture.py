@@ -1,8 +1,8 @@
-"""What the engine has to know of a model, and which models it cannot decode.
+"""What the engine needs to know about a model, and which models it cannot decode.
 
-Rows of different lengths share a forward, drafts are trees, and what is refused is rolled back by moving a
-length. So the model must attend by a mask and by positions that it is given, and keep nothing of a token but
-its keys and values. Read off the configuration here; :mod:`local_backend.models.compatibility` then tries it.
+Rows of different lengths share a forward, drafts are trees, and rejected tokens are rolled back by moving a
+length. So the model must use the mask and positions it is given, and keep no state of a token but its keys
+and values. This module checks the configuration; :mod:`local_backend.models.compatibility` runs the model.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _NO_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What the engine has to know of a model.
+    """What the engine needs to know about a model.
 
     Attributes:
         num_layers: Decoder layers.
-        max_positions: Tokens of prompt and answer together, at most.
-        windows: Per kind of layer the sliding window in tokens, ``None`` for full attention.
-        mask_dtype: Of the attention mask: what is added to the scores, or ``torch.bool``.
-        device: Where token ids, positions and masks go.
-        keeps_logits: Whether the model can be asked for the scores of its last tokens alone.
+        max_positions: Maximum tokens of prompt and answer together.
+        windows: Sliding window in tokens for each kind of layer, ``None`` for full attention.
+        mask_dtype: Dtype of the attention mask: a float type for additive masks, or ``torch.bool``.
+        device: Device of token ids, positions and masks.
+        keeps_logits: Whether the model can compute logits for its last tokens only.
     """
 
     num_layers: int
@@ -51,7 +51,7 @@ class Architecture:
         """Read a model's configuration.
 
         Raises:
-            ValueError: The model cannot be decoded losslessly in a batch; says why, and what to use instead.
+            ValueError: The model cannot be decoded losslessly in a batch; says why and what to use instead.
         """
         config = model.config.get_text_config(decoder=True)
         _refuse_other_models(model)
@@ -83,10 +83,10 @@ def _refuse_other_models(model: PreTrainedModel) -> None:
 def _refuse_own_positions(model: PreTrainedModel) -> None:
     parameters = inspect.signature(model.forward).parameters
     missing = [name for name in _ARGUMENTS if name not in parameters]
-    if missing and "input_ids" in parameters:  # a wrapper that passes everything on names none of them
+    if missing and "input_ids" in parameters:  # a wrapper that forwards all its arguments names none of them
         raise ValueError(
-            f"{_name(model)} does not take {' and '.join(missing)}, so it cannot be told where the tokens of "
-            "rows of different lengths stand (its positions may be biases by distance, as in ALiBi): "
+            f"{_name(model)} does not take {' and '.join(missing)}, so it cannot be given the positions of "
+            "rows of different lengths (it may encode positions as biases by distance, as in ALiBi): "
             "call model.generate, or use a model with rotary or learned positions"
         )
 
@@ -112,16 +112,16 @@ def _refuse_own_masks(model: PreTrainedModel, config: PretrainedConfig) -> None:
         )
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
         raise ValueError(
-            f"{_name(model)} attends to later tokens (bidirectional attention), so it does not write from "
-            "left to right: use a causal language model"
+            f"{_name(model)} attends to later tokens (bidirectional attention), so it does not generate "
+            "from left to right: use a causal language model"
         )
 
 
 def _max_positions(model: PreTrainedModel, config: PretrainedConfig) -> int:
-    """Positions the model has, less those at which its rope would change for everyone in the batch."""
+    """Number of positions at which the model's rope stays the same for every row of a batch."""
     positions = int(getattr(config, "max_position_embeddings", 0) or _NO_LIMIT)
     for rope in _ropes(config):
-        # Dynamic rope needs no care of its own: it changes beyond max_position_embeddings only.
+        # Dynamic rope is safe: it changes only beyond max_position_embeddings.
         if rope.get("rope_type") == "longrope":
             unchanged = rope.get("original_max_position_embeddings") or positions
             if unchanged < positions:
@@ -156,7 +156,7 @@ def _windows(config: PretrainedConfig) -> dict[str, int | None]:
 
 
 def _mask_dtype(model: PreTrainedModel, config: PretrainedConfig) -> torch.dtype:
-    """Additive, which costs no conversion in each layer, where all layers compute in one type."""
+    """Additive if all layers compute in one dtype, which saves a conversion in each layer."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if len(dtypes) > 1 and getattr(config, "_attn_implementation", None) in ("sdpa", IN_PLACE):
         return torch.bool
@@ -164,7 +164,7 @@ def _mask_dtype(model: PreTrainedModel, config: PretrainedConfig) -> torch.dtype
 
 
 def _input_device(model: PreTrainedModel) -> torch.device:
-    """Where the embeddings are computed; weights that are offloaded lie elsewhere between forwards."""
+    """The device that computes the embeddings; offloaded weights are elsewhere between forwards."""
     embeddings = model.get_input_embeddings()
     hook = getattr(embeddings, "_hf_hook", None) or getattr(model, "_hf_hook", None)
     device = getattr(hook, "execution_device", None)

@@ -1,8 +1,8 @@
-"""Does a model, called as the engine calls it, say what it says when called plainly?
+"""Checks that a model computes the same logits in the engine as when it is called alone.
 
-A few tokens in two rows of different lengths, a tree of drafts, a rollback. What a model's configuration does
-not tell (a mask ignored, positions counted by itself, state kept beside keys and values) shows here, once,
-when an engine is made, and not in what it writes.
+Runs a few tokens in two rows of different lengths, a draft tree and a rollback. Faults that a configuration
+does not reveal (an ignored mask, positions counted by the model, state besides keys and values) show here,
+once, when an engine is created, and not in the generated text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NUM_TOKENS = 12
 _LENGTHS = (7, 4)  # of the two rows before the draft
-# Behind the row's last token: a wrong one with a wrong child, the right one, its right child, a wrong child.
+# After the row's last token: a wrong one with a wrong child, the right one, its right child, a wrong child.
 _PARENTS = (-1, 0, -1, 2, 2)
 _RIGHT_PLACES = (2, 3)
 
@@ -33,10 +33,10 @@ def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> 
 
     Args:
         model: In evaluation mode.
-        architecture: What is known of it.
+        architecture: Its architecture.
 
     Raises:
-        ValueError: They differ, or the model cannot be called that way.
+        ValueError: The logits differ, or the model cannot be called that way.
     """
     if architecture.max_positions < _NUM_TOKENS:
         return
@@ -52,15 +52,15 @@ def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> 
             f"{name} cannot be called as the engine calls it (rows of different lengths, positions and masks "
             f"given): {type(error).__name__}: {error}. Use model.generate for it"
         ) from error
-    # Rounding differs with a batch's shape; what goes wrong with masks or positions is of another order.
+    # Rounding differs with the batch shape; errors of masks or positions are far larger.
     tolerance = max(1e-3, 30 * torch.finfo(model.dtype).eps)
     if not difference <= tolerance:
         raise ValueError(
-            f"{name} says something else in a batch with drafts than alone (logits differ by "
+            f"{name} computes other logits in a batch with drafts than alone (they differ by "
             f"{difference:.2g} of their spread, rounding would be below {tolerance:.2g}): it ignores the "
-            "mask or the positions it is given, keeps more than keys and values, or quantises activations by "
-            "what else is in the batch. Use model.generate for it, or a model with plain full or "
-            "sliding-window attention, quantised in its weights alone"
+            "mask or the positions it is given, keeps state besides keys and values, or quantises "
+            "activations depending on the rest of the batch. Use model.generate for it, or a model with "
+            "plain full or sliding-window attention and weight-only quantisation"
         )
 
 
@@ -68,13 +68,13 @@ def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> 
 def _difference(
     model: PreTrainedModel, architecture: Architecture, text: Sequence[int], own: Tensor
 ) -> float:
-    """Greatest mean difference of logits at one position, in units of their standard deviation.
+    """Largest mean difference of logits at one position, in units of their standard deviation.
 
     Args:
         model: Called as the engine does.
-        architecture: How that is.
-        text: Token ids; what is not drafted of it is the prompt.
-        own: What the model says at each of them, ``[tokens, vocabulary]``.
+        architecture: Its architecture.
+        text: Token ids; the prompt is what is not drafted.
+        own: The model's own logits after each of them, ``[tokens, vocabulary]``.
     """
     wrong = [(token + 1) % own.shape[-1] for token in text]
     cache = RaggedKVCache(architecture.num_layers, max_rows=len(_LENGTHS))
@@ -98,7 +98,7 @@ def _difference(
     for row, length in zip(rows, _LENGTHS, strict=True):
         for offset, logits in enumerate([*drafted[row, kept], after[row, 0]]):
             plain = own[length + offset].to(logits.device)
-            possible = plain.isfinite()  # some models say -inf to tokens that are never to be written
+            possible = plain.isfinite()  # some models give -inf to tokens that must never be emitted
             ours, theirs = logits[possible].float(), plain[possible].float()
             differences.append((ours - theirs).abs().mean() / theirs.std().clamp_min(1e-6))
     return torch.stack(differences).max().item()  # NaN if any is

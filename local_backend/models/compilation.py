@@ -1,9 +1,9 @@
-"""The blocks between attentions through ``torch.compile``, which makes one kernel of several.
+"""Compiles the layers between attention with ``torch.compile``, which fuses several kernels into one.
 
-Attention stays as it is: it reads a cache of ours whose length changes with every token. What stands between
-is the same program for every layer, so it is compiled once, for any number of rows and any width. On a GPU,
-the mode ``"reduce-overhead"`` replays each block as a CUDA graph; the engine pads forwards to few widths, so
-that there are few graphs.
+Attention is not compiled: it reads the engine's KV cache, whose length changes with every token. The other
+blocks are the same program in every layer, so they are compiled once, for any number of rows and any width.
+On a GPU, the mode ``"reduce-overhead"`` replays each block as a CUDA graph; the engine pads forwards to a few
+widths, so there are few graphs.
 
 Knows ``transformers``' decoder layers. Does not know forwards.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def compile_blocks(model: PreTrainedModel, mode: str | None = None) -> None:
-    """Compile, in place, what is no attention in a model's layers; ``model.generate`` then uses it, too.
+    """Compile the non-attention blocks of a model's layers in place; ``model.generate`` then uses them, too.
 
-    The first forward takes seconds longer. Compiled before, a block is left alone.
+    The first forward takes seconds longer. Blocks that are already compiled are skipped.
 
     Args:
-        model: With decoder layers, of which the attentions know their ``layer_idx``.
-        mode: One of ``torch.compile``'s, e.g. ``"reduce-overhead"`` or ``"max-autotune"``.
+        model: Has decoder layers whose attention modules have a ``layer_idx``.
+        mode: A mode of ``torch.compile``, e.g. ``"reduce-overhead"`` or ``"max-autotune"``.
 
     Raises:
         ValueError: There is no such mode, or the model has no such layers.
@@ -46,7 +46,7 @@ def compile_blocks(model: PreTrainedModel, mode: str | None = None) -> None:
     ]
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no decoder layers to compile: leave compiled=False")
-    unpack(model)  # the compiler has products of its own
+    unpack(model)  # the compiler has its own matrix products
     for block in blocks:
         if not is_compiled(block):
             block.compile(dynamic=True, mode=mode)

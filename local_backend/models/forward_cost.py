@@ -1,9 +1,9 @@
-"""What a wider forward costs, and how wide a forward pays.
+"""The cost of forwards by width, and the draft width with the highest expected throughput.
 
-A draft token costs what it adds to the forward that verifies it, which depends on the model, the device, the
-rows in the batch and their length: next to nothing while weights are read from memory anyway, a full share
-once the device is busy. So it is measured, once per model and device, in about a second; then drafts
-are cut to the width at which most tokens a second are expected.
+A draft token costs the time it adds to the forward that verifies it. That depends on the model, the device,
+the rows in the batch and their length: almost nothing while the forward is bound by reading weights, a full
+share once it is compute-bound. So the cost is measured, once per model and device, in about a second; drafts
+are then cut to the width with the most expected tokens per second.
 
 Knows forwards and seconds. Does not know where drafts come from.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
-_MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: they cost by the token
+_MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: their cost is linear in tokens
 _SMALL_FORWARD_TOKENS = 32
 _NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
 _MAX_SECONDS = 0.8
@@ -39,13 +39,13 @@ _MAX_SECONDS = 0.8
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Seconds of a forward; linear between what was measured, and beyond.
+    """Seconds of a forward; linear interpolation and extrapolation of measurements.
 
     Attributes:
         contexts: Tokens before the new ones, ascending.
         rows: Rows of the batch, ascending.
         widths: New tokens of each row, ascending.
-        seconds: By context, rows and width.
+        seconds: Indexed by context, rows and width.
 
     Raises:
         ValueError: The table does not have the shape of its axes, or an axis does not ascend.
@@ -69,27 +69,27 @@ class ForwardCost:
 
     @classmethod
     def flat(cls, num_tokens: int, per_token: float = 1.0) -> ForwardCost:
-        """Forwards that cost the same up to so many tokens in all, and by the token beyond.
+        """A cost that is constant up to ``num_tokens`` tokens in all and linear beyond.
 
         Args:
-            num_tokens: Rows times width that are free.
-            per_token: What ``num_tokens`` further tokens cost, in forwards.
+            num_tokens: Rows times width up to which the cost is constant.
+            per_token: Cost of ``num_tokens`` further tokens, in forwards.
         """
         sizes = (1, num_tokens, 2 * num_tokens) if num_tokens > 1 else (1, 2)
         return cls((1,), (1,), sizes, ((tuple(1 + per_token * (size > num_tokens) for size in sizes),),))
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> ForwardCost:
-        """What :meth:`to_dict` gave, e.g. read from JSON."""
+        """Restore the result of :meth:`to_dict`, e.g. read from JSON."""
         seconds = tuple(tuple(tuple(line) for line in rows) for rows in table["seconds"])
         return cls(tuple(table["contexts"]), tuple(table["rows"]), tuple(table["widths"]), seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, to be kept as JSON and given to an engine again."""
+        """Plain sequences and numbers, to save as JSON and pass to an engine again."""
         return asdict(self)
 
     def __call__(self, *, context: int, rows: int, width: int) -> float:
-        """Seconds of a forward of ``rows`` rows, each ``width`` new tokens behind ``context`` others."""
+        """Seconds of a forward of ``rows`` rows, each with ``width`` new tokens after ``context`` others."""
         at, share = _between(self.contexts, context)
         below = self._in_table(self.seconds[at], rows, width)
         if not share:
@@ -98,7 +98,7 @@ class ForwardCost:
 
     def _in_table(self, table: tuple[tuple[float, ...], ...], rows: int, width: int) -> float:
         at, share = _between(self.rows, rows)
-        if len(self.rows) == 1:  # nothing is known of other batches but that they hold more tokens
+        if len(self.rows) == 1:  # one batch size was measured: the cost depends on the number of tokens
             return self._in_line(table[0], rows * width)
         below = self._in_line(table[at], width)
         return below + share * (self._in_line(table[at + 1], width) - below) if share else below
@@ -108,13 +108,13 @@ class ForwardCost:
         return line[at] + share * (line[at + 1] - line[at]) if share else line[at]
 
     def best_draft_width(self, drafts: Sequence[Draft], *, context: int) -> int:
-        """How many draft tokens a row may have, so that most tokens a second are expected.
+        """The number of draft tokens per row with the most expected tokens per second.
 
-        All rows of a forward are as wide as the widest, so one width is chosen for all: that at which the
-        expected number of tokens, one bonus for each row and what is accepted, stands highest above the cost.
+        All rows of a forward are as wide as the widest, so one width is chosen for all: the one with the
+        highest ratio of expected tokens, accepted ones and a bonus for each row, to seconds.
 
         Args:
-            drafts: One for each row; those that do not say how likely they are count as wanted whole.
+            drafts: One for each row; drafts without probabilities are always kept whole.
             context: Tokens of the longest row.
         """
         least = max((len(draft) for draft in drafts if not draft.probabilities), default=0)
@@ -130,12 +130,12 @@ class ForwardCost:
             seconds = self(context=context, rows=len(drafts), width=padded_width(1 + width))
             return expected[width] / seconds
 
-        # Costs rise in steps where kernels do: a wider forward may pay where a narrower does not.
-        return max(range(least, most + 1), key=rate)  # of equals the narrowest
+        # Kernel costs rise in steps: a wider forward may pay where a narrower one does not.
+        return max(range(least, most + 1), key=rate)  # the narrowest wins ties
 
 
 def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
-    """Where on an axis a value lies: the place below it, and what share of the way to the next."""
+    """Locate a value on an axis: the index below it, and the fraction of the way to the next."""
     if len(axis) == 1 or value <= axis[0]:
         return 0, 0.0
     at = min(bisect_right(axis, value) - 1, len(axis) - 2)
@@ -152,13 +152,13 @@ def measure_forward_cost(
 ) -> ForwardCost:
     """Time forwards of several widths, batches and contexts.
 
-    Takes about a second: what there is no time for is taken to cost by the token, like what was measured.
+    Takes about a second; what there is no time to measure is extrapolated linearly by tokens.
 
     Args:
-        model: In evaluation mode, with the weights, type and device it will have.
-        architecture: What is known of it; read off it unless given.
-        max_rows: Larger batches are not tried.
-        is_prepacked: Whether forwards use prepacked weights, where the model has them.
+        model: In evaluation mode, with its final weights, dtype and device.
+        architecture: Its architecture; read from its configuration unless given.
+        max_rows: Larger batches are not measured.
+        is_prepacked: Whether forwards use prepacked weights, if the model has them.
     """
     architecture = architecture or Architecture.of(model)
     cache = RaggedKVCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
@@ -184,7 +184,7 @@ def measure_forward_cost(
             return time.perf_counter() - started
 
         if num_rows * width <= _SMALL_FORWARD_TOKENS:
-            run()  # the first of a shape is slower
+            run()  # the first run of a shape is slower
         return min(run() for _ in range(num_repeats))
 
     deadline = time.perf_counter() + _MAX_SECONDS
@@ -201,15 +201,15 @@ def measure_forward_cost(
                 continue
             measured[width] = seconds_of(num_rows, width)
         near.append(_ascending(_line_through(measured, widths)))
-    rows = rows[: len(near)]  # larger batches cost by the token, too
+    rows = rows[: len(near)]  # larger batches are extrapolated, too
     tables = [tuple(near)]
     for context in contexts[1:]:
-        # A longer context adds to attention alone, by the row and by the token: two widths tell how much.
+        # A longer context adds cost to attention only, per row and per token: two widths measure it.
         cache.assume_length(context)
         probes = (widths[0], widths[len(widths) // 2])
         far = []
         for num_rows, line_near in zip(rows, near, strict=True):
-            # One late forward here would make every wide one look dear.
+            # One slow run here would make every wide forward look expensive.
             repeats = _NUM_PROBE_REPEATS if num_rows == rows[0] else _NUM_REPEATS
             added = [
                 max(0.0, seconds_of(num_rows, width, repeats) - line_near[widths.index(width)])
@@ -227,17 +227,17 @@ def measure_forward_cost(
 
 
 def _by_what_they_tell(widths: Sequence[int]) -> list[int]:
-    """The narrowest and a middling one first, which together tell what a token costs, then the others.
+    """The narrowest and a middle width first, which together give the cost per token, then the others.
 
-    On a busy machine there may be time for two. Of neighbours the difference would be noise, and the widest
-    takes seconds where a model is slow.
+    On a busy machine there may be time for only two. The difference of neighbours would be noise, and the
+    widest takes seconds if a model is slow.
     """
     first = [widths[0], widths[len(widths) // 2]]
     return [*dict.fromkeys(first), *(width for width in reversed(widths) if width not in first)]
 
 
 def _line_through(measured: Mapping[int, float], widths: Sequence[int]) -> list[float]:
-    """Seconds at each width: linear between what was measured, and beyond by the token, as before that."""
+    """Seconds at each width, interpolated and extrapolated linearly from the measured widths."""
     known = sorted(measured)
     line = []
     for width in widths:
@@ -249,7 +249,7 @@ def _line_through(measured: Mapping[int, float], widths: Sequence[int]) -> list[
 
 
 def _ascending(line: Sequence[float]) -> tuple[float, ...]:
-    """What was measured, but no wider forward cheaper than a narrower: that would be noise."""
+    """The measurements made monotonic: a wider forward that is cheaper than a narrower one is noise."""
     ascending = [line[0]]
     for seconds in line[1:]:
         ascending.append(max(seconds, ascending[-1]))
@@ -257,7 +257,7 @@ def _ascending(line: Sequence[float]) -> tuple[float, ...]:
 
 
 class KnownCosts:
-    """The costs measured in this process, by what they depend on; for any thread."""
+    """The costs measured in this process, keyed by what they depend on. Thread-safe."""
 
     def __init__(self) -> None:
         self._costs: dict[tuple[object, ...], ForwardCost] = {}
@@ -266,7 +266,7 @@ class KnownCosts:
     def of(
         self, model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
     ) -> ForwardCost:
-        """The costs of ``model``, measured when nobody has asked for a model of its shape before."""
+        """The costs of ``model``, measured unless a model of the same shape was measured before."""
         key = (
             type(model),
             model.config.to_json_string(),
@@ -288,11 +288,11 @@ KNOWN_COSTS = KnownCosts()
 
 
 class LazyForwardCost:
-    """The costs of one model, measured when they are first asked for.
+    """The costs of one model, measured at first use.
 
     Args:
         model: In evaluation mode.
-        architecture: What is known of it.
+        architecture: Its architecture.
         given: Costs that are known already, e.g. measured before.
         is_prepacked: Whether forwards use prepacked weights.
     """

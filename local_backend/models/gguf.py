@@ -1,4 +1,4 @@
-"""GGUF files, as llama.cpp, Ollama and LM Studio keep models: recognised and read.
+"""Recognises and reads GGUF files, the model format of llama.cpp, Ollama and LM Studio.
 
 ``transformers`` does the reading; the weights are dequantized. Knows files. Does not know the engine.
 """
@@ -34,21 +34,21 @@ def load_gguf(path: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, Pre
 
     Args:
         path: The file.
-        options: Of ``AutoModelForCausalLM.from_pretrained``; ``dtype`` among them.
+        options: Arguments of ``AutoModelForCausalLM.from_pretrained``, including ``dtype``.
 
     Raises:
         ValueError: ``transformers`` cannot read the file.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    # Plain weights: with packed ones every forward would unpack them, and drafts need wide forwards.
+    # Dequantize: otherwise every forward would unpack the weights, and drafts need wide forwards.
     options = {"quantization_config": GgufConfig(dequantize=True), **options}
     logging.getLogger(__name__).info("reading %s: the weights are dequantized to %s", path, options["dtype"])
     with _with_gguf_suffix(path) as (folder, name):
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
             model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, **options)
-        except Exception as error:  # e.g. struct.error in a file that was cut
+        except Exception as error:  # e.g. struct.error in a truncated file
             raise ValueError(
                 f"transformers cannot read {path}: {type(error).__name__}: {error}. If the file is whole, "
                 "its architecture is not supported: give one that is (e.g. llama, qwen2, qwen3, gemma3, "
@@ -64,7 +64,7 @@ def load_gguf(path: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, Pre
 
 @contextmanager
 def _with_gguf_suffix(path: Path) -> Iterator[tuple[Path, str]]:
-    """The folder and name of a GGUF file; ``transformers`` wants the suffix, which Ollama's files lack."""
+    """The folder and name of a GGUF file; ``transformers`` needs the suffix, which Ollama's files lack."""
     path = path.resolve()
     if path.suffix == ".gguf":
         yield path.parent, path.name

@@ -1,11 +1,11 @@
-"""Grouped-query attention that reads keys and values where they lie.
+"""Grouped-query attention that reads keys and values in place.
 
 With a mask and more than one new token ``transformers`` first copies the keys and values of each group of
 heads, once for every head in it. Torch does not need copies: its CPU kernel reads a group's keys and values
-in place. For the few new tokens of a draft it is faster still to take the heads of a group for further new
-tokens of one head: its keys and values are then read once for all of them, which on two cores with units for
-bfloat16 takes half the time for 4 or 8 tokens behind 1,200. On CUDA a mask would send grouped heads to a slow
-kernel instead, so there nothing changes.
+in place. For the few new tokens of a draft it is even faster to fold the heads of a group into further new
+tokens of one head: the keys and values are then read once for all heads, which on two cores with bfloat16
+units takes half the time for 4 or 8 tokens after 1,200. On CUDA a mask would send grouped heads to a slow
+kernel, so nothing changes there.
 
 Knows attention functions. Does not know rows, drafts or the cache.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "sdpa_in_place"
-"""The attention implementation, as ``transformers`` is told."""
+"""Name of the attention implementation in ``transformers``."""
 
-_MOST_FOLDED_TOKENS = 16  # new ones; with more, a head by itself is work enough for the kernel
+_MOST_FOLDED_TOKENS = 16  # new ones; with more, one head alone is enough work for the kernel
 
-# Arguments of the usual function that change what is computed, beside those given by position.
+# Further arguments of ``sdpa_attention_forward`` that change what is computed.
 _OTHER_COMPUTATION = ("softcap", "position_bias", "cache", "s_aux")
 
 
@@ -44,7 +44,7 @@ def grouped_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention; what the kernel cannot do in place goes the usual way.
+    """Scaled dot-product attention; falls back to ``sdpa_attention_forward`` where needed.
 
     Args:
         module: The attention layer.
@@ -98,9 +98,9 @@ def grouped_attention(
 
 
 def read_in_place(model: PreTrainedModel) -> None:
-    """Let ``model`` attend this way if it has grouped heads, attends by ``sdpa`` and computes on a CPU.
+    """Use this attention in ``model`` if it has grouped heads, uses ``sdpa`` and runs on a CPU.
 
-    ``model.generate`` then does so, too.
+    ``model.generate`` then uses it, too.
     """
     config = model.config.get_text_config(decoder=True)
     groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

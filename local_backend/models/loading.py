@@ -1,6 +1,6 @@
-"""Loading a ``transformers`` model and its tokenizer, from wherever it is, in a fitting number format.
+"""Loads a ``transformers`` model and its tokenizer from any source, in a dtype that is fast on the device.
 
-Knows ``from_pretrained`` and what the processor computes fast. Does not know the engine.
+Knows ``from_pretrained`` and which dtypes a device computes fast. Does not know the engine.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def load(
     Args:
         path_or_name: A folder, a GGUF file, or a name on the model hub; omit it for the default model, see
             :mod:`~local_backend.models.default_model`.
-        dtype: Number format of weights and computation. ``"auto"`` is bfloat16 where the device computes it
-            natively and float32 elsewhere.
+        dtype: Dtype of weights and computation. ``"auto"`` is bfloat16 if the device computes it
+            natively, else float32.
         device: Where the model runs; the CPU unless given.
         model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
         ImportError: The ``local`` extra is not installed.
         OSError: There is no such model, or no default model can be found.
-        ValueError: ``transformers`` cannot read the GGUF file, or ``dtype`` is no number format.
+        ValueError: ``transformers`` cannot read the GGUF file, or ``dtype`` is not a floating-point type.
     """
     try:
-        import torch  # noqa: F401 - asked for here so that its absence is explained
+        import torch  # noqa: F401 - imported here to explain a missing installation
     except ImportError as error:
         raise ImportError("local models need torch: pip install '.[local]' in a checkout") from error
 
@@ -73,7 +73,7 @@ def bf16_is_fast(device: str | torch.device | None = None) -> bool:
     Without native units it is emulated: matrix products then take ten to thirty times as long as in float32.
 
     Args:
-        device: The GPU if there is one, else the CPU, unless given.
+        device: Defaults to the GPU if there is one, else to the CPU.
     """
     import torch
 

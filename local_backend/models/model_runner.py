@@ -1,8 +1,8 @@
 """One forward pass over rows of different lengths: token ids, positions and masks in, logits out.
 
-A chunk of a prompt and a row's last token with its draft are the same thing to the model: new tokens behind
-what the row already has, first those that are certain, then a tree of guesses. Knows the model and the cache.
-Does not know requests.
+To the model, a prefill chunk and a row's last token with its draft are the same: new tokens after those the
+row already has, first those that are certain, then a tree of guesses. Knows the model and the cache. Does not
+know requests.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# Decode forwards are padded to one of these widths, and beyond to multiples of the last: kernels are prepared
-# again for every new shape, which takes longer than the tokens that fill it up.
+# Decode forwards are padded to one of these widths, and beyond to multiples of the last: preparing kernels
+# for a new shape takes longer than computing the padding.
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 
 
 def padded_width(width: int) -> int:
-    """The width at which a forward that decodes ``width`` tokens a row is run."""
+    """The padded width of a forward that decodes ``width`` tokens per row."""
     if width > _WIDTHS[-1]:
         return -(-width // _WIDTHS[-1]) * _WIDTHS[-1]
     return _WIDTHS[bisect_left(_WIDTHS, width)]
 
 
 def widest_within(num_tokens: int) -> int:
-    """The widest forward that takes at most ``num_tokens`` columns, of which there is at least one."""
+    """The largest padded width of at most ``num_tokens`` columns, where ``num_tokens`` is at least 1."""
     if num_tokens > _WIDTHS[-1]:
         return num_tokens // _WIDTHS[-1] * _WIDTHS[-1]
     return _WIDTHS[bisect_right(_WIDTHS, num_tokens) - 1]
 
 
 def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
-    """Columns of a forward that reads so many tokens of each row and verifies the drafts behind them."""
+    """Columns of a forward that reads ``num_unread`` tokens of each row and then verifies its draft."""
     width = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
-    return padded_width(width) if max(num_unread) == 1 else width  # no two prompts are of one width anyway
+    return padded_width(width) if max(num_unread) == 1 else width  # prompts rarely share a width anyway
 
 
 class ModelRunner:
@@ -56,9 +56,9 @@ class ModelRunner:
 
     Args:
         model: A decoder-only ``transformers`` model, in evaluation mode.
-        cache: Where the rows' keys and values lie.
-        architecture: How the model wants to be called.
-        is_prepacked: Whether layers that were prepared for it multiply with prepacked weights.
+        cache: KV cache of the rows.
+        architecture: How the model must be called.
+        is_prepacked: Whether prepared layers multiply with prepacked weights.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class ModelRunner:
         *,
         with_logits: bool = True,
     ) -> Tensor | None:
-        """Read tokens and a draft for each row from ``first_row`` on; nothing is committed.
+        """Run the unread tokens and draft of each row from ``first_row`` on; commits nothing.
 
         Args:
             first_row: Place of the first row.
             unread: The next tokens of each row, at least one.
-            drafts: What hangs from the last of them.
-            with_logits: Whether the vocabulary scores are wanted; prefill does without.
+            drafts: One for each row, rooted at the last of them.
+            with_logits: Whether to compute logits; prefill does not need them.
 
         Returns:
             Logits ``[rows, 1 + longest draft or more, vocabulary]``, at each row's last unread token and at
-            every place of its draft; behind a draft they mean nothing.
+            every place of its draft; beyond a draft they mean nothing.
         """
         num_rows = len(unread)
         num_unread = [len(tokens) for tokens in unread]
@@ -129,20 +129,20 @@ class ModelRunner:
         logits: Tensor = output.logits[:, 0 if wanted else fewest - 1 :]
         if max(num_unread) == fewest:
             return logits
-        # Rows whose drafts begin further right: all begin at the first column.
+        # Align rows whose drafts begin at different columns: all begin at the first column.
         place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
         row = torch.arange(num_rows)[:, None]
         return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
 
 
 class TreeShape:
-    """Positions of the new tokens, and which of them see each other.
+    """Positions of the new tokens, and which of them attend to each other.
 
     Attributes:
         lengths: Tokens each row had before, ``[rows]``.
         positions: ``[rows, new]``.
-        ancestors: Whether a new token (second axis) sees another (third axis), ``[rows, new, new]``; ``None``
-            where all drafts are chains, so that each token sees those before it.
+        ancestors: Whether a new token (second axis) attends to another (third axis), ``[rows, new, new]``;
+            ``None`` if all drafts are chains, so that each token attends to those before it.
     """
 
     def __init__(self, lengths: Tensor, positions: Tensor, ancestors: Tensor | None) -> None:
@@ -154,19 +154,19 @@ class TreeShape:
     def of(
         cls, lengths: Sequence[int], num_unread: Sequence[int], drafts: Sequence[Draft], num_new: int
     ) -> TreeShape:
-        """The shape of ``drafts``, each behind so many unread tokens, behind rows of these lengths."""
+        """The shape of ``drafts``, each after ``num_unread`` new tokens of a row of ``lengths`` tokens."""
         length = torch.tensor(lengths)
-        # What fills a row behind its draft stands where its draft ends: positions there may be no more.
+        # Padding after a draft gets the last position of the draft: the model may have no further ones.
         last = torch.tensor([count - 1 + len(draft) for count, draft in zip(num_unread, drafts, strict=True)])
         depth = torch.arange(num_new).minimum(last[:, None])  # [rows, new]
         if all(draft.is_chain for draft in drafts):
             return cls(length, length[:, None] + depth, None)
-        # Through numpy: writes of single rows take torch ten times as long.
+        # Through numpy: torch takes ten times as long to write single rows.
         ancestors = np.tile(np.tri(num_new, dtype=bool), (len(drafts), 1, 1))
         for row, (count, draft) in enumerate(zip(num_unread, drafts, strict=True)):
             if draft.is_chain:
                 continue
-            root = count - 1  # the column that the draft hangs from
+            root = count - 1  # the column of the draft's root
             depths = draft.depths()
             depth[row, count:] = root + max(depths)
             depth[row, count : count + len(draft)] = torch.tensor(depths) + root
@@ -178,11 +178,11 @@ class TreeShape:
 
 
 class MaskRules:
-    """Who sees whom, in the form the model takes.
+    """Builds attention masks in the form the model takes.
 
     Args:
-        windows: Per kind of layer the sliding window in tokens, ``None`` for full attention.
-        dtype: A float type for masks that are added to the scores, or ``torch.bool``.
+        windows: Sliding window in tokens for each kind of layer, ``None`` for full attention.
+        dtype: A float type for additive masks, or ``torch.bool``.
     """
 
     def __init__(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> None:
@@ -190,7 +190,7 @@ class MaskRules:
         self._dtype = dtype
 
     def build(self, tree: TreeShape, num_columns: int, device: torch.device) -> Tensor | dict[str, Tensor]:
-        """Masks ``[rows, 1, new, columns]``; a dict where kinds of layers differ."""
+        """Masks ``[rows, 1, new, columns]``; a dict by kind of layer if there are several kinds."""
         column = torch.arange(num_columns)
         num_new = tree.positions.shape[1]
         if tree.ancestors is None:
@@ -215,7 +215,7 @@ class MaskRules:
 
     @staticmethod
     def _column_positions(tree: TreeShape, column: Tensor) -> Tensor:
-        """The position of the token in each column, ``[rows, 1, columns]``; in a tree the two differ."""
+        """Position of the token in each column, ``[rows, 1, columns]``; in a tree the two differ."""
         positions = column.repeat(len(tree.lengths), 1)
         if tree.ancestors is not None:
             place = tree.lengths[:, None] + torch.arange(tree.positions.shape[1])
@@ -226,9 +226,9 @@ class MaskRules:
 def run_in_short_lived_thread(work: Callable[[], object]) -> None:
     """Run ``work`` on a thread that ends with it, and wait.
 
-    A thread that has once computed in parallel keeps its OpenMP helpers. With those of the engine's thread
-    they outnumber the cores, and OpenMP then puts helpers to sleep between any two operations: small models
-    become three times slower. The helpers of a thread that has ended are gone.
+    A thread that has computed in parallel keeps its OpenMP workers. With those of the engine's thread they
+    outnumber the cores, and OpenMP then puts workers to sleep between operations: small models become three
+    times slower. The workers of a thread end with it.
 
     Raises:
         Exception: Whatever ``work`` raises.

@@ -1,6 +1,6 @@
-"""Matrix products with weights that are laid out beforehand, and the layers that use them.
+"""Matrix products with prepacked weights, and the linear layers that use them.
 
-Knows linear layers and oneDNN. Does not know which layers of a model to prepare, nor whether that pays:
+Knows linear layers and oneDNN. Does not know which layers of a model to prepare or whether that pays:
 :mod:`~local_backend.models.prepacking` does.
 """
 
@@ -25,7 +25,7 @@ _calls = threading.local()
 
 @contextmanager
 def prepacked_products(are_prepacked: bool = True) -> Iterator[None]:
-    """Within it, on this thread, layers that were prepared use what was laid out, or not."""
+    """Within this context, on this thread, prepared layers use their prepacked weights, or do not."""
     before = getattr(_calls, "are_prepacked", False)
     _calls.are_prepacked = are_prepacked
     _forget_outputs()
@@ -37,36 +37,36 @@ def prepacked_products(are_prepacked: bool = True) -> Iterator[None]:
 
 
 def _forget_outputs() -> None:
-    """Of the product that was computed last, for whichever of its layers is called next."""
+    """Drop the outputs of the last product, which were kept for the next of its layers."""
     _calls.product = _calls.inputs = _calls.outputs = None
 
 
 class PrepackedProduct:
-    """The weights of layers that read the same inputs, laid out as one matrix.
+    """The weights of layers that read the same inputs, packed into one matrix.
 
-    Weights that change are repacked when they are next used. What torch does not count as a change,
-    because it was done to ``weight.data`` or by a fused optimizer, :meth:`forget` must tell.
+    Weights that change are repacked at the next use. Call :meth:`forget` after changes that torch does not
+    count: those made through ``weight.data`` or by a fused optimizer.
 
     Args:
-        modules: One or more, of the same type, with or without bias.
-        least_columns: Fewer are multiplied as usual.
+        modules: One or more layers that share a :func:`kind_of`.
+        least_columns: Inputs with fewer columns are multiplied as usual.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Linear], least_columns: int = 1) -> None:
         self.least_columns = least_columns
-        self._references = [weakref.ref(module) for module in modules]  # they hold this
-        self._sizes: list[int] = []  # of the outputs; read when laid out, as a layer may be half a copy yet
+        self._references = [weakref.ref(module) for module in modules]  # which own this object
+        self._sizes: list[int] = []  # of the outputs; set by pack, as a layer may be only half copied here
         self._weights: Tensor | None = None
         self._bias: Tensor | None = None
         self._dtype: torch.dtype | None = None
         self._multiply: Callable[..., Tensor] | None = None
-        # Of each parameter that was copied: whose it is, where it lay, if there was one, its version then.
+        # Of each copied parameter: owner, name, address (None if there was none) and version when copied.
         self._copied: list[tuple[dict[str, Any], str, int | None, int]] = []
         self._kept: list[Tensor] = []
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...] | None:
-        """``[..., in]`` to ``[..., out]`` of each layer, in the type of the inputs; None is "as usual"."""
-        # In a model of 100 M parameters every microsecond here is a thousandth of a forward.
+        """``[..., in]`` to ``[..., out]`` of each layer, in the inputs' dtype; ``None`` if not applicable."""
+        # In a model of 100 M parameters every microsecond here adds a thousandth to a forward.
         if (
             inputs.numel() < self.least_columns * inputs.shape[-1]
             or torch.is_grad_enabled()
@@ -90,7 +90,7 @@ class PrepackedProduct:
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Copy the layers' weights as they are now."""
+        """Pack the layers' current weights."""
         modules = self.modules
         self._sizes = [module.out_features for module in modules]
         weight = torch.cat([module.weight.detach() for module in modules])
@@ -106,11 +106,11 @@ class PrepackedProduct:
             (owner, name, None, 0) if one is None else (owner, name, one.data_ptr(), one._version)
             for owner, name, one in parameters
         ]
-        # As long as these are alive, no other takes their place in memory.
+        # While these are alive, no other tensor gets their address.
         self._kept = [one.detach() for _, _, one in parameters if one is not None]
 
     def forget(self) -> None:
-        """Repack the layers' weights when they are next used."""
+        """Repack the layers' weights at the next use."""
         self._copied = []
 
     def _is_up_to_date(self) -> bool:
@@ -124,7 +124,7 @@ class PrepackedProduct:
         return bool(self._copied)
 
     def _repacks(self) -> bool:
-        """Copy the weights, unless a layer was moved, converted or replaced so that they cannot be."""
+        """Repack, unless a layer was moved, converted or replaced so that it cannot be packed."""
         modules = self.modules
         if (
             len(modules) < len(self._references)
@@ -137,21 +137,21 @@ class PrepackedProduct:
 
 
 class PrepackedLinear:
-    """The forward of a linear layer, in place of its own.
+    """Replaces the forward of a linear layer.
 
     Args:
         module: The layer.
-        product: Of it, and of others that are called with the same inputs one after another.
-        place: Of the layer among those.
+        product: Of this layer and of others that are called with the same inputs one after another.
+        place: Index of this layer in the product.
     """
 
     def __init__(self, module: torch.nn.Linear, product: PrepackedProduct, place: int) -> None:
-        self._module_reference = weakref.ref(module)  # it holds this
+        self._module_reference = weakref.ref(module)  # which owns this object
         self._place = place
         self.product = product
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """``[..., in]`` to ``[..., out]``, in the type of the inputs."""
+        """``[..., in]`` to ``[..., out]``, in the dtype of the inputs."""
         if getattr(_calls, "are_prepacked", False):
             if _calls.product is self.product and _calls.inputs is inputs:
                 outputs = _calls.outputs
@@ -163,7 +163,7 @@ class PrepackedLinear:
                 return output
         return usual_product(self._module, inputs)
 
-    # A copy of the layer has weights of its own, and multiplies by itself.
+    # A copied layer has its own weights and gets its own product.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrepackedLinear:
         return _alone(copy.deepcopy(self._module, memo), self.product.least_columns)
@@ -184,33 +184,33 @@ def _alone(module: torch.nn.Linear, least_columns: int = 1) -> PrepackedLinear:
 
 @cache
 def is_emulated(dtype: torch.dtype) -> bool:
-    """Whether products in a type are computed in float32 here."""
+    """Whether this machine computes products of a dtype in float32."""
     return dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def laid_out_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which weights of a type are laid out."""
+    """The dtype in which weights of a dtype are packed."""
     return torch.float32 if is_emulated(dtype) else dtype
 
 
 def can_be_laid_out(module: torch.nn.Linear) -> bool:
-    """Whether oneDNN takes a layer's weights as they are."""
+    """Whether oneDNN can pack a layer's weights."""
     weight = module.weight
     return (
         weight.dtype in (torch.float32, torch.bfloat16)
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
-        and not weight.is_inference()  # no telling when it changes
+        and not weight.is_inference()  # its changes cannot be detected
     )
 
 
 def kind_of(module: torch.nn.Linear) -> tuple[object, ...]:
-    """What layers must have in common to be one product."""
+    """What layers must have in common to share a product."""
     return module.in_features, module.weight.dtype, module.bias is None
 
 
 def usual_product(module: torch.nn.Linear, inputs: Tensor) -> Tensor:
-    """What the layer computes by itself."""
+    """The layer's product without prepacking."""
     return linear(inputs, module.weight, module.bias)
 
 

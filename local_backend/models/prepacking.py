@@ -1,15 +1,15 @@
-"""Matrix products on a CPU with weights laid out beforehand, as the kernel for a few columns wants them.
+"""Matrix products on a CPU with prepacked weights, in the layout of the kernel for a few columns.
 
 A forward that verifies drafts multiplies every weight matrix by a handful of columns. For so few, torch's
 usual product spends more time on rearranging the matrix than on multiplying: on two cores of a Zen 3, the
-matrices of a Llama of 108 M parameters take 34 ms for one column and 83 ms for eight in float32. Laid out
-once, by oneDNN, they take 23 and 34. Where bfloat16 has no units the usual product goes column by column, 93
-ms for eight; here the weights are laid out in float32, products are rounded to bfloat16, and it is 34 again.
-For one column, and on other processors, the usual product may be the faster one: a trial tells for each shape
-of layer from how many columns on it is not. Layers that read the same inputs (queries, keys and values; a
-gate and what it lets pass) are multiplied at once: fewer, larger products.
+matrices of a Llama of 108 M parameters take 34 ms for one column and 83 ms for eight in float32. Packed once
+by oneDNN, they take 23 and 34 ms. Without bfloat16 units the usual product goes column by column, 93 ms for
+eight; here the weights are packed in float32 and products rounded to bfloat16, which takes 34 ms again. For
+one column, and on other processors, the usual product may be faster: a trial finds, for each layer shape,
+from how many columns on it is slower. Layers that read the same inputs (queries, keys and values; gate and
+up projections) are multiplied together: fewer, larger products.
 
-Only the engine's forwards use it: whoever else calls the model computes as before.
+Only the engine's forwards use prepacked weights: other callers of the model compute as before.
 
 Knows models, and which of their layers it pays to prepare. The products themselves are in
 :mod:`~local_backend.models.prepacked_linear`; neither knows rows or drafts.
@@ -40,29 +40,29 @@ from local_backend.models.prepacked_linear import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LEAST_WEIGHTS = 150_000  # of a layer; a smaller product costs little beside the call, unless it is emulated
+_LEAST_WEIGHTS = 150_000  # of a layer; a smaller product costs little more than the call, unless emulated
 _LEAST_EMULATED_WEIGHTS = 2**14
 _TRIED_COLUMNS = (1, 4, 8)
 _NUM_TRIALS = 5
-_FREE_MEMORY_SHARE = 0.25  # that the copies may take unasked
+_FREE_MEMORY_SHARE = 0.25  # limit for the copies if ``unasked``
 _LEAST_EMULATED_COLUMNS = 2  # for one, the usual product in bfloat16 is faster: it reads half the bytes
 
 
 def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
-    """Prepare the linear layers of a model on a CPU; they are used within ``prepacked_products``.
+    """Prepack the linear layers of a model on a CPU, for use within ``prepacked_products``.
 
-    Where they are prepared already, the weights are copied again.
+    Layers that are already prepared are repacked at the next use.
 
     Args:
         model: In float32 or bfloat16.
-        unasked: Whether to do so only for products and numbers of columns for which it is faster here, by a
-            trial of some milliseconds, and only if the copies fit well into the memory that is free.
+        unasked: Whether to prepare only products that a trial of some milliseconds finds faster, for the
+            numbers of columns for which they are, and only if the copies fit well into free memory.
 
     Returns:
-        Whether any layer is prepared now; in a model without a large linear layer none ever is.
+        Whether any layer is prepared now; always false for a model without a large linear layer.
     """
     if has_prepacked(model):
-        repack(model)  # somebody may have trained it since, by an optimizer that hides it from torch
+        repack(model)  # it may have been trained since, by an optimizer that hides this from torch
         return True
     products = _products_of(model)
     if unasked:
@@ -77,20 +77,20 @@ def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
 
 
 def unpack(model: torch.nn.Module) -> None:
-    """Give the layers their own forward again, and the memory of the copies back."""
+    """Restore the layers' own forward and free the packed copies."""
     for part in model.modules():
         if isinstance(vars(part).get("forward"), PrepackedLinear):
             del part.forward
 
 
 def repack(model: torch.nn.Module) -> None:
-    """Let every product that was prepared copy its weights again when they are next used."""
+    """Repack the weights of every prepared product at its next use."""
     for layer in _prepacked(model):
         layer.product.forget()
 
 
 def has_prepacked(model: torch.nn.Module) -> bool:
-    """Whether layers of a model were prepared."""
+    """Whether any layer of a model is prepared."""
     return any(True for _ in _prepacked(model))
 
 
@@ -101,14 +101,14 @@ def _prepacked(model: torch.nn.Module) -> Iterator[PrepackedLinear]:
 
 
 def _products_of(model: PreTrainedModel) -> list[PrepackedProduct]:
-    """One for each linear layer that is large enough, and for those that read the same inputs."""
+    """One for each large enough linear layer or group of layers that read the same inputs."""
     if model.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return []
     layers = [
         part
         for part in model.modules()
         if type(part) is torch.nn.Linear
-        and "forward" not in vars(part)  # somebody else's
+        and "forward" not in vars(part)  # patched by other code
         and can_be_laid_out(part)
     ]
     if not layers:
@@ -126,10 +126,10 @@ def _products_of(model: PreTrainedModel) -> list[PrepackedProduct]:
 def _reading_the_same(
     model: PreTrainedModel, layers: Sequence[torch.nn.Linear]
 ) -> list[list[torch.nn.Linear]]:
-    """The layers, those together that are called with the very same inputs one after another.
+    """Group the layers that are called with the same input tensor one after another.
 
-    Queries, keys and values are, or a gate and what it lets pass. A forward of one token shows it; what it
-    does not call, or calls twice, stays alone.
+    These are queries, keys and values, or gate and up projections. Found by a forward of one token; a layer
+    that it does not call, or calls twice, stays alone.
     """
     calls: list[tuple[torch.nn.Linear, Tensor]] = []
 
@@ -165,16 +165,16 @@ def _num_bytes(product: PrepackedProduct) -> int:
 def _has_room(num_bytes: int) -> bool:
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not told on this system
+    except (AttributeError, ValueError, OSError):  # unknown on this system
         return num_bytes < 2**30
     return num_bytes <= _FREE_MEMORY_SHARE * free
 
 
 @torch.inference_mode()
 def _faster(products: Sequence[PrepackedProduct]) -> list[PrepackedProduct]:
-    """Those products that are faster than the layers' own, for as many columns as they are.
+    """The products that are faster than the layers' own; sets from how many columns on they are used.
 
-    One of each shape is tried.
+    One product of each shape is timed.
     """
     least_columns: dict[tuple[object, ...], int] = {}
     for shape, product in {_shape_of(product): product for product in products}.items():
@@ -194,12 +194,12 @@ def _faster(products: Sequence[PrepackedProduct]) -> list[PrepackedProduct]:
 
 
 def _shape_of(product: PrepackedProduct) -> tuple[object, ...]:
-    """What the time of a product depends on, beside the columns."""
+    """What the time of a product depends on, besides the columns."""
     return tuple((module.out_features, *kind_of(module)) for module in product.modules)
 
 
 def _seconds_of(multiply: Callable[[], object]) -> float:
-    multiply()  # the first of a shape is slower
+    multiply()  # the first run of a shape is slower
     seconds = []
     for _ in range(_NUM_TRIALS):
         started = time.perf_counter()

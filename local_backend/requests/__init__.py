@@ -1,1 +1,1 @@
-"""One request: what it asks for, its state while it runs, and what comes out."""
+"""One request: its parameters, its state while it runs, and its outputs."""

@@ -1,9 +1,9 @@
-"""What a model's generation config and its users ask of the scores, at every place as ``generate`` does it.
+"""Logits processors of a model's generation config and of users, applied at every place as in ``generate``.
 
 ``transformers`` builds the processors; here they are built for one row at a time and applied to one place at
-a time, behind the row's tokens and the path to that place. So they must be functions of the tokens before and
-of the scores. What is not (guidance, which runs the model again; marks that remember earlier calls; beams) is
-refused when the engine is made.
+a time, after the row's tokens and the path to that place. So they must be pure functions of the preceding
+tokens and the scores. Others (guidance, which runs the model again; watermarks with state; beams) are refused
+when the engine is created.
 
 Knows ``transformers``' generation config and processors. Does not know drafts or how a token is chosen.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LogitsProcessorLike = Callable[[Tensor, Tensor], Tensor]
-"""Token ids ``[1, tokens]`` and scores ``[1, vocabulary]`` to scores: a ``LogitsProcessor`` or a function."""
+"""A ``LogitsProcessor`` or function: token ids ``[1, tokens]`` and scores ``[1, vocabulary]`` to scores."""
 
 _FIRST_TOKENS = 256
 _REFUSED = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it runs the model a second time for every token "
     "(guidance_scale)",
-    "ClassifierFreeGuidanceLogitsProcessor": "it wants a second, unconditional row beside every row",
+    "ClassifierFreeGuidanceLogitsProcessor": "it needs a second, unconditional row beside every row",
     "SynthIDTextWatermarkLogitsProcessor": "it remembers earlier calls (watermarking_config)",
     "WhisperTimeStampLogitsProcessor": "it is made for speech models",
     "WhisperNoSpeechDetection": "it is made for speech models",
@@ -39,7 +39,7 @@ _REFUSED = {
     "DiaEOSChannelFilterLogitsProcessor": "it is made for speech models",
     "DiaEOSDelayPatternLogitsProcessor": "it is made for speech models",
 }
-# Settings that change the text and are no logits processors: (what asks for it, what to do instead).
+# Settings that change the text but are not logits processors: (whether it is set, what to do instead).
 _REFUSED_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "token_healing": (bool, "heal the prompt before it is given"),
     "max_time": (lambda value: value is not None, "cancel the call instead"),
@@ -52,13 +52,13 @@ class RowLogits:
 
     Args:
         processors: Applied in order.
-        device: Where they compute.
+        device: Where they run.
     """
 
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
         self._processors = processors
         self._device = device
-        # The row's tokens as a tensor, which grows with the row: only what is new is copied.
+        # The row's tokens as a tensor that grows with the row: only new tokens are copied.
         self._token_ids = torch.empty((1, _FIRST_TOKENS), dtype=torch.long, device=device)
         self._num_known = 0
 
@@ -66,16 +66,16 @@ class RowLogits:
         """The scores of the token after ``token_ids`` and ``path``.
 
         Args:
-            token_ids: The prompt and what was written; from call to call it may only grow.
-            path: The way into the draft.
-            logits: As the model gave them, ``[vocabulary]``; left as they are.
+            token_ids: Prompt and emitted tokens; may only grow between calls.
+            path: Draft tokens from the root to the place.
+            logits: The model's logits, ``[vocabulary]``; not modified.
 
         Returns:
             Scores ``[vocabulary]``, float32.
         """
         input_ids = self._tensor_of(token_ids, path)
         scores = logits[None].to(device=self._device, dtype=torch.float32, copy=True)
-        for processor in self._processors:  # the list's own call looks up each one's signature every time
+        for processor in self._processors:  # the list's own call inspects every signature each time
             scores = processor(cast("Any", input_ids), cast("Any", scores))
         return scores[0]
 
@@ -94,20 +94,20 @@ class RowLogits:
 
 
 class LogitsRules:
-    """What holds for every row of an engine; a snapshot of the model's ``generation_config``.
+    """Rules for every row of an engine, from a snapshot of the model's ``generation_config``.
 
     Args:
-        model: Its generation config and its way of making processors are used.
-        processors: Further ones, for every row; one of a class that the generation config also asks for takes
-            its place, as in ``generate``.
-        use_generation_config: Whether the model's generation config counts.
+        model: Provides the generation config and builds the processors.
+        processors: Further processors for every row; each replaces one of the same class from the generation
+            config, as in ``generate``.
+        use_generation_config: Whether the model's generation config applies.
 
     Attributes:
         end_token_ids: Tokens that end a row.
         stop: Strings that end a row.
 
     Raises:
-        ValueError: The generation config asks for something that cannot be done place by place.
+        ValueError: The generation config asks for something that cannot be applied place by place.
         TypeError: A processor cannot be called with token ids and scores.
     """
 
@@ -131,17 +131,17 @@ class LogitsRules:
         self.stop = _as_strings(config.stop_strings)
         if given is not None:
             cast("Any", model)._prepare_special_tokens(config, device=model.device)
-        # Which processors there are does not depend on the row, only what they hold does.
+        # The row determines the parameters of the processors, not which ones there are.
         self._is_empty = not self._build((0, 0), 2, ())
 
     def for_row(
         self, prompt_token_ids: Sequence[int], max_length: int, processors: Sequence[LogitsProcessorLike] = ()
     ) -> RowLogits | None:
-        """The processors of one row; ``None`` where there are none, so that nothing need be done.
+        """The processors of one row; ``None`` if there are none.
 
         Args:
-            prompt_token_ids: What the row continues.
-            max_length: Tokens of prompt and answer, at most.
+            prompt_token_ids: The row's prompt.
+            max_length: Maximum tokens of prompt and answer.
             processors: The row's own, applied last.
 
         Raises:
@@ -157,16 +157,16 @@ class LogitsRules:
         self, prompt_token_ids: Sequence[int], max_length: int, own: tuple[LogitsProcessorLike, ...]
     ) -> LogitsProcessorList:
         users = LogitsProcessorList([*self._processors, *own])
-        if not hasattr(self._config, "_eos_token_tensor"):  # no generation config counts
+        if not hasattr(self._config, "_eos_token_tensor"):  # no generation config applies
             return users
         config = copy.copy(self._config)
         config.max_length = max_length
-        if config.min_new_tokens is not None:  # takes the place of min_length, as in `generate`
+        if config.min_new_tokens is not None:  # overrides min_length, as in `generate`
             config.min_length = len(prompt_token_ids) + config.min_new_tokens
         built = cast("Any", self._model)._get_logits_processor(
             config,
             input_ids_seq_length=len(prompt_token_ids),
-            # A decoder-only model has no encoder: `generate`, too, takes the prompt for what it read.
+            # A decoder-only model has no encoder: like `generate`, pass the prompt as encoder input.
             encoder_input_ids=torch.tensor([prompt_token_ids], device=self._model.device),
             logits_processor=users,
             device=self._model.device,
@@ -175,10 +175,10 @@ class LogitsRules:
 
 
 def refuse_generation_mode(config: GenerationConfig) -> None:
-    """See that a generation config asks for greedy decoding or sampling.
+    """Check that a generation config asks for greedy decoding or sampling.
 
     Raises:
-        ValueError: It asks for beams, an assistant or another way of decoding.
+        ValueError: It asks for beam search, an assistant or another decoding method.
     """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
@@ -189,7 +189,7 @@ def refuse_generation_mode(config: GenerationConfig) -> None:
 
 
 def refuse_processor(processor: LogitsProcessorLike) -> None:
-    """See that a processor can be applied to one place of one row.
+    """Check that a processor can be applied to one place of one row.
 
     Raises:
         ValueError: It is known to need more than the tokens before the place and its scores.
@@ -223,7 +223,7 @@ def _refuse_settings(config: GenerationConfig) -> None:
     for name, (is_asked, instead) in _REFUSED_SETTINGS.items():
         if is_asked(value := getattr(config, name, None)):
             raise ValueError(
-                f"model.generation_config.{name} = {value!r} is not done by the engine: "
+                f"model.generation_config.{name} = {value!r} is not supported by the engine: "
                 f"set it to None and {instead}"
             )
 

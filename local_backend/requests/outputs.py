@@ -1,6 +1,6 @@
-"""What the engine says of a row: its text as it becomes certain, the completion, and what it cost.
+"""What the engine returns for a row: streamed text, the completion and its statistics.
 
-Log probabilities and what was copied from where are parts of a completion.
+A completion includes log probabilities and the spans copied from references.
 
 Knows tokens and texts. Does not know the model or the engine.
 """
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class EngineStats:
-    """What the engine has done since it was made.
+    """What the engine has done since it was created.
 
     Attributes:
-        num_forwards: Decode forwards, whatever the number of rows.
-        num_prefill_forwards: Forwards that read prompts and nothing else.
-        num_prefilled_tokens: Prompt tokens read.
-        num_reused_tokens: Prompt tokens whose keys and values were there already.
-        num_preempted: How often a row gave its place to others for lack of memory.
-        num_row_forwards: Decode forwards of each row, added up.
-        num_positions: Tokens forwards had room for, of prompts, rows and drafts; and of these
-        num_padding: Positions that held none, because another row of the forward was wider.
+        num_forwards: Decode forwards, each counted once for all its rows.
+        num_prefill_forwards: Forwards that only prefill.
+        num_prefilled_tokens: Prompt tokens prefilled.
+        num_reused_tokens: Prompt tokens whose keys and values were already cached.
+        num_preempted: How often a row was preempted for lack of memory.
+        num_row_forwards: Decode forwards, summed over rows.
+        num_positions: Token positions of all forwards, for prompts, rows and drafts.
+        num_padding: Positions without a token, because another row of the forward was wider.
         num_tokens: Tokens emitted.
     """
 
@@ -48,9 +48,9 @@ class EngineStats:
         """Count a forward's positions.
 
         Args:
-            num_rows: Rows that took part.
-            width: Positions of each.
-            num_new_tokens: Tokens that were read, in all.
+            num_rows: Rows of the forward.
+            width: Positions of each row.
+            num_new_tokens: Tokens read, over all rows.
         """
         self.num_positions += num_rows * width
         self.num_padding += num_rows * width - num_new_tokens
@@ -61,10 +61,10 @@ class CopiedSpan:
     """Tokens that an answer and a reference share.
 
     Attributes:
-        start: Place of the first in the answer.
+        start: Index of the first token in the answer.
         num_tokens: How many.
-        reference: Number of the reference, in the order given.
-        reference_start: Place of the first in it.
+        reference: Index of the reference, in the order given.
+        reference_start: Index of the first token in the reference.
     """
 
     start: int
@@ -76,9 +76,9 @@ class CopiedSpan:
 def copied_spans(
     token_ids: Sequence[int], references: Sequence[Sequence[int]], min_tokens: int = 8
 ) -> tuple[CopiedSpan, ...]:
-    """The spans of at least ``min_tokens`` tokens, in order and without overlap.
+    """The shared spans of at least ``min_tokens`` tokens, in order and without overlap.
 
-    From left to right, at each token the longest span that begins there; of equals the first reference's.
+    Takes, from left to right, the longest span that begins at each token; the first reference wins ties.
 
     Raises:
         ValueError: ``min_tokens`` is below 1.
@@ -125,13 +125,13 @@ _HALF_CHARACTER = "\ufffd"
 
 
 class Detokenizer:
-    """The text of one row, as it grows.
+    """Decodes the text of one row incrementally.
 
     Args:
         tokenizer: Decodes ids.
         stop: Strings before which the text ends.
-        context_token_ids: Tokens the row continues in mid-text, e.g. the given start of a reply; the text
-            begins after them, with the space that belongs there.
+        context_token_ids: Tokens the row continues in mid-text, e.g. a prefilled start of a reply; the text
+            begins after them, including the space between.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Detokenizer:
         return bool(self._stop)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Add tokens; returns the text that is now certain."""
+        """Add tokens; returns the new text that can no longer change."""
         self._window.extend(token_ids)
         text = self._decode(self._window)
         if text.endswith(_HALF_CHARACTER):
@@ -170,14 +170,14 @@ class Detokenizer:
         return self._up_to_stop(fresh)
 
     def finish(self) -> str:
-        """The text still held back, once no more tokens come."""
+        """Return the text still held back, after the last token."""
         text = self._decode(self._window)[len(self._window_text) :]
         certain = self._up_to_stop(text)
         held, self._held = self._held, ""
         return certain if self.stopped else certain + held
 
     def _up_to_stop(self, fresh: str) -> str:
-        """Cut at the first stop string; hold back what could be the beginning of one."""
+        """Cut at the first stop string; hold back what could be the start of one."""
         if self.stopped:
             return ""
         text = self._held + fresh
@@ -191,7 +191,7 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``, short of all of it."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -203,18 +203,18 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(slots=True)
 class Stats:
-    """What a row cost.
+    """Statistics of one row.
 
     Attributes:
         num_forwards: Decode forwards of the row; prefill is not one.
         num_tokens: Tokens emitted.
         num_drafted: Tokens drafted.
         num_accepted: Drafted tokens accepted.
-        num_prefilled: Tokens the model read for this row before it wrote: of the prompt, whose rest came from
-            a shared prefix, and of its own text where it was preempted.
-        num_preempted: How often it gave its place to others for lack of memory.
-        tokens_by_forward: Tokens each decode forward landed, in order.
-        submitted_seconds, first_token_seconds, finished_seconds: On ``time.monotonic``.
+        num_prefilled: Tokens prefilled for this row: of the prompt, except for a shared prefix, and of its
+            own text after a preemption.
+        num_preempted: How often it was preempted for lack of memory.
+        tokens_by_forward: Tokens emitted by each decode forward, in order.
+        submitted_seconds, first_token_seconds, finished_seconds: Times on the ``time.monotonic`` clock.
     """
 
     num_forwards: int = 0
@@ -230,7 +230,7 @@ class Stats:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Emitted tokens over decode forwards, the bonus included."""
+        """Emitted tokens per decode forward, bonus tokens included."""
         return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
 
 
@@ -240,8 +240,8 @@ class TokenLogprob:
 
     Attributes:
         token_id: The token.
-        logprob: Natural logarithm of its probability, as the model gave it.
-        top: The most likely tokens there and their log probabilities, the likeliest first.
+        logprob: Natural logarithm of its probability under the model.
+        top: The most likely tokens at this place and their log probabilities, likeliest first.
     """
 
     token_id: int
@@ -263,12 +263,12 @@ class Completion:
 
     Attributes:
         token_ids: What was generated, the end token included when it was generated.
-        text: Its text, without special tokens, and ended before a stop string.
+        text: Its text, without special tokens, cut before a stop string.
         finish_reason: ``"stop"`` (end token or stop string), ``"length"`` or ``"cancelled"``.
-        stats: What it cost.
-        num_prompt_tokens: Tokens that were continued.
-        logprobs: For each of ``token_ids`` how likely it was; ``None`` unless asked for.
-        references: Token ids of what could be copied.
+        stats: Statistics of the row.
+        num_prompt_tokens: Tokens of the prompt.
+        logprobs: How likely each of ``token_ids`` was; ``None`` unless requested.
+        references: Token ids of the texts that could be copied.
     """
 
     token_ids: list[int]
@@ -280,19 +280,19 @@ class Completion:
     references: Sequence[Sequence[int]] = field(default=(), repr=False)
 
     def copied_spans(self, min_tokens: int = 8) -> tuple[CopiedSpan, ...]:
-        """The spans of at least ``min_tokens`` tokens that stand word for word in a reference."""
+        """The spans of at least ``min_tokens`` tokens that occur verbatim in a reference."""
         return copied_spans(self.token_ids, self.references, min_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of a row: text that has become certain, at last the completion, or the error that ended it.
+    """A streamed update of a row: new text, and finally the completion or the error that ended it.
 
     Attributes:
-        text: What has become certain since the last news.
-        token_ids: Tokens emitted since the last news; their text may come later.
+        text: Text that became final since the last update.
+        token_ids: Tokens emitted since the last update; their text may follow later.
         completion: The finished row.
-        error: What ended the row instead.
+        error: The error that ended the row instead.
     """
 
     text: str = ""
@@ -302,18 +302,18 @@ class Update:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows."""
+        """Whether this is the row's last update."""
         return self.completion is not None or self.error is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """How one answer came about.
+    """One answer and the Jacobi iterates it was decoded from.
 
     Attributes:
-        prompt_ids: What was continued.
-        answer_ids: The fixed point, its end token included where it has one.
-        starts: For each iterate its first place in the answer.
+        prompt_ids: Token ids of the prompt.
+        answer_ids: The fixed point, including its end token if it has one.
+        starts: For each iterate, the index of its first token in the answer.
         iterates: The guesses of each forward, in the order of decoding.
     """
 

@@ -1,6 +1,6 @@
-"""Prompts from JSON lines or from a dataset, as token ids, checked before any work is done.
+"""Reads prompts from JSON lines or a dataset, as token ids, and checks them before any work is done.
 
-Knows tokenizers. Does not know models, but for how many positions one has.
+Knows tokenizers. Of a model it knows only the numbers of positions and token ids.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def read_prompts(
 
     Args:
         source: A file of JSON lines, the name or folder of a ``datasets`` dataset, or records. A record has
-            a ``prompt`` (text, which is continued as it is), ``messages`` (rendered by the chat template) or
+            a ``prompt`` (text, continued as it is), ``messages`` (rendered by the chat template) or
             ``prompt_ids``.
         tokenizer: The model's.
         max_positions: Tokens the model has positions for.
-        max_tokens: Tokens an answer may have.
+        max_tokens: Maximum tokens of an answer.
         vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
-        split: Of a dataset that has several.
-        limit: Only the first so many.
+        split: Which split of a dataset to read.
+        limit: Read only the first ``limit`` prompts.
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
-        ValueError: There is no prompt, a record is none, the tokenizer has no end token or no chat template
-            where one is needed, a prompt leaves no room for its answer or holds token ids that the model does
-            not know, or the limit is less than 1. Says which and what to do.
+        ValueError: There is no prompt, a record has none, the tokenizer lacks an end token or a chat template
+            that is needed, a prompt leaves no room for its answer or contains token ids unknown to the model,
+            or the limit is less than 1. The message says which record and what to do.
     """
     check_tokenizer(tokenizer)
     if limit is not None and limit < 1:
@@ -81,19 +81,19 @@ def read_examples(
     vocabulary_size: int | None = None,
     split: str = "train",
 ) -> list[Trajectory]:
-    """Prompts with their answers, as trajectories without iterates; the end token follows each answer.
+    """Read prompts with answers, as trajectories without iterates; each answer ends with the end token.
 
     Args:
-        source: As for :func:`read_prompts`; a record has an ``answer`` (text) or ``answer_ids``, too.
+        source: As for :func:`read_prompts`; a record also has an ``answer`` (text) or ``answer_ids``.
         tokenizer: The model's.
         max_positions: Tokens the model has positions for.
         vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
-        split: Of a dataset that has several.
+        split: Which split of a dataset to read.
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
-        ValueError: There is no example, a record is none, too long or holds token ids that the model does not
-            know, or the tokenizer has no end token.
+        ValueError: There is no example, a record is not one, is too long or contains token ids unknown to the
+            model, or the tokenizer has no end token.
     """
     end = check_tokenizer(tokenizer)
     examples: list[Trajectory] = []
@@ -120,14 +120,14 @@ def read_examples(
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The tokenizer's end token.
+    """Return the id of the tokenizer's end token.
 
     Raises:
         ValueError: It has none, so no answer would ever end.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(
-            "the tokenizer has no end token, so that answers never end and blocks are trained on what "
+            "the tokenizer has no end token, so answers would never end and training would include what "
             "follows them: set tokenizer.eos_token to the token that ends the model's answers"
         )
     return int(tokenizer.eos_token_id)
@@ -181,7 +181,7 @@ def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) ->
                 )
             except (TemplateError, TypeError, KeyError, AttributeError) as error:
                 raise ValueError(
-                    f"{name} has messages that the chat template does not take ({error}): expected a list of "
+                    f"{name} has messages that the chat template rejects ({error}): expected a list of "
                     '{"role", "content"} as the model was trained on'
                 ) from error
             return list(tokenizer.encode(rendered, add_special_tokens=False))
@@ -194,14 +194,14 @@ def _ids(name: str, key: str, value: object) -> list[int]:
         token_ids = [token for token in value if isinstance(token, int) and not isinstance(token, bool)]
         if len(token_ids) == len(value):
             return token_ids
-    raise ValueError(f'{name} has "{key}" that are no list of token ids: got {str(value)[:60]}')
+    raise ValueError(f'{name} has "{key}" that is not a list of token ids: got {str(value)[:60]}')
 
 
 def _check_ids(name: str, token_ids: Sequence[int], vocabulary_size: int) -> None:
     wrong = [token for token in token_ids if not 0 <= token < vocabulary_size]
     if wrong:
         raise ValueError(
-            f"{name} has the token id {wrong[0]}, of a model that knows 0 to {vocabulary_size - 1}: was "
+            f"{name} has the token id {wrong[0]}, but the model knows 0 to {vocabulary_size - 1}: was "
             "it made with another tokenizer?"
         )
 

@@ -1,4 +1,4 @@
-"""A request is checked and becomes a row: its prompt, its parameters and the references it may copy from.
+"""Checks a request and turns it into a row: its prompt, its parameters and the references it may copy from.
 
 Knows token ids and texts. Does not know the engine.
 """
@@ -24,16 +24,16 @@ TokenizedTexts = tuple[tuple[int, ...], ...]
 
 
 class References:
-    """Texts of which an answer may copy parts, e.g. retrieved documents.
+    """Texts that an answer may copy from, e.g. retrieved documents.
 
-    ``repr``, equality and hash are short and depend on the texts alone, and nothing iterates over it, so it
-    can stand in cache keys and traces, where the texts themselves should not.
+    ``repr``, equality and hash are short and depend only on the texts, and the object is not iterable. So it
+    can be part of cache keys and traces, where the texts themselves should not appear.
 
     Args:
         texts: The texts, in order.
 
     Raises:
-        TypeError: ``texts`` is one string, or holds something else than strings.
+        TypeError: ``texts`` is a single string or contains non-strings.
     """
 
     __slots__ = ("_digest", "_texts")
@@ -53,7 +53,7 @@ class References:
 
     @classmethod
     def of(cls, texts: Sequence[str] | References) -> References:
-        """``texts`` as a handle; what is one already is returned as it is."""
+        """Wrap ``texts``; a ``References`` object is returned unchanged."""
         return texts if isinstance(texts, References) else cls(texts)
 
     @property
@@ -80,13 +80,13 @@ class References:
 
 
 class ReferenceTokens:
-    """The token ids of references, each computed once and kept while they are in use; for any thread.
+    """Tokenizes references and caches the token ids. Thread-safe.
 
-    Equal references give the same object, so what is built upon it can be found again by identity.
+    Equal references give the same object, so data built from it can be looked up by identity.
 
     Args:
         tokenizer: Encodes texts, without special tokens.
-        max_tokens: Tokens kept, in all; the references used longest ago are dropped first.
+        max_tokens: Maximum number of cached tokens; the least recently used references are dropped first.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 500_000) -> None:
@@ -100,7 +100,7 @@ class ReferenceTokens:
         """Token ids of each text.
 
         Raises:
-            TypeError: ``references`` is one string, or holds something else than strings.
+            TypeError: ``references`` is a single string or contains non-strings.
         """
         if references is None or not len(references):
             return ()
@@ -127,8 +127,8 @@ class RowMaker:
     Args:
         tokenizer: The model's.
         rules: End tokens, stop strings and logits processors that apply to all rows.
-        require_memory: Raises ``ValueError`` if a row of so many tokens cannot fit into the memory.
-        max_positions: Tokens of prompt and answer together, at most.
+        require_memory: Raises ``ValueError`` if a row of that many tokens cannot fit into memory.
+        max_positions: Maximum tokens of prompt and answer together.
         vocabulary_size: How many token ids the model can read.
     """
 
@@ -157,10 +157,10 @@ class RowMaker:
         *,
         num_context_tokens: int,
     ) -> Row:
-        """Check one request; see :meth:`local_backend.engine.engine.Engine.make_row`.
+        """Check one request and create its row; see :meth:`local_backend.engine.engine.Engine.make_row`.
 
         Raises:
-            ValueError: Something is wrong with it.
+            ValueError: The request is invalid.
             TypeError: The prompt is text, or a single token.
         """
         if isinstance(prompt, str | int):

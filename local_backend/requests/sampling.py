@@ -1,4 +1,4 @@
-"""How a row chooses its tokens: parameters, and logits to probabilities.
+"""How a row's tokens are chosen: sampling parameters, and logits to probabilities.
 
 Knows logits of single positions. Does not know drafts, rows or the model.
 """
@@ -14,27 +14,26 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one completion is written.
+    """How the tokens of one completion are chosen.
 
-    These decide alone: ``do_sample``, ``temperature``, ``top_p``, ``top_k``, lengths and the like of a
-    model's ``generation_config`` are not read. Its end tokens, stop strings and logits processors apply in
-    addition.
+    ``do_sample``, ``temperature``, ``top_p``, ``top_k``, lengths and the like of a model's
+    ``generation_config`` are ignored. Its end tokens, stop strings and logits processors apply in addition.
 
     Attributes:
-        max_tokens: At most so many tokens; ``None`` is as many as the model has positions for.
+        max_tokens: Maximum number of tokens; ``None`` is as many as the model has positions for.
         temperature: 0 is greedy: always the most likely token.
-        top_p: Sample among the most likely tokens that together hold this probability.
-        top_k: Sample among so many most likely tokens; 0 is all of them.
-        min_p: Sample among tokens at least this share as likely as the most likely one; 0 is all of them.
+        top_p: Sample among the most likely tokens that together have this probability.
+        top_k: Sample among this many most likely tokens; 0 is all tokens.
+        min_p: Sample among tokens with at least this fraction of the highest probability; 0 is all tokens.
         seed: The same seed gives the same text; ``None`` draws one.
-        stop: Strings before which the text ends; they are not part of it.
-        stop_token_ids: Further end tokens beside the model's own.
-        ignore_end: Go on past the model's end tokens, to ``max_tokens``.
-        logprobs: Report the log probability of each emitted token and of so many most likely ones, as the
-            model gave them, before logits processors and temperature; ``None`` reports nothing.
+        stop: Stop strings; the text ends before the first one.
+        stop_token_ids: Further end tokens besides the model's own.
+        ignore_end: Continue past the model's end tokens, up to ``max_tokens``.
+        logprobs: Report the log probability of each emitted token and of this many most likely ones, before
+            logits processors and temperature; ``None`` reports nothing.
         logits_processors: Applied after the model's own and the engine's. Each is called with token ids
-            ``[1, tokens]`` and scores ``[1, vocabulary]``, on the engine's thread, and must be a function of
-            these alone.
+            ``[1, tokens]`` and scores ``[1, vocabulary]``, on the engine's thread, and must be a pure
+            function of its arguments.
 
     Raises:
         ValueError: A value lies outside its range.
@@ -99,10 +98,10 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    """Draw one token from ``logits`` ``[vocabulary]``; one uniform number is drawn from ``generator``.
+    """Draw one token from ``logits`` ``[vocabulary]``, with one uniform number from ``generator``.
 
-    The number is looked up in the cumulated distribution in double precision, so that the result
-    does not depend on what else is in the batch.
+    The number is looked up in the cumulative distribution in double precision, so the result does not
+    depend on what else is in the batch.
 
     Raises:
         ValueError: No token can be drawn, because the scores hold NaN or rule out every token.

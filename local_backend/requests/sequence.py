@@ -1,4 +1,4 @@
-"""One request's row: its tokens, how far the model has read them, and who is told.
+"""One request's row: its tokens, how many of them are cached, and its listener.
 
 Knows nothing of the model, the cache or drafts.
 """
@@ -18,7 +18,7 @@ from local_backend.requests.sampling import SamplingParams
 
 
 class State(Enum):
-    """Where a row stands: WAITING for a place, PREFILLING its prompt, WRITING, FINISHED."""
+    """State of a row: WAITING for a place, PREFILLING its prompt, WRITING (decoding), FINISHED."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -31,16 +31,16 @@ class Row:
     """One request in the engine.
 
     Attributes:
-        prompt_token_ids: What is continued.
+        prompt_token_ids: The prompt.
         params: How its tokens are chosen.
-        references: Text that may be copied, as token ids.
-        listener: Told of every update, from the engine's thread; must return at once.
-        token_ids: Prompt and everything emitted.
+        references: Texts that may be copied, as token ids.
+        listener: Called with every update, on the engine's thread; must return at once.
+        token_ids: Prompt and all emitted tokens.
         num_cached: How many of ``token_ids`` have their keys and values in the cache.
-        max_length: ``token_ids`` grows no longer than this.
+        max_length: Maximum length of ``token_ids``.
         logits: Its logits processors, if there are any.
-        error: What ends the row at the end of the step.
-        logprobs: For each emitted token, if asked for.
+        error: The error that ends the row at the end of the step.
+        logprobs: One for each emitted token, if requested.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -77,12 +77,12 @@ class Row:
 
     @property
     def num_to_prefill(self) -> int:
-        """Tokens still to be read before writing: all but the last, which the next forward reads."""
+        """Tokens left to prefill: all that are not cached but the last, which the decode forward reads."""
         return max(0, len(self.token_ids) - 1 - self.num_cached)
 
     @property
     def unread(self) -> list[int]:
-        """The tokens that are not in the cache: the last, and before the first forward maybe others."""
+        """The tokens that are not cached: the last, and possibly others before the first decode forward."""
         return self.token_ids[self.num_cached :]
 
     @property
@@ -92,12 +92,12 @@ class Row:
 
     @property
     def takes_most_likely(self) -> bool:
-        """Whether the most likely token is taken as it is, and nothing else about it is wanted."""
+        """Whether decoding is plain greedy, without logits processors or log probabilities."""
         return self.logits is None and self.params.is_greedy and self.params.logprobs is None
 
     @property
     def generator(self) -> torch.Generator:
-        """The row's own source of randomness."""
+        """The row's own random generator."""
         if self._generator is None:
             self._generator = torch.Generator()
             if self.params.seed is None:
@@ -107,10 +107,10 @@ class Row:
         return self._generator
 
     def append(self, token_ids: Sequence[int]) -> int:
-        """Add emitted tokens up to where the row ends; returns how many it took.
+        """Append emitted tokens until the row ends; returns how many were appended.
 
-        Sets ``finish_reason`` at an end token, a stop string, or the last token there is room for; what goes
-        wrong in finding the text is left in ``error``.
+        Sets ``finish_reason`` at an end token, a stop string, or the last token there is room for. An
+        exception while detokenizing is stored in ``error``.
         """
         taken = 0
         for token in token_ids:
@@ -148,7 +148,7 @@ class Row:
         return Update(text, token_ids, completion)
 
     def emit(self, *, min_interval_seconds: float, now: float) -> None:
-        """Pass on new text, at most once in ``min_interval_seconds``."""
+        """Send new text to the listener, at most once per ``min_interval_seconds``."""
         if self.stats.first_token_seconds is None:
             self.stats.first_token_seconds = now
         elif now - self._told_seconds < min_interval_seconds:
@@ -158,7 +158,7 @@ class Row:
         self.listener(self._news())
 
     def finish(self, reason: FinishReason) -> None:
-        """Pass on the rest of the text and the completion."""
+        """Send the rest of the text and the completion to the listener."""
         if self.state is State.FINISHED:
             return
         self._detokenize()
@@ -171,14 +171,14 @@ class Row:
             reason,
             self.stats,
             self.num_prompt_tokens,
-            # What was chosen beyond the row's end is not part of it.
+            # Drop those of tokens beyond the row's end.
             self.logprobs[: self.stats.num_tokens] if self.params.logprobs is not None else None,
             self.references,
         )
         self.listener(self._news(completion))
 
     def fail(self, error: BaseException) -> None:
-        """End the row with an error for its caller."""
+        """End the row and send the error to its listener."""
         if self.state is State.FINISHED:
             return
         self.state = State.FINISHED
@@ -187,7 +187,7 @@ class Row:
 
 
 def notify_safely(row: Row, emit: Callable[[], None]) -> None:
-    """What goes wrong while one row is told reaches its caller alone."""
+    """Run ``emit``; an exception ends only this row and is sent to its listener."""
     try:
         emit()
     except Exception as error:  # a listener is the caller's code and may raise anything

@@ -1,1 +1,1 @@
-"""Who goes when: length prediction, static micro-batches, the order of admission, the memory of rows."""
+"""Scheduling: length prediction, the order of admission, preemption, and the memory budget of rows."""

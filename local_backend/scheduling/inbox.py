@@ -1,6 +1,6 @@
-"""The rows on their way into the batch: handed in by any thread, waiting, given a place, preempted.
+"""The rows waiting for the batch: submitted from any thread, queued, admitted, preempted.
 
-Knows rows, their order and the memory. Does not know the model, forwards or drafts.
+Knows rows, their order and the memory budget. Does not know the model, forwards or drafts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
 
 class Inbox:
-    """Who waits, and who of them joins the rows in use.
+    """The queue of submitted rows, and their admission to the running batch.
 
-    :meth:`submit`, :meth:`cancel` and :meth:`reschedule` may be called by any thread; what they ask for is
-    done when the engine's thread next calls :meth:`receive`.
+    :meth:`submit`, :meth:`cancel` and :meth:`reschedule` may be called from any thread; they take effect when
+    the engine's thread next calls :meth:`receive`.
 
     Args:
-        scheduling: Who begins first, and within how much memory.
-        running: The rows in use.
-        cache: Told how long they are expected to become.
-        memory: What a row may take.
-        stats: Of the engine; counts what was taken over from other rows, and who was preempted.
+        scheduling: Order of admission and memory limit.
+        running: The running rows.
+        cache: Their KV cache; told how long they are expected to become.
+        memory: The memory budget of rows.
+        stats: The engine's; counts reused tokens and preemptions.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class Inbox:
         self._is_any_cancelled = False
 
     def __len__(self) -> int:
-        """Rows that have no place yet."""
+        """Rows without a slot."""
         return len(self._scheduler) + len(self._inbox)
 
-    # By any thread -------------------------------------------------------------------------------
+    # From any thread -----------------------------------------------------------------------------
 
     def submit(self, rows: Sequence[Row]) -> None:
-        """Let rows wait; those submitted together are admitted together."""
+        """Queue rows; those submitted together are admitted together."""
         with self._lock:
             self._inbox.extend(rows)
 
     def cancel(self, rows: Sequence[Row]) -> bool:
-        """Let rows go; returns whether any of them has not ended yet."""
+        """Cancel rows; returns whether any of them is unfinished."""
         for row in rows:
             row.cancelled = True
         is_any_left = any(row.state is not State.FINISHED for row in rows)
@@ -73,31 +73,31 @@ class Inbox:
         return is_any_left
 
     def reschedule(self, scheduling: Scheduling | AdmissionPolicy) -> None:
-        """Order rows otherwise, those that wait already included.
+        """Change the order of admission, also for rows that already wait.
 
         Raises:
-            ValueError: The policy is unknown, or another memory is asked for: that of an engine is fixed.
+            ValueError: The policy is unknown, or ``max_cache_bytes`` is given and differs from the engine's.
         """
         scheduling = Scheduling.of(scheduling)
         if scheduling.max_cache_bytes not in (None, self.scheduling.max_cache_bytes):
             raise ValueError(
-                f"the engine was made with max_cache_bytes={self.scheduling.max_cache_bytes}, which stays, "
-                f"but got {scheduling.max_cache_bytes}: make another engine"
+                f"the engine was made with max_cache_bytes={self.scheduling.max_cache_bytes}, which cannot "
+                f"change, but got {scheduling.max_cache_bytes}: make another engine"
             )
         self.scheduling = replace(scheduling, max_cache_bytes=self.scheduling.max_cache_bytes)
         self._new_scheduling = self.scheduling
 
     def clear(self) -> list[Row]:
-        """Let no row wait; returns those that did."""
+        """Empty the queue; returns the rows that waited."""
         with self._lock:
             rows = [*self._scheduler.clear(), *self._inbox]
             self._inbox.clear()
         return rows
 
-    # By the engine's thread, in the order of a step ----------------------------------------------
+    # From the engine's thread, in the order of a step --------------------------------------------
 
     def receive(self) -> None:
-        """Take in what was submitted, let go of what was cancelled."""
+        """Take in submitted rows and drop cancelled ones."""
         if (scheduling := self._new_scheduling) is not None:
             self._new_scheduling = None
             self._scheduler.choose(scheduling)
@@ -106,7 +106,7 @@ class Inbox:
             self._inbox.clear()
         self._scheduler.add(received)
         if self._is_any_cancelled:
-            self._is_any_cancelled = False  # before looking: who cancels while this looks is seen next time
+            self._is_any_cancelled = False  # reset first: a cancel during the loop is handled next time
             for row in [row for row in self._scheduler if row.cancelled]:
                 self._scheduler.remove(row)
                 notify_safely(row, partial(row.finish, "cancelled"))
@@ -115,7 +115,7 @@ class Inbox:
             notify_safely(row, partial(row.finish, "cancelled"))
 
     def admit(self) -> None:
-        """Give waiting rows a place, in order; one that can soon share a beginning waits for it."""
+        """Admit waiting rows in order; postpone a row that can soon share a prefix."""
         if self._running.is_full or not self._scheduler.is_time(len(self._running), self._running.num_free):
             return
         postponed: list[Row] = []
@@ -130,7 +130,7 @@ class Inbox:
                         self._stats.num_reused_tokens += row.num_cached
                     else:
                         postponed.append(row)
-                except Exception as error:  # it has no place yet: who fails those in use does not know it
+                except Exception as error:  # it has no slot yet, so failing the running rows would miss it
                     notify_safely(row, partial(row.fail, error))
                     raise
         finally:
@@ -138,7 +138,7 @@ class Inbox:
                 self._scheduler.put_back(row)
 
     def preempt(self) -> None:
-        """Preempt rows that outgrew their reservation; they go on, in their turn, from what they have."""
+        """Preempt rows over their reservation, to resume later; fail those that can never fit."""
         for row in self._scheduler.over_reservation(self._running.rows):
             try:
                 self._memory.require(len(row.token_ids))
@@ -153,11 +153,11 @@ class Inbox:
         self._cache.expected_length = self._scheduler.expected_length(self._running.rows)
 
     def note_draft(self, num_tokens: int) -> None:
-        """Drafts come to so many tokens: rows that begin should find room for them, too."""
+        """Report the size of the longest draft, so that admission reserves memory for drafts too."""
         self._scheduler.note_draft(num_tokens)
 
     def observe(self, row: Row) -> None:
-        """Learn how long an answer has become that ended by itself."""
+        """Report the length of an answer that ended at an end token or stop sequence."""
         self._scheduler.observe(row)
 
 

@@ -1,7 +1,7 @@
-"""How long an answer will be: what a prediction says, who makes one, and how good it was.
+"""Answer lengths: predictions, predictors, and how far predictions are off.
 
 Knows numbers of tokens. Does not know models, the engine or what a prediction is used for.
-Predicting lengths to batch likes with likes: Zheng et al., arXiv 2305.13144.
+Predicting lengths to batch answers of similar length: Zheng et al., arXiv 2305.13144.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.waiting_queue import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingQueue
 
 MAX_QUANTILE = 0.9
-"""The quantile that :attr:`Prediction.max_num_tokens` stands for."""
+"""The quantile that :attr:`Prediction.max_num_tokens` estimates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long one answer is expected to be.
+    """The predicted length of one answer.
 
     Attributes:
-        num_tokens: The answer's tokens, as expected: what orders rows.
-        max_num_tokens: Tokens that nine answers of ten to this prompt do not exceed, were many sampled: what
-            memory is reserved by. Never below ``num_tokens``.
+        num_tokens: Expected tokens of the answer; orders rows.
+        max_num_tokens: 90th percentile of the tokens of sampled answers to this prompt; determines how much
+            memory is reserved. Never below ``num_tokens``.
 
     Raises:
-        ValueError: A number is negative or not finite, or the maximum is below what is expected.
+        ValueError: A number is negative or not finite, or the maximum is below the expected length.
     """
 
     num_tokens: float
@@ -45,48 +45,47 @@ class Prediction:
 
 
 class LengthPredictor(Protocol):
-    """Says of prompts how long their answers will be."""
+    """Predicts the lengths of answers to prompts."""
 
     def predict(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
     ) -> list[Prediction | None]:
-        """One prediction for each prompt, in order; ``None`` where it has nothing to go by.
+        """One prediction for each prompt, in order; ``None`` where there is no data to predict from.
 
         Args:
             prompts: Token ids of each prompt.
-            params: How each answer will be sampled, where that is known. Whoever asks cuts predictions to
-                ``max_tokens`` itself.
+            params: How each answer will be sampled, if known. The caller caps predictions at ``max_tokens``.
         """
         ...
 
 
 @runtime_checkable
 class LearningPredictor(LengthPredictor, Protocol):
-    """A predictor that learns from the answers it is told of."""
+    """A predictor that learns from observed answers."""
 
     def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
-        """An answer to ``prompt`` has ended by itself after ``num_tokens`` tokens; from any thread."""
+        """Learn the length of a complete answer to ``prompt``; called from any thread."""
         ...
 
 
 class AnswerLengthLog(Protocol):
-    """Writes down how long answers were; e.g. :class:`~local_backend.length_models.length_log.LengthLog`."""
+    """Logs answer lengths; e.g. :class:`~local_backend.length_models.length_log.LengthLog`."""
 
     def add(self, prompt: Sequence[int], num_tokens: int, params: SamplingParams) -> None:
-        """An answer to ``prompt`` has ended by itself after ``num_tokens`` tokens; from any thread."""
+        """Log the length of a complete answer to ``prompt``; called from any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LengthErrors:
-    """How far predictions were off.
+    """Errors of predictions.
 
     Attributes:
         num_answers: Answers compared.
         mean_absolute_error: Of the expected length, in tokens.
         acc_50, acc_100: Shares of expected lengths at most 50 and 100 tokens off, as in the paper.
         pinball_loss: Of the maximum, at :data:`MAX_QUANTILE`, in tokens.
-        share_within_max: Answers that were no longer than the maximum.
+        share_within_max: Share of answers no longer than the maximum.
     """
 
     num_answers: int
@@ -98,10 +97,10 @@ class LengthErrors:
 
     @classmethod
     def of(cls, predictions: Sequence[Prediction], num_tokens: Sequence[int]) -> LengthErrors:
-        """Compare predictions with the lengths that came.
+        """Compare predictions with actual lengths.
 
         Raises:
-            ValueError: There are none, or not as many of one as of the other.
+            ValueError: The lists are empty or differ in length.
         """
         expected = [prediction.num_tokens for prediction in predictions]
         maxima = [prediction.max_num_tokens for prediction in predictions]
@@ -116,10 +115,10 @@ class LengthErrors:
 
 
 def mean_absolute_error(predicted: Sequence[float], actual: Sequence[float]) -> float:
-    """The mean distance of predicted and actual lengths, in tokens.
+    """The mean absolute difference of predicted and actual lengths, in tokens.
 
     Raises:
-        ValueError: There are none, or not as many of one as of the other.
+        ValueError: The lists are empty or differ in length.
     """
     return sum(abs(one - other) for one, other in _pairs(predicted, actual)) / len(actual)
 
@@ -128,16 +127,16 @@ def share_within(predicted: Sequence[float], actual: Sequence[float], num_tokens
     """The share of predictions at most ``num_tokens`` off: Acc-50 and Acc-100 of arXiv 2305.13144.
 
     Raises:
-        ValueError: There are none, or not as many of one as of the other.
+        ValueError: The lists are empty or differ in length.
     """
     return sum(abs(one - other) <= num_tokens for one, other in _pairs(predicted, actual)) / len(actual)
 
 
 def pinball_loss(predicted: Sequence[float], actual: Sequence[float], quantile: float) -> float:
-    """The mean loss that is least at the quantile: a token too low costs ``quantile``, one too high the rest.
+    """Mean pinball loss: each token too low costs ``quantile``, each token too high ``1 - quantile``.
 
     Raises:
-        ValueError: There are none, not as many of one as of the other, or the quantile is not within 0 and 1.
+        ValueError: The lists are empty or differ in length, or the quantile is not between 0 and 1.
     """
     if not 0 < quantile < 1:
         raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
@@ -149,19 +148,19 @@ def pinball_loss(predicted: Sequence[float], actual: Sequence[float], quantile: 
 
 
 def quantile_of(values: Sequence[float], quantile: float) -> float:
-    """The least of ``values`` that at least the share ``quantile`` of them do not exceed.
+    """The smallest of ``values`` that at least a share ``quantile`` of them do not exceed.
 
-    The constant with the least :func:`pinball_loss` on them.
+    It is the constant prediction with the lowest :func:`pinball_loss` on them.
 
     Raises:
-        ValueError: There is none, or the quantile is not within 0 and 1.
+        ValueError: ``values`` is empty, or the quantile is not between 0 and 1.
     """
     if not values or not 0 < quantile < 1:
         raise ValueError(
             f"a quantile between 0 and 1 needs at least one value, got {quantile} of {len(values)}"
         )
     ordered = sorted(values)
-    # Rounded, or 0.9 of 10 values would be the tenth: 0.9 * 10 is a little more than 9 in binary for some.
+    # Rounded first: a floating-point error just above an integer would make ceil skip to the next value.
     return ordered[min(len(ordered), max(1, math.ceil(round(quantile * len(ordered), 9)))) - 1]
 
 
@@ -174,11 +173,11 @@ def _pairs(one: Sequence[float], other: Sequence[float]) -> list[tuple[float, fl
 
 
 def admission_tokens(prediction: Prediction | None, policy: AdmissionPolicy) -> float | None:
-    """The length by which a policy orders a row; ``None`` where none is predicted.
+    """The length by which a policy orders a row; ``None`` without a prediction.
 
-    ``longest_first`` goes by twice the maximum less what is expected: as far above the maximum as that is
-    above what is expected. What costs is a row that begins late and turns out long, so those begin early of
-    which that cannot be ruled out, sure or not. The other policies go by what is expected.
+    ``longest_first`` uses twice the maximum minus the expected length: as far above the maximum as the
+    maximum is above the expected length. A row that starts late and turns out long is costly, so rows that
+    may turn out long start early, however uncertain. The other policies use the expected length.
     """
     if prediction is None:
         return None
@@ -187,25 +186,25 @@ def admission_tokens(prediction: Prediction | None, policy: AdmissionPolicy) -> 
     return prediction.num_tokens
 
 
-# Beginnings are compared at these numbers of tokens; what varies later is the same template.
+# Prompts are compared by prefixes of these lengths; those with the same prefix share a template.
 _BEGINNINGS = (8, 16, 32, 64, 128, 256)
-_KEPT_LENGTHS = 256  # of a template: the last so many answers
+_KEPT_LENGTHS = 256  # most recent answers kept for each template
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The last answers to prompts with one beginning."""
+    """The most recent answers to prompts that share a prefix."""
 
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT_LENGTHS))
-    prediction: Prediction | None = None  # of these; None when it has to be computed again
+    prediction: Prediction | None = None  # cached; None when out of date
 
 
 class ObservedLengths:
-    """Predicts from the answers it was told of; for any thread.
+    """Predicts from observed answers; thread-safe.
 
     Args:
-        min_answers: Answers of a template, at least, before it is gone by.
-        max_templates: Beginnings that are remembered; those not met for longest are forgotten.
+        min_answers: Answers a template needs before it is used.
+        max_templates: Maximum number of templates kept; the least recently observed are evicted.
 
     Raises:
         ValueError: A number is below 1.
@@ -223,7 +222,7 @@ class ObservedLengths:
         self._lock = threading.Lock()
 
     def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
-        """An answer to ``prompt`` has ended by itself after ``num_tokens`` tokens."""
+        """Learn the length of a complete answer to ``prompt``."""
         with self._lock:
             self._count(self._all, num_tokens)
             for beginning in _beginnings(prompt):
@@ -235,7 +234,7 @@ class ObservedLengths:
     def predict(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
     ) -> list[Prediction | None]:
-        """One prediction for each prompt; ``None`` as long as too few answers of any kind are known."""
+        """One prediction for each prompt; ``None`` until ``min_answers`` answers were observed."""
         with self._lock:
             return [self._predict(prompt) for prompt in prompts]
 
@@ -243,7 +242,7 @@ class ObservedLengths:
         known = [self._all]
         for beginning in _beginnings(prompt):
             if beginning not in self._seen:
-                break  # longer ones are not there either, or are about to be forgotten
+                break  # longer prefixes are missing too, or about to be evicted
             known.append(self._seen[beginning])
         deepest = next((seen for seen in reversed(known) if len(seen.lengths) >= self._min_answers), None)
         if deepest is None:
@@ -261,7 +260,7 @@ class ObservedLengths:
 
 
 def _beginnings(prompt: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The first tokens of a prompt, ever more of them."""
+    """Prefixes of a prompt, from short to long."""
     prompt = tuple(prompt[: _BEGINNINGS[-1]])
     for length in _BEGINNINGS:
         if length > len(prompt):
@@ -271,18 +270,18 @@ def _beginnings(prompt: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Who begins first, and within how much memory.
+    """Order of admission and memory limit.
 
     Attributes:
-        policy: ``"first_come"``; ``"shortest_first"``, for the least mean latency; ``"longest_first"``, for
-            the whole to be done soonest.
-        predictor: Says how long answers will be; what it says orders rows and reserves memory. One that
-            learns is told of every answer that has ended by itself, and asked again about those who wait.
-            ``None`` is :class:`~local_backend.scheduling.lengths.ObservedLengths`.
-        max_cache_bytes: Memory for keys and values, those of kept beginnings included; what does not fit
-            waits. It is taken whole when it is first needed. ``None`` takes what ``max_rows`` rows need.
-        max_overtakes: How many that were submitted later may begin before a row that waits.
-        length_log: Where prompts and the lengths of their answers are written down, to train a predictor.
+        policy: ``"first_come"``; ``"shortest_first"``, for the lowest mean latency; ``"longest_first"``, for
+            the shortest total time.
+        predictor: Predicts answer lengths, which order rows and reserve memory. A learning predictor is told
+            of every complete answer, and predicts waiting rows again as it learns. ``None`` is
+            :class:`~local_backend.scheduling.lengths.ObservedLengths`.
+        max_cache_bytes: Memory for the KV cache, prefix cache included; rows that do not fit wait. Allocated
+            in full when first needed. With ``None`` it grows to what ``max_rows`` rows need.
+        max_overtakes: How many later rows may be admitted before a waiting row.
+        length_log: Logs prompts and answer lengths, to train a predictor on.
 
     Raises:
         ValueError: The policy is unknown or a number is out of range.
@@ -295,16 +294,16 @@ class Scheduling:
     length_log: AnswerLengthLog | None = None
 
     def __post_init__(self) -> None:
-        WaitingQueue[int](self.policy, max_overtakes=self.max_overtakes)  # says what is wrong with them
+        WaitingQueue[int](self.policy, max_overtakes=self.max_overtakes)  # raises if they are invalid
         if self.max_cache_bytes is not None and self.max_cache_bytes < 1:
             raise ValueError(f"max_cache_bytes must be at least 1, got {self.max_cache_bytes}")
 
     @classmethod
     def of(cls, scheduling: Scheduling | AdmissionPolicy | None) -> Scheduling:
-        """A policy's name, or nothing, as what it stands for.
+        """Convert a policy's name or ``None`` to a ``Scheduling``.
 
         Raises:
-            TypeError: It is neither.
+            TypeError: It is none of these.
         """
         if scheduling is None:
             return cls()

@@ -1,7 +1,7 @@
-"""The memory of rows: what fits, and what is asked for at a time.
+"""The memory budget of rows: how many tokens fit in the KV cache.
 
-Keys and values of the rows in use lie side by side, all as long as the longest, so memory is counted in
-tokens: rows times columns. Knows the model's cache and numbers. Does not know who waits.
+The cache holds running rows side by side, all padded to the longest, so memory is counted in tokens: rows
+times columns. Knows the model's cache and numbers. Does not know which rows wait.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from local_backend.models.model_runner import ModelRunner, run_in_short_lived_th
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Of a limit, what kept beginnings may take: rows that write come first.
+# Share of a limit that the prefix cache may take; running rows have priority.
 _PREFIX_SHARE = 1 / 8
-_DRAFT_TOKENS = 64  # a draft may reach beyond the model's last position; it is refused there
+_DRAFT_TOKENS = 64  # a draft may extend past the model's last position, where it is rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class MemoryBudget:
     """Memory for keys and values.
 
     Attributes:
-        max_prefix_bytes: For what finished rows leave behind.
-        max_bytes: For everything; ``None`` is no limit.
-        bytes_per_token: What one token takes; unknown, 0, where there is no limit.
-        useful_tokens: Rows times columns beyond which memory would never be used.
+        max_prefix_bytes: For the prefix cache.
+        max_bytes: In total; ``None`` is no limit.
+        bytes_per_token: Bytes of one token; 0 (not measured) without a limit.
+        useful_tokens: The most tokens (rows times columns) that could ever be used.
     """
 
     max_prefix_bytes: int
@@ -48,17 +48,17 @@ class MemoryBudget:
         max_prefix_bytes: int,
         max_bytes: int | None,
     ) -> MemoryBudget:
-        """Divide a limit, by what the model itself writes for one token.
+        """Split a limit, measuring the bytes per token with one forward.
 
         Args:
-            model: In evaluation mode, with the type and device it will have.
-            architecture: What is known of it.
-            max_rows: Rows at once, at most.
-            max_prefix_bytes: For kept beginnings, at most.
-            max_bytes: For everything.
+            model: In evaluation mode, with its final dtype and device.
+            architecture: The model's.
+            max_rows: Maximum number of running rows.
+            max_prefix_bytes: Maximum for the prefix cache.
+            max_bytes: In total.
 
         Raises:
-            ValueError: There is not room for one token.
+            ValueError: The limit is too small for any row.
         """
         if max_bytes is None:
             return cls(max_prefix_bytes)
@@ -81,13 +81,13 @@ class MemoryBudget:
 
     @property
     def max_tokens(self) -> int | None:
-        """Rows times columns, at most."""
+        """The most tokens (rows times columns) that fit; ``None`` without a limit."""
         if self.max_bytes is None:
             return None
         return min(self.useful_tokens, (self.max_bytes - self.max_prefix_bytes) // self.bytes_per_token)
 
     def require(self, num_tokens: int) -> None:
-        """Check that a row of so many tokens fits, if it is alone.
+        """Check that a row of ``num_tokens`` tokens fits when it runs alone.
 
         Raises:
             ValueError: It does not.
@@ -95,7 +95,7 @@ class MemoryBudget:
         if self.max_tokens is not None and num_tokens > self.max_tokens:
             needed, allowed = (number * self.bytes_per_token for number in (num_tokens, self.max_tokens))
             raise ValueError(
-                f"a row of {num_tokens} tokens needs {needed} bytes of keys and values, but of "
-                f"max_cache_bytes={self.max_bytes} rows may take {allowed}: allow more, shorten the prompt "
+                f"a row of {num_tokens} tokens needs {needed} bytes of keys and values, but "
+                f"max_cache_bytes={self.max_bytes} leaves {allowed} for rows: raise it, shorten the prompt "
                 "or lower max_tokens"
             )

@@ -1,7 +1,7 @@
-"""The rows in use: who has which place in the cache, and what a new row can take over from others.
+"""The running rows: their slots in the cache, and which prefix a new row can reuse.
 
-Rows that write come first and those whose prompt is being read behind them, so that a forward over
-either is a forward over neighbours. Knows rows and the cache. Does not know the model or drafts.
+Decoding rows have the first slots and prefilling rows the slots after them, so that a forward over
+either covers adjacent slots. Knows rows and the cache. Does not know the model or drafts.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.caching.prefix_cache import num_shared
 from local_backend.requests.sequence import Row, State
 
-# A row waits for another that is about to read this many more tokens of their common beginning.
+# A row is postponed while another has at least this many tokens of their shared prefix left to prefill.
 _WORTH_WAITING_TOKENS = 16
 
 
 class RunningBatch:
-    """Rows side by side.
+    """The running rows, in adjacent slots.
 
     Args:
-        cache: Holds their keys and values, at the same places.
-        max_rows: Rows at once, at most.
+        cache: Holds their keys and values, in the same slots.
+        max_rows: Maximum number of rows.
     """
 
     def __init__(self, cache: RaggedKVCache, max_rows: int) -> None:
@@ -33,34 +33,34 @@ class RunningBatch:
 
     @property
     def rows(self) -> list[Row]:
-        """All rows, by place."""
+        """All rows, in slot order."""
         return list(self._rows)
 
     @property
     def writing(self) -> list[Row]:
-        """The rows that write; their places begin at 0."""
+        """The decoding rows; their slots start at 0."""
         return self._rows[: self._num_writing]
 
     @property
     def prefilling(self) -> list[Row]:
-        """The rows whose prompt is being read; their places begin behind those that write."""
+        """The prefilling rows; their slots follow those of the decoding rows."""
         return self._rows[self._num_writing :]
 
     @property
     def num_free(self) -> int:
-        """Places for further rows."""
+        """Number of free slots."""
         return self.max_rows - len(self._rows)
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no place for another row."""
+        """Whether no slot is free."""
         return self.num_free <= 0
 
     def add(self, row: Row) -> bool:
-        """Give ``row`` a place, with the longest beginning that is there already.
+        """Give ``row`` a slot, filled with the longest prefix already in the cache.
 
         Returns:
-            Whether it got one; not while another row is about to read what both begin with.
+            Whether it got one; ``False`` while another row is about to prefill a prefix they share.
         """
         wanted = row.token_ids[:-1]
         source, num_ready = None, 0
@@ -85,7 +85,7 @@ class RunningBatch:
         return True
 
     def begin_writing(self, most_unread: int = 0) -> None:
-        """Let every row whose prompt is read but for so many tokens join those that write."""
+        """Start decoding every row with at most ``most_unread`` tokens left to prefill."""
         for row in self.prefilling:
             if row.num_to_prefill <= most_unread:
                 place, target = self._rows.index(row), self._num_writing
@@ -95,11 +95,11 @@ class RunningBatch:
                 self._num_writing += 1
 
     def remove(self, row: Row, *, keep: bool = False) -> None:
-        """Free a row's place.
+        """Free a row's slot.
 
         Args:
             row: One of the rows.
-            keep: Whether later rows may begin with what it has read and written.
+            keep: Whether to keep its prompt and answer in the prefix cache.
         """
         place = self._rows.index(row)
         if keep:
@@ -113,15 +113,15 @@ class RunningBatch:
         self._cache.remove_last_row()
 
     def preempt(self, row: Row) -> None:
-        """Free the place of a row that is to go on later from what it has written.
+        """Free the slot of a row that will resume later with the tokens it has.
 
-        What it has read is kept while there is room for that, and otherwise read again.
+        Its keys and values stay in the prefix cache if there is room; otherwise they are computed again.
         """
         self.remove(row, keep=True)
         row.state, row.num_cached = State.WAITING, 0
 
     def clear(self) -> list[Row]:
-        """Free every place and forget every beginning; returns the rows there were."""
+        """Free every slot and empty the prefix cache; returns the rows removed."""
         rows, self._rows, self._num_writing = self._rows, [], 0
         self._cache.clear()
         return rows

@@ -1,4 +1,4 @@
-"""Which of the engine's rows begins, and which gives way: lengths predicted, memory reserved and grown.
+"""Admission and preemption: length predictions, and memory reservations that grow with the rows.
 
 Knows rows, predictions and how many tokens fit. Does not know the model, the cache or drafts.
 """
@@ -23,15 +23,15 @@ from local_backend.scheduling.lengths import (
 )
 from local_backend.scheduling.waiting_queue import ArrivalRank, QueueEntry, WaitingQueue
 
-# Reserved for an answer of which nothing is known, and at least added to one that has become longer.
+# Tokens reserved for an answer without a prediction, and the least by which a reservation grows.
 _FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32
 _GROWTH = 0.5
-# From this many answers on, the lengths of waiting rows are predicted again from what was learned.
+# From this many observed answers on, the lengths of waiting rows are predicted again.
 _FIRST_LESSON_ANSWERS = 8
-# Of a row's length, what drafts may take beside it: another row is worth more than longer drafts.
+# Drafts reserve at most this share of a row's length: another row gains more than longer drafts.
 _DRAFT_SHARE = 0.25
-# While more wait than there are places, so many are filled at a time, a share of all of them, so that one
-# forward reads several prompts; but no place is left free for more forwards than that.
+# While more rows wait than slots are free, refill once this share of all slots is free, so that one forward
+# prefills several prompts; but leave no slot free for more than this many forwards.
 _REFILL_SHARE, _MAX_FREE_FORWARDS = 1 / 8, 8
 
 _logger = logging.getLogger(__name__)
@@ -39,12 +39,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Plan:
-    """What the scheduler keeps of a row.
+    """The scheduler's state of a row.
 
     Attributes:
-        prediction: How many tokens it is expected to write, if anybody knows.
-        reserved_length: How long its text may become before more memory is reserved.
-        ticket: Its place in the order of arrival, to wait there again if it is preempted.
+        prediction: The predicted length of its answer; ``None`` if unknown.
+        reserved_length: Tokens, prompt included, that memory is reserved for.
+        ticket: Its place in the order of arrival, which it gets back if it is preempted.
     """
 
     prediction: Prediction | None = None
@@ -53,11 +53,11 @@ class _Plan:
 
 
 class Scheduler:
-    """The rows that wait, and what is reserved for those that run.
+    """The waiting rows, and the memory reserved for the running ones.
 
     Args:
-        scheduling: What the caller chose.
-        max_tokens: Rows times columns for which there is memory; ``None`` is no limit.
+        scheduling: Policy, predictor and length log.
+        max_tokens: The most tokens (rows times columns) that fit in memory; ``None`` is no limit.
     """
 
     def __init__(self, scheduling: Scheduling, max_tokens: int | None) -> None:
@@ -70,7 +70,7 @@ class Scheduler:
         self.choose(scheduling)
 
     def choose(self, scheduling: Scheduling) -> None:
-        """Order by another policy, and ask another predictor, from now on; the memory stays as it is.
+        """Switch to another policy, predictor and length log; the memory limit does not change.
 
         Raises:
             ValueError: The policy is unknown or the limit is negative.
@@ -85,13 +85,13 @@ class Scheduler:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows that wait, in order of arrival."""
+        """The waiting rows, in order of arrival."""
         return iter(self._waiting)
 
     # Waiting -------------------------------------------------------------------------------------
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Let rows wait that have come together."""
+        """Queue rows that arrived together."""
         if self._is_to_predict_again:
             self._predict_again()
         now = time.monotonic()
@@ -103,15 +103,15 @@ class Scheduler:
             )
 
     def remove(self, row: Row) -> None:
-        """Let a row wait no longer."""
+        """Remove a waiting row."""
         self._waiting.remove(row)
 
     def clear(self) -> list[Row]:
-        """Let no row wait; returns those that did."""
+        """Empty the queue; returns the rows that waited."""
         return self._waiting.clear()
 
     def is_time(self, num_running: int, num_free: int) -> bool:
-        """Whether to fill free places now, or when there are more of them; asked once before each forward."""
+        """Whether to refill free slots now or wait for more of them; called once before each forward."""
         few = num_free < _REFILL_SHARE * (num_running + num_free)
         if few and num_running and num_free < len(self._waiting):
             self._num_free_forwards += 1
@@ -121,14 +121,14 @@ class Scheduler:
         return True
 
     def next_that_fits(self, running: Sequence[Row]) -> Row | None:
-        """Take out the row whose turn it is, with memory reserved for it.
+        """Pop the next row and reserve memory for it.
 
         Args:
             running: The rows it would run with.
 
         Returns:
-            ``None`` if nobody waits or the next has to wait for memory, and those behind it with it: what
-            others free must not go to smaller rows for ever.
+            ``None`` if no row waits or the next one does not fit. The rows behind it then wait too, so that
+            smaller rows cannot starve it.
         """
         if not self._waiting:
             return None
@@ -143,7 +143,7 @@ class Scheduler:
         return None
 
     def put_back(self, row: Row) -> None:
-        """Let a row wait where it was before, because it could not begin, or was preempted."""
+        """Return a row to its old place in the queue, because it was postponed or preempted."""
         plan = self._plan(row)
         assert plan.ticket is not None
         self._waiting.put_back(QueueEntry(row, admission_tokens(plan.prediction, self.policy), plan.ticket))
@@ -151,23 +151,23 @@ class Scheduler:
     # Memory --------------------------------------------------------------------------------------
 
     def expected_length(self, running: Sequence[Row]) -> int:
-        """Columns that rows in use are expected to need, their drafts included."""
+        """Columns that running rows are expected to need, drafts included."""
         longest = max((self._plan(row).reserved_length for row in running), default=0)
         longest += min(self._num_draft_tokens, math.ceil(_DRAFT_SHARE * longest))
         return longest if self._max_tokens is None else min(longest, self._max_tokens)
 
     def note_draft(self, num_tokens: int) -> None:
-        """Drafts come to so many tokens: rows that begin should find room for them, too."""
+        """Note the size of the longest draft, so that admission reserves memory for drafts too."""
         self._num_draft_tokens = max(self._num_draft_tokens, num_tokens)
 
     def over_reservation(self, running: Sequence[Row]) -> list[Row]:
-        """Reserve more for the rows that have become longer than expected.
+        """Grow the reservations of rows that have exceeded them.
 
         Args:
-            running: All rows in use.
+            running: All running rows.
 
         Returns:
-            Rows for which there is no more as long as the others run, or at all.
+            Rows whose reservation cannot grow enough while the others run, or at all.
         """
         if self._max_tokens is None:
             return []
@@ -213,13 +213,13 @@ class Scheduler:
         return self._guarded(lambda: predict(prompts, [row.params for row in rows])) or nothing
 
     def observe(self, row: Row) -> None:
-        """Tell the predictor, and write down, how long an answer has become that ended by itself."""
+        """Report the length of a complete answer to the predictor and the length log."""
         self._log_length(row)
         predictor = self._predictor
         if self._uses_predictions and isinstance(predictor, LearningPredictor):
             self._guarded(lambda: predictor.observe(row.prompt_token_ids, row.stats.num_tokens))
             self._num_observed += 1
-            # Ever more rarely, because ever less changes: those that wait are asked about again.
+            # Waiting rows are predicted again after 8, 16, 32, ... answers: later ones change less.
             is_power_of_two = not self._num_observed & (self._num_observed - 1)
             if is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS:
                 self._is_to_predict_again = True
@@ -229,8 +229,8 @@ class Scheduler:
             return
         try:
             self._length_log.add(row.prompt_token_ids, row.stats.num_tokens, row.params)
-        except (OSError, ValueError) as error:  # no answer is worth less because its length is not on disk
-            _logger.warning("lengths are logged no more: %s", error)
+        except (OSError, ValueError) as error:  # a failing log must not fail answers
+            _logger.warning("answer lengths are no longer logged: %s", error)
             self._length_log = None
 
     def _predict_again(self) -> None:
@@ -244,7 +244,7 @@ class Scheduler:
         )
 
     def _guarded(self, ask: Callable[[], list[Prediction | None] | None]) -> list[Prediction | None] | None:
-        """A predictor that fails costs order, and no answer: it is asked no more."""
+        """Call the predictor; if it raises, drop it and schedule without predictions."""
         try:
             return ask()
         except Exception as error:
@@ -259,5 +259,5 @@ class Scheduler:
 
 
 def _cut(prediction: Prediction, room: int) -> Prediction:
-    """A prediction for a row that may write ``room`` tokens."""
+    """Cap a prediction at the ``room`` tokens a row may still emit."""
     return Prediction(min(prediction.num_tokens, room), min(prediction.max_num_tokens, room))

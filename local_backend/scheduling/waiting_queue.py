@@ -1,6 +1,6 @@
-"""The order of admission: which of the waiting requests begins next.
+"""The order of admission: which waiting request is admitted next.
 
-Knows how long answers are expected to be and who came when. Does not know rows, the engine or the clock.
+Knows predicted answer lengths and the order of arrival. Does not know rows, the engine or the clock.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar, get_args
 
 AdmissionPolicy = Literal["first_come", "shortest_first", "longest_first"]
-"""``first_come``: as they arrive. ``shortest_first``: least mean latency. ``longest_first``: the whole is
-done soonest, because no long answer is left to write alone at the end."""
+"""``first_come``: order of arrival. ``shortest_first``: lowest mean latency. ``longest_first``: shortest
+total time, because no long answer is left to decode alone at the end."""
 
 ItemT = TypeVar("ItemT", bound=Hashable)
 
@@ -21,7 +21,7 @@ DEFAULT_MAX_OVERTAKES = 1024
 
 @dataclass(slots=True)
 class _Arrival:
-    """Those that arrived together: how many had arrived up to the last of them, how many of them wait."""
+    """Items that arrived together: total arrivals up to the last of them, and how many of them wait."""
 
     seconds: float
     num_arrived: int = 0
@@ -33,8 +33,8 @@ class ArrivalRank:
     """A place in the order of arrival.
 
     Attributes:
-        number: How many had arrived before.
-        arrival: Shared by all that arrived at the same time.
+        number: How many items arrived before.
+        arrival: Shared by all items that arrived at the same time.
     """
 
     number: int
@@ -43,11 +43,11 @@ class ArrivalRank:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry(Generic[ItemT]):
-    """One who waits.
+    """A waiting item.
 
     Attributes:
-        item: What was added.
-        predicted_tokens: The expected length of the answer; ``None`` is not known.
+        item: The item added.
+        predicted_tokens: The predicted length of the answer; ``None`` if unknown.
         ticket: Its place in the order of arrival.
     """
 
@@ -57,18 +57,18 @@ class QueueEntry(Generic[ItemT]):
 
 
 class WaitingQueue(Generic[ItemT]):
-    """Who waits, in the order in which they begin.
+    """Waiting items, in order of admission.
 
-    Among equals, and where no length is predicted, who came first begins first; under ``shortest_first`` and
-    ``longest_first`` those without a prediction begin before the others, because nothing says they are the
-    ones to wait. Nobody starves: at most ``max_overtakes`` that arrived later begin before a waiter, then it
-    is its turn whatever the policy. Those that arrive at the same time do not overtake each other.
+    Ties are admitted in order of arrival. Under ``shortest_first`` and ``longest_first``, items without a
+    prediction come before all others, because nothing says that they should wait. No item starves: once
+    ``max_overtakes`` later arrivals were admitted before an item, it is next whatever the policy. Items that
+    arrived at the same time do not count as overtaking each other.
 
-    Every operation is a search in, and a shift of, a sorted list: microseconds among 10,000 that wait.
+    Adding and removing search and shift a sorted list: microseconds with 10,000 waiting items.
 
     Args:
-        policy: Who begins first.
-        max_overtakes: How many that arrived later may begin before one that waits.
+        policy: Order of admission.
+        max_overtakes: How many later arrivals may be admitted before a waiting item.
 
     Raises:
         ValueError: The policy is unknown or the limit is negative.
@@ -80,7 +80,7 @@ class WaitingQueue(Generic[ItemT]):
         self.policy = _checked(policy)
         self.max_overtakes = _checked_limit(max_overtakes)
         self._waiters: dict[ItemT, QueueEntry[ItemT]] = {}
-        self._by_policy: list[tuple[float, int, ItemT]] = []  # the second is unique: items are not compared
+        self._by_policy: list[tuple[float, int, ItemT]] = []  # the int is unique: items are not compared
         self._by_arrival: list[tuple[int, ItemT]] = []
         self._num_arrived = 0
         self._num_gone = 0
@@ -90,22 +90,22 @@ class WaitingQueue(Generic[ItemT]):
         return len(self._waiters)
 
     def __iter__(self) -> Iterator[ItemT]:
-        """Who waits, in order of arrival."""
+        """The waiting items, in order of arrival."""
         return (item for _, item in list(self._by_arrival))
 
     def __contains__(self, item: object) -> bool:
         return item in self._waiters
 
     def add(self, item: ItemT, *, predicted_tokens: float | None, now: float) -> None:
-        """Let ``item`` wait behind those that came before it.
+        """Queue ``item`` behind earlier arrivals.
 
         Args:
-            item: Equal to no other that waits.
-            predicted_tokens: The expected length of its answer; ``None`` is not known.
-            now: When it arrives, in seconds of any clock that does not run backwards.
+            item: Not equal to any waiting item.
+            predicted_tokens: The predicted length of its answer; ``None`` if unknown.
+            now: Its time of arrival, in seconds of any monotonic clock.
 
         Raises:
-            ValueError: It waits already.
+            ValueError: It is already waiting.
         """
         if item in self._waiters:
             raise ValueError(f"{item!r} waits already: add each item once")
@@ -117,18 +117,18 @@ class WaitingQueue(Generic[ItemT]):
         self._insert(QueueEntry(item, predicted_tokens, ticket))
 
     def pop(self) -> QueueEntry[ItemT]:
-        """Take out whoever begins next.
+        """Remove and return the next item to admit.
 
         Raises:
-            IndexError: Nobody waits.
+            IndexError: The queue is empty.
         """
         if not self._waiters:
-            raise IndexError("nobody waits")
+            raise IndexError("the queue is empty")
         first = self._waiters[self._by_arrival[0][1]]
         chosen = self._waiters[self._by_policy[0][2]]
         arrival = first.ticket.arrival
         if chosen.ticket.arrival is not arrival:
-            # Gone are all that came before it, those that came with it and do not wait, and who overtook it.
+            # Removed so far: earlier arrivals, those of its arrival that no longer wait, and its overtakers.
             num_overtakes = self._num_gone - (arrival.num_arrived - arrival.num_waiting)
             if num_overtakes >= self.max_overtakes:
                 chosen = first
@@ -136,12 +136,12 @@ class WaitingQueue(Generic[ItemT]):
         return chosen
 
     def put_back(self, waiter: QueueEntry[ItemT]) -> None:
-        """Undo :meth:`pop` for one that could not begin, or not end: it waits where it was.
+        """Undo :meth:`pop` for an item that was not admitted or was preempted: it gets its old place back.
 
-        Its expected length may be another one now.
+        Its predicted length may have changed.
 
         Raises:
-            ValueError: It waits already.
+            ValueError: It is already waiting.
         """
         if waiter.item in self._waiters:
             raise ValueError(f"{waiter.item!r} waits already: put back what was popped, once")
@@ -149,10 +149,10 @@ class WaitingQueue(Generic[ItemT]):
         self._insert(waiter)
 
     def remove(self, item: ItemT) -> None:
-        """Let ``item`` wait no longer.
+        """Remove a waiting ``item``.
 
         Raises:
-            KeyError: It does not wait.
+            KeyError: It is not waiting.
         """
         waiter = self._waiters.pop(item)
         waiter.ticket.arrival.num_waiting -= 1
@@ -161,19 +161,19 @@ class WaitingQueue(Generic[ItemT]):
         del self._by_policy[bisect_left(self._by_policy, (self._rank(waiter), waiter.ticket.number))]
 
     def predict_again(self, predicted_tokens: Mapping[ItemT, float | None]) -> None:
-        """Go by other expected lengths for these, of whom each waits."""
+        """Replace the predicted lengths of these waiting items."""
         for item, num_tokens in predicted_tokens.items():
             self._waiters[item] = replace(self._waiters[item], predicted_tokens=num_tokens)
         self._sort()
 
     def reorder(self, policy: AdmissionPolicy, *, max_overtakes: int) -> None:
-        """Go on by another policy, those that wait already included."""
+        """Switch to another policy, also for items that already wait."""
         self.policy = _checked(policy)
         self.max_overtakes = _checked_limit(max_overtakes)
         self._sort()
 
     def clear(self) -> list[ItemT]:
-        """Let nobody wait; returns who did, in order of arrival."""
+        """Empty the queue; returns its items in order of arrival."""
         left = list(self)
         for item in left:
             self.remove(item)

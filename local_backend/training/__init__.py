@@ -1,11 +1,11 @@
-"""Consistency training: a model learns to land many tokens a forward under Jacobi decoding.
+"""Consistency training: a model learns to emit many tokens per forward under Jacobi decoding.
 
-Trajectories of the model's own decoding (:class:`StoredTrajectories`), losses that pull its word on a guess
-to its word on the fixed point, a trainer on top of ``transformers.Trainer``, and measures of speed and
-quality before and after. ``python -m local_backend.training tune`` does all of it, and so does :func:`tune`.
+Trajectories of the model's own decoding (:class:`StoredTrajectories`), losses that pull its predictions on a
+guess towards those on the fixed point, a trainer on top of ``transformers.Trainer``, and measures of speed
+and quality before and after. ``python -m local_backend.training tune`` and :func:`tune` do all of it.
 
-Needs the ``training`` extra (datasets, peft, matplotlib). Nothing else of the package imports this one, and
-the names below are loaded when first used.
+Needs the ``training`` extra (datasets, peft, matplotlib). No other part of the package imports this one, and
+the names below are imported on first use.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _HOMES = {
     "train_round": "training.rounds",
     "tune": "training.tuning",
 }
-# Of the `training` extra, or of the `local` one that it contains.
+# Packages of the `training` extra, which includes `local`.
 _EXTRA = ("torch", "accelerate", "datasets", "peft", "matplotlib")
 _NEED_TORCH_ALONE = {"requests.outputs", "training.examples", "training.losses", "training.packing"}
 

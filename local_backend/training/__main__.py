@@ -1,6 +1,6 @@
 """Command line of consistency training: ``python -m local_backend.training``.
 
-``tune`` goes from prompts to a tuned model; ``collect``, ``train`` and ``evaluate`` are its parts.
+``tune`` goes from prompts to a tuned model; ``collect``, ``train`` and ``evaluate`` are its stages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; what the user got wrong ends it with a message and status 2."""
+    """Run one command; user errors exit with a message and status 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -1,6 +1,6 @@
-"""Work that goes on where it was: whose it is, and files that are there whole or not at all.
+"""Resumable work: checks that a folder holds the same work, and writes files atomically.
 
-Knows folders, and in which order files are written. Does not know what is worked on.
+Knows folders, and in which order files are written. Does not know what the work is.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _MARKER = "config.json"  # of a model's folder; written last
 
 
 def claim(path: Path, wanted: Mapping[str, Any], *, may_differ: Collection[str] = ()) -> None:
-    """Begin the work that ``path`` tells of, or go on with it.
+    """Start the work described by ``path``, or check that it may be resumed.
 
     Args:
-        path: A JSON file; where there is none, it is written.
-        wanted: What the work depends on; options of options may lie in mappings.
-        may_differ: Names, with those of the mappings around them ("options.save_steps"), of what may be
-            another when work goes on, because the result does not depend on it.
+        path: A JSON file; written if it does not exist.
+        wanted: Settings the work depends on; mappings may be nested.
+        may_differ: Dotted names ("options.save_steps") of settings that may change when work is resumed,
+            because the result does not depend on them.
 
     Raises:
-        ValueError: The file is of other work; says what differs.
+        ValueError: The file describes other work; says what differs.
     """
     if path.exists():
         refuse_other(path.parent, json.loads(path.read_text("utf-8")), wanted, may_differ=may_differ)
@@ -39,12 +39,12 @@ def claim(path: Path, wanted: Mapping[str, Any], *, may_differ: Collection[str] 
 def refuse_other(
     folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], *, may_differ: Collection[str] = ()
 ) -> None:
-    """See that work found in a folder is the one that is wanted.
+    """Check that the work found in a folder is the one wanted.
 
     Raises:
         ValueError: It is not; says what differs.
     """
-    # As JSON keeps it: without tuples.
+    # Through JSON, which turns tuples into lists.
     differing = list(_differences(found, json.loads(json.dumps(wanted)), may_differ))
     if differing:
         told = "; ".join(f"{name} {was} (asked for {now})" for name, was, now in differing)
@@ -65,34 +65,34 @@ def _differences(
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a kill leaves the old one or the new one."""
+    """Write a file atomically: a kill leaves the old one or the new one."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a model and its tokenizer so that :func:`has_model` is true of the whole alone."""
+    """Write a model and its tokenizer; :func:`has_model` is true only once all of it is written."""
     (folder / _MARKER).unlink(missing_ok=True)
     unfinished = folder / "unfinished"
     tokenizer.save_pretrained(unfinished)
     model.save_pretrained(unfinished)
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == _MARKER):
-        if path.is_dir():  # chat templates beside the first; it does not replace one that holds something
+        if path.is_dir():  # additional chat templates; `replace` fails if the target is not empty
             shutil.rmtree(folder / path.name, ignore_errors=True)
         path.replace(folder / path.name)
     unfinished.rmdir()
 
 
 def has_model(folder: Path) -> bool:
-    """Whether :func:`write_model` has written one there, to its end."""
+    """Whether :func:`write_model` has completed there."""
     return (folder / _MARKER).exists()
 
 
 def newest_checkpoint(folder: Path) -> str | None:
-    """The last of ``transformers.Trainer``'s checkpoints that is whole, ``None`` where there is none.
+    """The last complete checkpoint of ``transformers.Trainer``, ``None`` if there is none.
 
-    ``Trainer`` itself takes the last, whole or not: a kill while one was written would end the training.
+    ``Trainer`` itself takes the last one, complete or not: after a kill during a save it could not resume.
     """
     numbered = [(int(path.name.partition("-")[2]), path) for path in folder.glob("checkpoint-*")]
     for _, path in sorted(numbered, reverse=True):

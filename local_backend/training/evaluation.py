@@ -1,9 +1,9 @@
-"""What consistency training is for: how fast a model decodes, and whether it still says what it did.
+"""Evaluation of consistency training: how fast a model decodes, and whether it keeps its quality.
 
 The measures of CLLM (arXiv 2403.00835) and Jacobi Forcing (arXiv 2512.14681): tokens per forward, wall-clock
-against autoregressive decoding, fast-forwarded and stationary tokens, FLOPs per token, peak memory.
+speedup over autoregressive decoding, fast-forwarded and stationary tokens, FLOPs per token, peak memory.
 
-Knows the engine. What makes an answer good is the caller's to say.
+Knows the engine. Does not know what makes an answer good: the caller defines quality.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _ROWS_PER_FORWARD = 16
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured of a model on held-out prompts.
+    """Measurements of a model on held-out prompts.
 
     Attributes:
-        num_prompts: How many there were.
+        num_prompts: Number of prompts.
         tokens_per_forward: Emitted tokens over decode forwards, the bonus included.
-        fast_forwarded_tokens: Right guesses a forward accepted, on average.
-        stationary_tokens: Guesses right before what stands in front of them was, which stayed so until
-            they were accepted; on average of a forward.
-        speedup: Autoregressive seconds over Jacobi seconds, batch 1; ``None`` where it was not timed.
+        fast_forwarded_tokens: Accepted guesses per forward, on average.
+        stationary_tokens: Guesses that became right while an earlier guess was still wrong, and stayed right
+            until they were accepted; per forward, on average.
+        speedup: Autoregressive seconds over Jacobi seconds, batch 1; ``None`` if not timed.
         flops_per_token, autoregressive_flops_per_token: Of the decode forwards, at two operations a weight.
         peak_memory_bytes: Of the device, or of this process on a CPU.
-        quality: As the caller reckons it; ``None`` where he does not.
+        quality: As the caller measures it; ``None`` if it does not.
     """
 
     num_prompts: int
@@ -73,16 +73,16 @@ def evaluate(
     quality: Quality | None = None,
     num_timed: int = 0,
 ) -> Evaluation:
-    """Decode held-out prompts with Jacobi's block and count.
+    """Decode held-out prompts with Jacobi decoding and measure.
 
     Args:
-        model: What to measure.
+        model: The model to measure.
         tokenizer: Its tokenizer.
         prompts: Token ids of prompts it was not trained on.
-        max_tokens: Of an answer, at most.
-        block_size: Guesses in flight.
-        quality: Reckons how good the answers are.
-        num_timed: On so many prompts, one by one, seconds are compared with autoregressive decoding.
+        max_tokens: Maximum tokens of an answer.
+        block_size: Guesses in the Jacobi block.
+        quality: Rates the answers.
+        num_timed: Number of prompts, run one by one, on which to time against autoregressive decoding.
 
     Raises:
         ValueError: There is no prompt, or one is empty or too long.
@@ -113,10 +113,10 @@ def evaluate(
 
 
 def num_stationary(trajectory: Trajectory) -> int:
-    """Guesses behind a wrong one that were right and stayed right, summed over the forwards.
+    """Guesses after a wrong one that were right and stayed right, summed over the forwards.
 
-    Each place of the answer counts once, at the first forward from which on it stayed right while a guess
-    before it was still wrong.
+    Each position of the answer counts at most once: if an earlier guess was wrong in the forward from which
+    on the position stayed right.
     """
     answer = trajectory.answer_ids
     settled_at: dict[int, int] = {}
@@ -140,9 +140,9 @@ def perplexity(
     """Perplexity of answers given their prompts, over all tokens of all answers.
 
     Args:
-        model: What reads them.
+        model: The model to measure.
         texts: Prompts and answers.
-        pad_id: What fills a batch.
+        pad_id: The padding token.
 
     Raises:
         ValueError: There is no text.
@@ -158,7 +158,7 @@ def perplexity(
             surprise += float(autoregressive_loss(forward(model, batch), batch.labels)) * num_tokens
             count += num_tokens
     if not count:
-        raise ValueError("there is no text whose perplexity could be told: give at least one answer")
+        raise ValueError("there is no text to measure perplexity on: give at least one answer")
     return math.exp(surprise / count)
 
 
@@ -169,7 +169,7 @@ def _speedup(
     params: SamplingParams,
     block_size: int,
 ) -> float:
-    """Both ways on each prompt in turn, so that what else the machine does hits both."""
+    """Time both drafters on each prompt in turn, so that other load on the machine affects both."""
     drafters: dict[str, str | Drafter] = {
         "plain": "autoregressive",
         "jacobi": Jacobi(block_size, num_recycled=0),
@@ -200,7 +200,7 @@ def _peak_memory_bytes(model: PreTrainedModel) -> int:
     if model.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(model.device))
     if sys.platform == "win32":
-        return 0  # resource is not there
+        return 0  # Windows has no resource module
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,7 +1,7 @@
-"""What a training step reads: examples by number, each with its noise, the same for the same number.
+"""Training examples by index, with noise that is the same for the same index.
 
-Training that was interrupted goes on with the very examples it would have seen. Knows trajectories as
-columns of token ids. Does not know models.
+Interrupted training resumes with exactly the examples it would have seen. Knows trajectories as columns of
+token ids. Does not know models.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _NUM_CANDIDATES = 3
 
 @dataclass(frozen=True, slots=True)
 class NoiseOptions:
-    """What the copies of an example look like.
+    """How the noisy copies of an example are made.
 
     Attributes:
         block_size: Tokens of a copy.
-        num_passes: How often the answer is covered with copies, each time cut elsewhere.
-        window: Blocks along which the noise rises from ``lowest`` to ``highest``, then starts over.
+        num_passes: How often copies cover the answer, each time split at other positions.
+        window: Blocks over which the noise rises from ``lowest`` to ``highest``, then starts over.
         lowest, highest: Share of a copy's tokens that are wrong.
-        stored_share: Share of copies taken from stored iterates, where there are any.
+        stored_share: Share of copies taken from stored iterates, if there are any.
 
     Raises:
         ValueError: A number is out of range.
@@ -55,7 +55,7 @@ class NoiseOptions:
 
 
 def progressive_ratio(block: int, options: NoiseOptions) -> float:
-    """Share of wrong tokens of the block of that number: linear along the window, then from its start."""
+    """Share of wrong tokens in block number ``block``: rises linearly along the window, then starts over."""
     if options.window == 1:
         return options.highest
     step = (options.highest - options.lowest) / (options.window - 1)
@@ -69,17 +69,17 @@ def noised(
     source: Sequence[int],
     rng: random.Random,
 ) -> list[int]:
-    """A guess at the tokens of ``answer_ids`` at ``places``, the last ``ratio`` of which went wrong.
+    """A guess at the tokens of ``answer_ids`` at ``places``, the last ``ratio`` of which is wrong.
 
-    It goes wrong as Jacobi iterates do: other tokens of the text, one token over and over, the right tokens
-    at the wrong place, or right and wrong ones mixed.
+    The errors imitate those of Jacobi iterates: other tokens of the text, one token repeated, the right
+    tokens at shifted positions, or right and wrong ones mixed.
 
     Args:
-        answer_ids: What is right.
-        places: Those guessed, one after another; the answer may end before.
+        answer_ids: The right tokens.
+        places: Consecutive positions to guess; the answer may end before the last.
         ratio: Share of them that may be wrong.
         source: Tokens wrong guesses are drawn from.
-        rng: Where chance comes from.
+        rng: The source of randomness.
     """
     start = places.start
     right = list(answer_ids[start : places.stop])
@@ -104,11 +104,11 @@ def noised(
 def drawn_copies(
     prompt_ids: Sequence[int], answer_ids: Sequence[int], options: NoiseOptions, rng: random.Random
 ) -> list[Copy]:
-    """Copies that cover the answer ``num_passes`` times with noise drawn on the spot."""
+    """Copies that cover the answer ``num_passes`` times with random noise."""
     source = [*prompt_ids, *answer_ids]
     copies = []
     for number in range(options.num_passes):
-        # The first block begins where decoding begins; the others begin anywhere.
+        # The first pass starts where decoding starts; the others at a random offset.
         start = -rng.randrange(options.block_size) if number else 0
         block = rng.randrange(options.window)
         while start < len(answer_ids) - 1:
@@ -132,15 +132,15 @@ def stored_copies(
 ) -> list[Copy]:
     """Iterates of a stored trajectory that together cover the answer ``num_passes`` times.
 
-    Each is the one of a few neighbours whose share of wrong tokens is nearest to what the schedule asks.
+    Each is the one of a few random candidates whose share of wrong tokens is nearest to the schedule's.
 
     Args:
-        starts: Place in the answer of each iterate, in the order of decoding.
+        starts: Position in the answer of each iterate, in the order of decoding.
         iterates: Their tokens.
         answer_ids: The fixed point.
         options: How many copies, and how noisy.
-        rng: Where chance comes from.
-        with_next: Whether each comes with the iterate that followed it, as the local loss needs.
+        rng: The source of randomness.
+        with_next: Whether to add the iterate that followed each, as the local loss needs.
     """
     if not iterates:
         return []
@@ -150,7 +150,7 @@ def stored_copies(
     for number in range(min(wanted, len(iterates))):
         candidates = rng.choices(range(len(iterates)), k=_NUM_CANDIDATES)
         if number == 0:
-            candidates.append(0)  # the block decoding begins with
+            candidates.append(0)  # the block that decoding starts with
         ratio = progressive_ratio(block + number, options)
         chosen.append(
             min(
@@ -179,7 +179,7 @@ _BUCKET_BATCHES = 24
 
 
 class Joined(Sequence[Trajectory]):
-    """Several sequences of trajectories as one, none of them copied.
+    """Several sequences of trajectories as one, without copying.
 
     Args:
         parts: The sequences, in order.
@@ -205,24 +205,24 @@ class Joined(Sequence[Trajectory]):
 
 
 def lengths_of(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Tokens of each trajectory, without reading those that lie on disk."""
+    """Tokens of each trajectory, without reading stored ones from disk."""
     known: list[int] | None = getattr(trajectories, "lengths", None)
     return known or [trajectory.num_tokens for trajectory in trajectories]
 
 
 class NoisyExamples(Dataset[Example]):
-    """As many examples as training takes, drawn from trajectories.
+    """``num_items`` training examples, drawn from trajectories.
 
-    Every pass over the trajectories is in another order; examples of like length stand together, so that a
-    batch holds little padding. Item ``k`` is the same whatever was asked for before.
+    Every pass over the trajectories has another order; examples of similar length share a batch, to reduce
+    padding. Item ``k`` is the same whatever was requested before.
 
     Args:
-        trajectories: What to draw from.
-        num_items: How many items there are: steps times rows of a step.
-        batch_size: Rows that share a forward.
-        noise: What the copies look like; ``None`` for clean text alone.
-        with_next: Whether stored iterates come with the next one, as the local loss needs.
-        learned_prompts: Share of examples of which the text of the prompt is learned, too.
+        trajectories: The trajectories to draw from.
+        num_items: Number of items: steps times rows per step.
+        batch_size: Rows per forward.
+        noise: How copies are made; ``None`` for clean text only.
+        with_next: Whether to add the next iterate to stored ones, as the local loss needs.
+        learned_prompts: Share of examples whose prompt text is learned too.
         seed: Of order and noise.
 
     Raises:
@@ -264,7 +264,7 @@ class NoisyExamples(Dataset[Example]):
         )
 
     def mean_tokens(self, num_sampled: int = 64) -> float:
-        """Packed tokens of an example, on average over the first ones."""
+        """Packed tokens of an example, averaged over the first ``num_sampled``."""
         sampled = [num_packed_tokens(self[number]) for number in range(min(num_sampled, len(self)))]
         return sum(sampled) / len(sampled)
 

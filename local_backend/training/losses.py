@@ -1,7 +1,7 @@
-"""The losses of consistency training, as pure functions of logits and of who is to agree with whom.
+"""The losses of consistency training, as pure functions of logits and the teacher of each position.
 
-Knows tensors only. Which positions are noisy, and which position each is to agree with, is
-:mod:`local_backend.training.packing`'s business.
+Knows tensors only. Which positions are noisy, and which position is the teacher of each, is decided in
+:mod:`local_backend.training.packing`.
 
 Everywhere ``p`` is the teacher's distribution and ``q`` the student's; no gradient flows through ``p``. Both
 come from the same model in the same forward: the teacher reads right tokens where the student reads guesses.
@@ -18,12 +18,12 @@ from torch.nn import functional
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
 
-IGNORED = -100  # a label where nothing is to be predicted, as in torch and transformers
-NO_TEACHER = -1  # an index where there is nobody to agree with
+IGNORED = -100  # the label of positions without a target, as in torch and transformers
+NO_TEACHER = -1  # the index of positions without a teacher
 
 
 def forward_kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """KL(p || q): the student must give weight to whatever the teacher does.
+    """KL(p || q): the student must cover everything the teacher gives weight to.
 
     Args:
         student_logits: ``[..., vocabulary]``.
@@ -37,7 +37,7 @@ def forward_kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def reverse_kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """KL(q || p): the student may leave out some of what the teacher would say. Shapes as above."""
+    """KL(q || p): the student may drop some of what the teacher gives weight to. Shapes as above."""
     log_p, log_q = _log_softmax(teacher_logits).detach(), _log_softmax(student_logits)
     return functional.kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1)
 
@@ -70,13 +70,13 @@ def divergence_of(name: Divergence) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def agreement_loss(logits: Tensor, agrees_with: Tensor, divergence: Divergence = "forward_kl") -> Tensor:
-    """Mean divergence of positions from the positions of their row they are to agree with.
+    """Mean divergence of positions from their teachers in the same row.
 
     Args:
         logits: ``[rows, width, vocabulary]``.
         agrees_with: For each position the column of its teacher, :data:`NO_TEACHER` where it has none;
             ``[rows, width]``.
-        divergence: How far two distributions are apart.
+        divergence: How to compare two distributions.
 
     Returns:
         A scalar; 0 where no position has a teacher.
@@ -91,17 +91,17 @@ def agreement_loss(logits: Tensor, agrees_with: Tensor, divergence: Divergence =
 def global_consistency_loss(
     logits: Tensor, fixed_point_column: Tensor, divergence: Divergence = "forward_kl"
 ) -> Tensor:
-    """From any iterate the model is to say what it says at the fixed point.
+    """Trains the model to predict from any iterate what it predicts from the fixed point.
 
-    ``mean over iterates y and places i of D(p(. | y*_<i, x) || q(. | y_<i, x))``, where ``y*`` is the fixed
-    point of the block (CLLM, arXiv 2403.00835, equation of the global consistency loss). With copies whose
-    noise rises along a window of blocks it is the progressive consistency loss of Jacobi Forcing
+    ``mean over iterates y and positions i of D(p(. | y*_<i, x) || q(. | y_<i, x))``, where ``y*`` is the
+    fixed point of the block (CLLM, arXiv 2403.00835, equation of the global consistency loss). With copies
+    whose noise rises along a window of blocks it is the progressive consistency loss of Jacobi Forcing
     (arXiv 2512.14681).
 
     Args:
         logits: ``[rows, width, vocabulary]``.
-        fixed_point_column: For each place of an iterate the column of the clean text that predicts the same
-            token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
+        fixed_point_column: For each position of an iterate the column of the clean text that predicts the
+            same token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
         divergence: D.
     """
     return agreement_loss(logits, fixed_point_column, divergence)
@@ -110,14 +110,14 @@ def global_consistency_loss(
 def local_consistency_loss(
     logits: Tensor, next_iterate_column: Tensor, divergence: Divergence = "forward_kl"
 ) -> Tensor:
-    """From an iterate the model is to say what it says one iteration later.
+    """Trains the model to predict from an iterate what it predicts one iteration later.
 
-    ``mean over neighbouring iterates and places i of D(p(. | y(k+1)_<i, x) || q(. | y(k)_<i, x))`` (CLLM,
-    arXiv 2403.00835, local consistency loss). What is settled by then is the clean text.
+    ``mean over neighbouring iterates and positions i of D(p(. | y(k+1)_<i, x) || q(. | y(k)_<i, x))`` (CLLM,
+    arXiv 2403.00835, local consistency loss). Positions settled by then have the clean text as teacher.
 
     Args:
         logits: ``[rows, width, vocabulary]``.
-        next_iterate_column: For each place of an iterate the column of the next iterate, or of the clean
+        next_iterate_column: For each position of an iterate the column of the next iterate, or of the clean
             text, that predicts the same token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
         divergence: D.
     """
@@ -125,13 +125,13 @@ def local_consistency_loss(
 
 
 def autoregressive_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of the clean text: what keeps the model's quality (CLLM, arXiv 2403.00835).
+    """Mean cross-entropy on the clean text, which preserves the model's quality (CLLM, arXiv 2403.00835).
 
-    ``- mean over places i of log q(y*_i | y*_<i, x)``.
+    ``- mean over positions i of log q(y*_i | y*_<i, x)``.
 
     Args:
         logits: ``[rows, width, vocabulary]``.
-        labels: What each position is to predict, :data:`IGNORED` where nothing; ``[rows, width]``. Not
+        labels: Target token of each position, :data:`IGNORED` where there is none; ``[rows, width]``. Not
             shifted: a label stands at the position that predicts it.
 
     Returns:
@@ -144,11 +144,11 @@ def autoregressive_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    # Some models say -inf to tokens that are never to be written: no log probability is less than the least
-    # number, so that what both think impossible adds nothing, where it would be inf - inf.
+    # Some models give -inf to tokens that must never be emitted. Clamped, so that tokens impossible for both
+    # student and teacher add 0 instead of inf - inf.
     return functional.log_softmax(logits.float(), dim=-1).clamp(min=torch.finfo(torch.float32).min)
 
 
 def _nothing(logits: Tensor) -> Tensor:
-    """A loss of 0 that hangs from the logits, whatever they are."""
+    """A loss of 0 in the graph of the logits, whatever their values."""
     return logits[:0].sum()

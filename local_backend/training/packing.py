@@ -1,9 +1,9 @@
-"""Clean and noisy copies of an answer in one forward, under a mask that knows which is which.
+"""Packs the clean text and noisy copies of an answer into one forward, separated by the attention mask.
 
-A row holds prompt and answer, then any number of noisy copies of parts of the answer. A copy stands at the
-positions of what it copies, sees the clean text before it and itself, and nothing sees it: so one forward
-gives the model's word on the clean text and on every copy. This is the packing of Jacobi Forcing (arXiv
-2512.14681); the iterates of a Jacobi trajectory (CLLM, arXiv 2403.00835) are copies like any other.
+A row holds prompt and answer, then any number of noisy copies of parts of the answer. A copy has the position
+ids of the part it copies and attends to itself and the clean text before it; nothing else attends to it. So
+one forward gives the model's predictions on the clean text and on every copy. This is the packing of Jacobi
+Forcing (arXiv 2512.14681); the iterates of a Jacobi trajectory (CLLM, arXiv 2403.00835) are copies, too.
 
 Knows token ids. Does not know where noise comes from, models or losses.
 """
@@ -30,10 +30,10 @@ class Copy:
     """Guesses at a part of an answer.
 
     Attributes:
-        start: Place in the answer of the first guess.
-        token_ids: The guesses, right or wrong; those behind the answer's end are left out when packed.
-        next_copy: Number, among the copies of the example, of the iterate that follows this one; ``None``
-            where there is none.
+        start: Position in the answer of the first guess.
+        token_ids: The guesses, right or wrong; those past the answer's end are dropped when packed.
+        next_copy: Index, among the copies of the example, of the iterate that follows this one; ``None`` if
+            there is none.
     """
 
     start: int
@@ -47,12 +47,12 @@ class Example:
 
     Attributes:
         prompt_ids: At least one token.
-        answer_ids: The fixed point: what is right, its end token included where it has one.
+        answer_ids: The fixed point, i.e. the right tokens, its end token included if it has one.
         copies: Guesses at parts of it.
-        learns_prompt: Whether the text of the prompt is learned, too.
+        learns_prompt: Whether the prompt text is learned too.
 
     Raises:
-        ValueError: There is no prompt, or a copy starts outside the answer or is followed by no copy.
+        ValueError: There is no prompt, a copy starts outside the answer, or a ``next_copy`` does not exist.
     """
 
     prompt_ids: tuple[int, ...]
@@ -81,9 +81,9 @@ class PackedBatch:
     Attributes:
         input_ids: ``[rows, width]``.
         position_ids: ``[rows, width]``.
-        sees: Whether a column (third axis) is seen from another (second axis); ``[rows, width, width]``.
-            Padding sees itself, so that no row of a softmax is empty.
-        labels: What a column of the clean text is to predict, :data:`IGNORED` elsewhere; ``[rows, width]``.
+        sees: Whether a column (second axis) attends to another (third axis); ``[rows, width, width]``.
+            Padding attends to itself, so that no row of a softmax is empty.
+        labels: Target token of each column of the clean text, :data:`IGNORED` elsewhere; ``[rows, width]``.
         fixed_point_column: For each column of a copy the column of the clean text that predicts the same
             token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
         next_iterate_column: The same for the copy's next iterate.
@@ -106,7 +106,7 @@ class PackedBatch:
 
 
 def num_packed_tokens(example: Example) -> int:
-    """Tokens an example fills in a row, padding aside."""
+    """Tokens an example fills in a row, without padding."""
     return (
         len(example.prompt_ids)
         + len(example.answer_ids)
@@ -115,16 +115,16 @@ def num_packed_tokens(example: Example) -> int:
 
 
 def _num_used(example: Example, copy: Copy) -> int:
-    """Guesses of a copy behind which there is a token to predict."""
+    """Guesses of a copy that have a next token to predict."""
     return max(0, min(len(copy.token_ids), len(example.answer_ids) - 1 - copy.start))
 
 
 def pack(examples: Sequence[Example], pad_id: int = 0) -> PackedBatch:
-    """Pack examples, one a row.
+    """Pack examples, one per row.
 
     Args:
         examples: At least one.
-        pad_id: What fills a row behind its example; it is never seen.
+        pad_id: The padding token; no example attends to it.
 
     Raises:
         ValueError: There is no example.
@@ -162,7 +162,7 @@ def _fill(batch: PackedBatch, row: int, example: Example) -> None:
     for copy, first in zip(example.copies, first_columns, strict=True):
         count = _num_used(example, copy)
         columns = slice(first, first + count)
-        clean_column = num_prompt + copy.start  # of the right token where the copy has its first guess
+        clean_column = num_prompt + copy.start  # of the right token at the copy's first position
         batch.input_ids[row, columns] = torch.tensor(copy.token_ids[:count], dtype=torch.long)
         batch.position_ids[row, columns] = torch.arange(clean_column, clean_column + count)
         batch.sees[row, columns, :clean_column] = True
@@ -187,7 +187,7 @@ class PackedForward:
         model: Without adapters around it, see :class:`~local_backend.models.architecture.Architecture`.
 
     Raises:
-        ValueError: The model cannot be given masks and positions; says why.
+        ValueError: The model does not take masks and positions; says why.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -202,7 +202,7 @@ class PackedForward:
         """Logits of every column.
 
         Args:
-            model: The model this was made for, or what stands around it (an adapter, accelerate's wrapper).
+            model: The model this was made for, or a wrapper of it (an adapter, accelerate's).
             batch: On the model's device.
 
         Returns:
@@ -217,7 +217,7 @@ class PackedForward:
         return logits
 
     def masks(self, batch: PackedBatch) -> Tensor | dict[str, Tensor]:
-        """Masks ``[rows, 1, width, width]``; a dict where kinds of layers differ."""
+        """Masks ``[rows, 1, width, width]``; a dict by kind of layer if kinds differ."""
         distance = batch.position_ids[:, :, None] - batch.position_ids[:, None, :]
         masks = {}
         for kind, window in self._windows.items():
@@ -227,15 +227,15 @@ class PackedForward:
 
     def _in_dtype(self, seen: Tensor) -> Tensor:
         if not self._is_additive:
-            return seen  # also right where autocast computes in another type than the weights have
+            return seen  # also correct when autocast computes in another dtype than the weights'
         lowest = torch.finfo(self._dtype).min
         return torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, lowest)
 
 
 def use_fast_attention(model: PreTrainedModel) -> None:
-    """On a CPU let the model attend by plain matrix products.
+    """On a CPU, switch the model to eager attention.
 
-    Their backward pass takes half the time of the fused one's there, for rows of a few hundred tokens.
+    There, for rows of a few hundred tokens, its backward pass takes half the time of the fused kernel's.
     """
     if model.device.type == "cpu":
         model.set_attn_implementation("eager")

@@ -1,6 +1,6 @@
 """One round of training: trajectories in, a model out, resumable.
 
-Knows ``transformers``' and ``peft``'s ways of training. Where trajectories come from is not its business.
+Knows how ``transformers`` and ``peft`` train. Does not know where trajectories come from.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class TuneOptions:
     """How a model is tuned.
 
     Attributes:
-        num_rounds: How often trajectories are collected again.
+        num_rounds: Rounds of collecting trajectories and training on them.
         num_steps: Optimizer steps of each round.
-        batch_size: Examples of a forward.
-        accumulation_steps: Forwards of an optimizer step.
-        learning_rate: At its peak; a warm-up before, a cosine to a tenth behind, in each round.
-        lora_rank: Of the adapters that are trained in place of all weights; ``None`` trains all weights.
-        bf16: Whether training runs in mixed precision; by default where the machine is fast at it.
-        activation_checkpointing: Whether activations are computed again in the backward pass, to save memory.
-        num_held_out: Prompts that are kept for measuring, at most a fifth of them.
+        batch_size: Examples per forward.
+        accumulation_steps: Forwards per optimizer step.
+        learning_rate: Its peak, after a warm-up and before a cosine decay to a tenth, in each round.
+        lora_rank: Of adapters that are trained instead of all weights; ``None`` trains all weights.
+        bf16: Whether to train in mixed precision; by default if the machine is fast at it.
+        activation_checkpointing: Whether to recompute activations in the backward pass, to save memory.
+        num_held_out: Prompts held out for measuring, at most a fifth of them.
         num_evaluations: How often speed and quality are measured in a round.
         save_steps: Steps between two checkpoints.
         seed: Of order, noise and adapters.
-        noise, losses, collect: See there.
+        noise, losses, collect: See their classes.
 
     Raises:
         ValueError: A number is out of range.
@@ -93,7 +93,7 @@ class TuneOptions:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
 
 
-# What the weights do not depend on: it may change before a round that was interrupted goes on.
+# Options that do not affect the weights: they may change when an interrupted round is resumed.
 WITHOUT_EFFECT = frozenset(
     ("options.save_steps", "options.activation_checkpointing", "options.collect.max_rows")
 )
@@ -112,13 +112,13 @@ def train_round(
     """Train on one round's trajectories and write the model to ``folder/model``; resumable.
 
     Args:
-        model: What is trained, in place.
+        model: The model, trained in place.
         tokenizer: Its tokenizer.
-        trajectories: Its own.
-        folder: Checkpoints go to ``folder/checkpoints``, what was measured to ``folder/history.json``.
+        trajectories: Its own trajectories.
+        folder: Checkpoints go to ``folder/checkpoints``, measurements to ``folder/history.json``.
         options: How it is trained.
-        measure: Called a few times on the way.
-        tell: Told what begins.
+        measure: Called ``num_evaluations`` times during training.
+        tell: Called with progress messages.
 
     Raises:
         ValueError: The folder holds a round on other trajectories, of another model or with other options;
@@ -137,7 +137,7 @@ def train_round(
         "trajectories": digest_of(trajectories),
         "options": asdict(options),
     }
-    # How many rounds there are is not a round's business.
+    # A round does not depend on how many rounds there are.
     claim(folder / "round.json", wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
     trained: Any = _with_adapters(model, options) if options.lora_rank else model
     if options.activation_checkpointing:
@@ -171,7 +171,7 @@ def train_round(
 
 
 class _EvenlySpaced(TrainerCallback):
-    """Has the model measured as often as asked for, the last time when the round ends."""
+    """Triggers ``num_evaluations`` evaluations at even intervals, the last at the end of the round."""
 
     def __init__(self, options: TuneOptions) -> None:
         count = min(options.num_evaluations, options.num_steps)
@@ -185,7 +185,7 @@ class _EvenlySpaced(TrainerCallback):
 
 
 def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
-    """``transformers``' arguments of one round."""
+    """The ``TrainingArguments`` of one round."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=options.num_steps,
@@ -204,7 +204,7 @@ def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
         logging_steps=max(1, min(25, options.num_steps // 4)),
         save_steps=options.save_steps,
         save_total_limit=1,
-        eval_strategy="no",  # by a callback
+        eval_strategy="no",  # a callback triggers it
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -214,7 +214,7 @@ def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
 
 
 def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model with float32 weights, on the GPU where there is one, and its tokenizer.
+    """Load a model with float32 weights, on the GPU if there is one, and its tokenizer.
 
     Args:
         path: A folder, a GGUF file, or a name on the model hub.
@@ -230,7 +230,7 @@ def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedToke
 
 
 def stored_dtype(path: str | Path) -> torch.dtype:
-    """The type in which a model's weights are stored, as its configuration tells; float32 for a GGUF file."""
+    """The dtype of a model's stored weights, by its configuration; float32 for a GGUF file."""
     if is_gguf(path):
         return torch.float32
     dtype = AutoConfig.from_pretrained(path).dtype
@@ -249,6 +249,6 @@ def _with_adapters(model: PreTrainedModel, options: TuneOptions) -> Any:
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
-        # peft still asks for this by the name it had before transformers 6.
+        # peft still uses the name from before transformers 6.
         warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
         return get_peft_model(model, config)

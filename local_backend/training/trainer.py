@@ -1,7 +1,6 @@
 """The trainer: ``transformers.Trainer`` on packed batches, with speed and quality measured while it trains.
 
-Knows losses, packing and ``transformers.Trainer``. Where trajectories come from is
-:mod:`local_backend.training.trajectories`' business.
+Knows losses, packing and ``transformers.Trainer``. Does not know where trajectories come from.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class LossOptions:
 
     @property
     def needs_copies(self) -> bool:
-        """Whether there is a loss on noisy copies."""
+        """Whether a loss on noisy copies has weight."""
         return bool(self.global_weight or self.local_weight)
 
 
@@ -68,7 +67,7 @@ def packed_losses(logits: Tensor, batch: PackedBatch, options: LossOptions) -> d
 
     Args:
         logits: ``[rows, width, vocabulary]``.
-        batch: What they were computed from.
+        batch: The batch they were computed from.
         options: Weights and divergence.
     """
     losses = {}
@@ -89,14 +88,14 @@ class ConsistencyTrainer(Trainer):
 
     Args:
         model: A decoder-only causal language model, with or without adapters of ``peft``.
-        arguments: ``transformers``' own.
-        examples: What is trained on, in order.
+        arguments: ``transformers``' training arguments.
+        examples: The training examples, in order.
         losses: Weights and divergence.
-        pad_id: What fills a batch.
+        pad_id: The padding token.
         measure: Called with the model when ``Trainer`` evaluates; what it returns is logged.
 
     Raises:
-        ValueError: The model cannot be given masks and positions; says why.
+        ValueError: The model does not take masks and positions; says why.
     """
 
     def __init__(
@@ -123,11 +122,11 @@ class ConsistencyTrainer(Trainer):
             model=model,
             args=arguments,
             train_dataset=examples,
-            eval_dataset=examples if measure else None,  # asked for by Trainer; `measure` brings its own
+            eval_dataset=examples if measure else None,  # required by Trainer; `measure` has its own
             data_collator=collate,
             **options,
         )
-        self.model_accepts_loss_kwargs = False  # a mean over positions: accumulation divides by its steps
+        self.model_accepts_loss_kwargs = False  # losses are means: Trainer divides by accumulation steps
 
     def compute_loss(
         self,
@@ -154,7 +153,7 @@ class ConsistencyTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Decode held-out prompts: tokens per forward and quality, as ``measure`` says."""
+        """Measure the model with ``measure``: tokens per forward and quality on held-out prompts."""
         model = base_model_of(self.accelerator.unwrap_model(self.model))
         was_training = model.training
         try:
@@ -170,7 +169,7 @@ class ConsistencyTrainer(Trainer):
 
 @contextmanager
 def _own_forward(model: Any) -> Iterator[None]:
-    """The model without the mixed precision that accelerate wrapped around its ``forward``."""
+    """Run the model without the mixed precision that accelerate wrapped around its ``forward``."""
     wrapped = model.__dict__.pop("forward", None)
     try:
         yield
@@ -180,7 +179,7 @@ def _own_forward(model: Any) -> Iterator[None]:
 
 
 def base_model_of(model: Any) -> PreTrainedModel:
-    """The causal language model within adapters of ``peft``, which stay at work; or the model itself."""
+    """The causal language model inside ``peft`` adapters, which stay active; or the model itself."""
     get_base_model = getattr(model, "get_base_model", None)
     base: PreTrainedModel = get_base_model() if get_base_model is not None else model
     return base

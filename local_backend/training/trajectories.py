@@ -1,8 +1,8 @@
-"""Jacobi trajectories: what the engine guesses on its way to an answer, stored part by part.
+"""Jacobi trajectories: the engine's guesses on the way to an answer, stored in parts.
 
 A trajectory is an answer (the fixed point) and the block of guesses before each forward (the iterates), as
-the engine's own Jacobi drafter makes them, many prompts at once. Collection that was interrupted goes on
-with the first part that is missing.
+made by the engine's Jacobi drafter, many prompts at once. Interrupted collection resumes with the first
+missing part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Fault = Literal["empty", "unfinished", "repetitive", "broken", "rejected"]
-# The last is given by the caller alone.
+# The last comes only from the caller's filter.
 FAULTS: tuple[Fault, ...] = ("empty", "unfinished", "repetitive", "broken", "rejected")
 
 _LONGEST_PERIOD = 24
@@ -38,12 +38,12 @@ _LEAST_REPEATS = 4
 
 
 def fault_of(token_ids: Sequence[int], text: str, *, is_finished: bool) -> Fault | None:
-    """Why an answer is left out, ``None`` where it is kept.
+    """Why an answer is left out, ``None`` if it is kept.
 
     Args:
         token_ids: The answer, its end token included.
         text: Its text.
-        is_finished: Whether the model ended it; at a cut answer's end there is no fixed point to learn.
+        is_finished: Whether the model ended it; the end of a truncated answer is no fixed point to learn.
     """
     if len(token_ids) < 2 or not text.strip():
         return "empty"
@@ -57,9 +57,9 @@ def fault_of(token_ids: Sequence[int], text: str, *, is_finished: bool) -> Fault
 
 
 def is_repetitive(token_ids: Sequence[int]) -> bool:
-    """Whether a stretch of the answer says the same few tokens over and over.
+    """Whether part of the answer repeats the same few tokens over and over.
 
-    That is a span of at most 24 tokens, four times or more in a row, over 24 tokens or more.
+    That is a span of at most 24 tokens, at least four times in a row, over at least 24 tokens.
     """
     for period in range(1, _LONGEST_PERIOD + 1):
         run = 0
@@ -73,19 +73,19 @@ def is_repetitive(token_ids: Sequence[int]) -> bool:
 
 _log = logging.getLogger(__name__)
 
-# Of prompts and answers, whether each answer is worth learning from.
+# Given prompts and answers, whether each answer is worth learning from.
 Accept = Callable[[Sequence[Sequence[int]], Sequence[Completion]], Sequence[bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """How trajectories are made.
+    """How trajectories are collected.
 
     Attributes:
-        block_size: Guesses in flight.
-        max_tokens: Tokens of an answer, at most; longer ones are left out.
+        block_size: Guesses in the Jacobi block.
+        max_tokens: Maximum tokens of an answer; longer ones are left out.
         max_rows: Answers decoded at once.
-        prompts_per_part: Prompts of a Parquet file; what an interruption costs at most.
+        prompts_per_part: Prompts per Parquet file; the most that an interruption loses.
 
     Raises:
         ValueError: A number is less than 1.
@@ -103,10 +103,10 @@ class CollectOptions:
 
 
 class Recorder:
-    """A drafter that notes, for each row, the block of guesses another one proposes before each forward.
+    """A drafter that records, for each row, the block of guesses another one proposes before each forward.
 
     Args:
-        drafter: Whose guesses are noted: the chain its drafts begin with.
+        drafter: The recorded drafter; of its drafts, the first chain is recorded.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -114,7 +114,7 @@ class Recorder:
         self._iterates: PerRow[list[tuple[int, tuple[int, ...]]]] = PerRow(lambda _: [])
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """The other's drafts."""
+        """The recorded drafter's drafts."""
         drafts = self.drafter.propose(rows)
         for row, draft in zip(rows, drafts, strict=True):
             start = len(row.token_ids) - row.num_prompt_tokens
@@ -122,11 +122,11 @@ class Recorder:
         return drafts
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """Passed on."""
+        """Passed on to the recorded drafter."""
         self.drafter.observe(rows, outcomes)
 
     def iterates_of(self, row: RowView) -> list[tuple[int, tuple[int, ...]]]:
-        """Place in the answer and guesses before each forward of the row."""
+        """Position in the answer and guesses before each forward of the row."""
         return self._iterates[row]
 
 
@@ -140,11 +140,11 @@ def _first_chain(draft: Draft) -> tuple[int, ...]:
 def decode_recorded(
     engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> Iterator[tuple[Completion, Trajectory]]:
-    """Decode prompts with an engine whose drafter is a :class:`Recorder`, in their order.
+    """Decode prompts with an engine whose drafter is a :class:`Recorder`; yields in the prompts' order.
 
     Raises:
-        TypeError: The engine's drafter records nothing.
-        ValueError: A prompt is empty or too long; nothing has run then.
+        TypeError: The engine's drafter is no :class:`Recorder`.
+        ValueError: A prompt is empty or too long; nothing was run then.
     """
     recorder = engine.drafter
     if not isinstance(recorder, Recorder):
@@ -187,20 +187,20 @@ def collect_trajectories(
     accept: Accept | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Decode every prompt and store its trajectory; goes on where an interrupted call left off.
+    """Decode every prompt and store its trajectory; resumes an interrupted call.
 
     Args:
-        model: Whose trajectories; see :class:`~local_backend.Engine` for which models can be decoded.
+        model: The model to decode with; see :class:`~local_backend.Engine` for supported models.
         tokenizer: Its tokenizer.
         prompts: Token ids, see :func:`~local_backend.requests.prompt_file.read_prompts`.
-        folder: Where they go.
-        options: How they are made.
-        accept: Which answers are worth learning from, beside the faults that are always looked for: given the
-            prompts and answers of a part, says of each whether it is kept.
-        progress: Where progress is shown; a bar of its own unless given.
+        folder: Where to store the trajectories.
+        options: How they are collected.
+        accept: A filter in addition to the checks for faults: given the prompts and answers of a part,
+            returns for each answer whether to keep it.
+        progress: Where progress is shown; by default a new bar.
 
     Returns:
-        Counts: ``"kept"``, and one of each fault for which answers were left out.
+        Counts: ``"kept"``, and one for each fault for which answers were left out.
 
     Raises:
         ValueError: The folder holds trajectories of another model, other prompts or other options; or a

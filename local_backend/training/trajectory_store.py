@@ -1,6 +1,6 @@
-"""Trajectories on disk: Parquet files, and a manifest that says whose they are and which are there.
+"""Trajectories on disk: Parquet files, and a manifest of their model, prompts, options and finished parts.
 
-Knows files. Does not know how trajectories come about.
+Knows files. Does not know how trajectories are collected.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 _SAMPLED_VALUES = 4096  # of each tensor; any training step changes nearly all of them
-_NUM_DIGESTED = 256  # trajectories, beside the lengths of all
+_NUM_DIGESTED = 256  # trajectories hashed in full; of the others only the lengths
 
 
 def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     """A digest of names, shapes and evenly spaced values of the model's weights, and of the vocabulary.
 
-    The same whatever type the same values are loaded in, and on whatever device.
+    It does not depend on the dtype or device that the same values are loaded with.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -53,13 +53,13 @@ def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> s
 
 
 def digest_of_prompts(prompts: Sequence[Sequence[int]]) -> str:
-    """Tells prompts from others."""
+    """A digest that identifies prompts."""
     token_ids = json.dumps([list(map(int, prompt)) for prompt in prompts])
     return hashlib.sha256(token_ids.encode()).hexdigest()[:16]
 
 
 def digest_of(trajectories: Sequence[Trajectory]) -> str:
-    """Tells trajectories from others: the lengths of all, the tokens of some, evenly spaced."""
+    """A digest that identifies trajectories: the lengths of all, the tokens of some, evenly spaced."""
     digest = hashlib.sha256(json.dumps(lengths_of(trajectories)).encode())
     for place in range(0, len(trajectories), max(1, len(trajectories) // _NUM_DIGESTED)):
         one = trajectories[place]
@@ -72,16 +72,16 @@ _FORMAT = 1
 
 
 class StoredTrajectories(Sequence[Trajectory]):
-    """Trajectories in a folder, read from disk one by one as they are asked for.
+    """Trajectories in a folder, read from disk one by one on access.
 
     Args:
-        folder: Where :func:`~local_backend.training.trajectories.collect_trajectories` put them.
-        model: The model they are to be of; ``None`` for whichever.
+        folder: Where :func:`~local_backend.training.trajectories.collect_trajectories` stored them.
+        model: The model they must come from; ``None`` for any.
         tokenizer: Its tokenizer.
 
     Raises:
         FileNotFoundError: The folder holds no trajectories.
-        ValueError: They are another model's, or none was kept.
+        ValueError: They come from another model, or none was kept.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class StoredTrajectories(Sequence[Trajectory]):
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder of trajectories says of itself.
+    """Read the manifest of a folder of trajectories.
 
     Raises:
-        FileNotFoundError: It holds none.
-        ValueError: They were written in a format this version does not know.
+        FileNotFoundError: The folder holds no trajectories.
+        ValueError: They were written in a format this version does not read.
     """
     path = folder / _MANIFEST
     if not path.exists():
@@ -154,7 +154,7 @@ def begin_manifest(
     folder: Path,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The manifest of a collection: the folder's own, where it holds a part of the same one.
+    """The manifest of a collection: the folder's own, if it already holds part of the same collection.
 
     Raises:
         ValueError: The folder holds trajectories of another model, other prompts or other options.
@@ -189,7 +189,7 @@ def write_part(
     trajectories: Sequence[Trajectory],
     counts: Mapping[str, int],
 ) -> None:
-    """Write one part, and then in the manifest that it is there."""
+    """Write one part, then record it in the manifest."""
     _write_parquet(part_of(folder, number), trajectories)
     manifest["parts"][str(number)] = dict(counts)
     write_whole(folder / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
@@ -229,7 +229,7 @@ def _write_parquet(path: Path, trajectories: Sequence[Trajectory]) -> None:
 
 @contextmanager
 def progress_bar(progress: Progress | None = None) -> Iterator[Progress]:
-    """The bar given, or a new one that is shown until the end of the block."""
+    """The given bar, or a new one that is shown until the end of the block."""
     if progress is not None:
         yield progress
         return
@@ -246,7 +246,7 @@ def progress_bar(progress: Progress | None = None) -> Iterator[Progress]:
 
 @contextmanager
 def without_bars_of_datasets() -> Iterator[None]:
-    """Reading and writing parts takes a moment each and needs no bar."""
+    """Disable progress bars of ``datasets``: reading or writing a part takes only a moment."""
     import datasets
 
     were_off = datasets.are_progress_bars_disabled()

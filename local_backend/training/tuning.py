@@ -1,7 +1,7 @@
-"""From prompts to a tuned model: collect, train, measure, round after round, resumable at every point.
+"""From prompts to a tuned model: rounds of collecting, training and measuring, resumable at every point.
 
-Knows the parts and their order. Each round decodes the prompts with the model as it is by then, so that the
-guesses it learns from are the ones it makes.
+Knows the stages and their order. Each round decodes the prompts with the current model, so that it learns
+from its own guesses.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _STATE = "tuning.json"
 
 @dataclass(frozen=True)
 class Report:
-    """What tuning did, on held-out prompts.
+    """Results of tuning, on held-out prompts.
 
     Attributes:
         before, after: Speed and quality of the plain and of the tuned model.
-        plain_perplexity, tuned_perplexity: Of the plain model's own answers.
+        plain_perplexity, tuned_perplexity: Of the plain model's answers, under the plain and the tuned model.
         history: Records of ``step``, ``tokens_per_forward`` and ``quality``.
-        counts: Of each round, how many trajectories were kept and left out.
+        counts: For each round, how many trajectories were kept and left out.
     """
 
     before: Evaluation
@@ -77,29 +77,28 @@ def tune(
     Args:
         model_path: Folder, or name on the model hub, of the model.
         prompts: See :func:`~local_backend.requests.prompt_file.read_prompts`.
-        output: Where the tuned model goes. Work in progress lies in ``output/work``; called again with the
-            same arguments, or with more rounds, it goes on there. The weights are of the type that those of
-            the model are stored in.
+        output: Folder of the tuned model, whose weights have the dtype that the original is stored in. Work
+            in progress is kept in ``output/work``: another call with the same arguments, or with more rounds,
+            resumes it.
         options: How it is tuned.
-        limit: Only the first so many prompts.
+        limit: Use only this many first prompts.
         examples: Prompts with right answers, see :func:`~local_backend.requests.prompt_file.read_examples`.
-            They
-            are learned from beside the trajectories, with noise drawn on the spot, and cost no decoding.
-        quality: Given the held-out prompts, how answers to them are judged. The answers that are as the plain
-            model's unless given.
+            They are trained on in addition to the trajectories, with random noise, and need no decoding.
+        quality: Given the held-out prompts, returns a measure of answers to them. By default, the share of
+            answers equal to the plain model's.
         accept: Which answers are worth learning from, see
             :func:`~local_backend.training.trajectories.collect_trajectories`.
-        tell: Where what it costs and what came of it is said.
+        tell: Called with messages about progress and results.
 
     Raises:
-        ValueError: A prompt, the tokenizer, the model or the work in progress is not as it must be; all of it
-            is checked before anything is computed.
+        ValueError: A prompt, the tokenizer, the model or the work in progress is invalid; all of it is
+            checked before anything is computed.
     """
     options = options or TuneOptions()
     if output.resolve() == Path(model_path).resolve():
         raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
     model, tokenizer = load_for_training(model_path)
-    forward = PackedForward(model)  # refuses what cannot be trained
+    forward = PackedForward(model)  # raises if the model cannot be trained
     all_prompts = read_prompts(
         prompts,
         tokenizer,
@@ -124,7 +123,7 @@ def tune(
         "examples": digest_of(references),
         "options": asdict(options),
     }
-    # Further rounds may be asked for later.
+    # Rounds may be added later.
     claim(work / _STATE, wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
 
     def measure_of(
@@ -170,7 +169,7 @@ def tune(
         log = json.loads((folder / "history.json").read_text("utf-8"))
         history += [{**record, "step": record["step"] + number * options.num_steps} for record in log]
 
-    # Measured as it will be used: its weights rounded to what is stored of them.
+    # Measured as it will be used: with weights rounded to the stored dtype.
     cast("Any", model).to(stored_dtype(model_path))
     write_model(model, tokenizer, output)
     model.float()
@@ -188,16 +187,16 @@ def tune(
 def split_held_out(
     prompts: Sequence[list[int]], options: TuneOptions
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts to train on and prompts to measure on, drawn at random; the same for the same seed.
+    """Prompts to train on and held-out prompts, drawn at random; the same for the same seed.
 
     Raises:
-        ValueError: There are too few to keep one back.
+        ValueError: There are too few to hold one out.
     """
     different = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
     num_held_out = min(options.num_held_out, len(different) // 5)
     if not num_held_out:
         raise ValueError(
-            f"there are {len(different)} different prompts, too few to keep some back for measuring: "
+            f"there are {len(different)} different prompts, too few to hold some out for measuring: "
             "give at least 5"
         )
     random.Random(options.seed).shuffle(different)
@@ -205,7 +204,7 @@ def split_held_out(
 
 
 def same_answers(expected: Sequence[Sequence[int]]) -> Quality:
-    """A measure of quality: the share of answers that are as expected, token for token."""
+    """A measure of quality: the share of answers equal to the expected ones, token for token."""
 
     def judge(completions: Sequence[Any]) -> float:
         pairs = zip(completions, expected, strict=True)
@@ -215,7 +214,7 @@ def same_answers(expected: Sequence[Sequence[int]]) -> Quality:
 
 
 def describe(figures: Evaluation) -> str:
-    """The figures in a line."""
+    """The figures in one line."""
     line = f"{figures.tokens_per_forward:.2f} tokens per forward"
     if figures.speedup is not None:
         line += f", {figures.speedup:.2f}x as fast as autoregressive"

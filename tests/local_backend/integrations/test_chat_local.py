@@ -166,7 +166,7 @@ def test_max_new_tokens_is_another_name(chat: ChatLocal) -> None:
     for message in (named.invoke(QUESTION), chat.invoke(QUESTION, max_new_tokens=7)):
         assert message.usage_metadata is not None
         assert message.usage_metadata["output_tokens"] == 7
-    with pytest.raises(ValueError, match="name one bound"):
+    with pytest.raises(ValueError, match="set the same limit"):
         chat.invoke(QUESTION, max_tokens=6, max_new_tokens=7)
 
 

@@ -89,7 +89,7 @@ def test_scheduling_is_chosen_when_the_model_is_made(chat: ChatLocal) -> None:
     assert engine.scheduling.policy == "shortest_first"
     with pytest.raises(ValueError, match="no policy is named 'any'"):
         ChatLocal(engine=engine, scheduling="any")  # type: ignore[arg-type]  # the mistake under test
-    with pytest.raises(ValueError, match="max_cache_bytes=None, which stays, but got 5"):
+    with pytest.raises(ValueError, match="max_cache_bytes=None, which cannot change, but got 5"):
         ChatLocal(engine=engine, scheduling=Scheduling(max_cache_bytes=5))
     with tiny_chat(scheduling=Scheduling("first_come", max_cache_bytes=2**22)) as limited:
         assert isinstance(limited.engine, Engine)

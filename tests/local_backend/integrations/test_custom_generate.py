@@ -186,7 +186,7 @@ def test_streamers_and_stop_strings_work_as_in_generate(
     )
     assert by_config.tolist() == plain.tolist()
     assert config.stop_strings == [stop]
-    with pytest.raises(ValueError, match="stop strings want the tokenizer"):
+    with pytest.raises(ValueError, match="stop strings need the tokenizer"):
         generate(model, **call, stop_strings=stop)
     copied = copy.deepcopy(model)  # the engine it keeps does not come along
     assert generate(copied, **call, tokenizer=tokenizer).shape == (1, call["input_ids"].shape[1] + 30)
@@ -222,7 +222,7 @@ def test_padding_on_the_right_and_a_missing_tokenizer_are_named(
     decoding = ParallelDecoding("reference_copy")
     with pytest.raises(ValueError, match="padding on the left only"):
         model.generate(**flipped, max_new_tokens=5, custom_generate=decoding)
-    with pytest.raises(ValueError, match="want the tokenizer"):
+    with pytest.raises(ValueError, match="need the tokenizer"):
         model.generate(**batch, max_new_tokens=5, custom_generate=decoding, references=[["a text"]])
     with pytest.raises(ValueError, match="one prompt at a time, got 3"):
         generate(model, **batch, max_new_tokens=5, streamer=_Recorder(tokenizer))

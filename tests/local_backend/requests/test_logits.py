@@ -204,8 +204,8 @@ def test_only_the_configs_end_tokens_count(tokenizer: PreTrainedTokenizerBase) -
             {"watermarking_config": SynthIDTextWatermarkingConfig(ngram_len=5, keys=[1, 2, 3])},
             "remembers earlier calls",
         ),
-        ({"token_healing": True}, "token_healing = True is not done"),
-        ({"max_time": 2.0}, r"max_time = 2.0 is not done .* cancel the call"),
+        ({"token_healing": True}, "token_healing = True is not supported"),
+        ({"max_time": 2.0}, r"max_time = 2.0 is not supported .* cancel the call"),
         ({"num_return_sequences": 2}, "num_return_sequences = 2"),
     ],
 )

@@ -34,7 +34,7 @@ def test_the_policy_decides_and_ties_keep_their_order(policy: AdmissionPolicy, o
     assert list(waiting) == [0, 1, 2, 3, 4, 5]
     assert [waiting.pop().item for _ in LENGTHS] == order
     assert not waiting
-    with pytest.raises(IndexError, match="nobody waits"):
+    with pytest.raises(IndexError, match="the queue is empty"):
         waiting.pop()
 
 

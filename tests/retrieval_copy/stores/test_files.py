@@ -69,10 +69,10 @@ def test_a_pdf_gives_one_document_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.md", b"\x89PNG\x00\x01\x02", "no text"),
+        ("a.md", b"\x89PNG\x00\x01\x02", "not text"),
         ("a.txt", b" \n ", "holds no text"),
-        ("a.pdf", b"%PDF-1.7 nonsense", "no readable PDF"),
-        ("a.pdf", b"", "no readable PDF"),
+        ("a.pdf", b"%PDF-1.7 nonsense", "not a readable PDF"),
+        ("a.pdf", b"", "not a readable PDF"),
         ("a.html", b"<html></html>", "holds no text"),
         ("a.exe", b"text", "none of"),
         ("a", b"text", "no ending"),

@@ -273,7 +273,7 @@ def test_unreadable_files_are_named_and_skipped(docs: Path) -> None:
     for _ in range(2):
         report = index.update()
         assert set(report.skipped) == {"image.md", "broken.pdf", "link.txt"}
-        assert "no text" in report.skipped["image.md"]
+        assert "not text" in report.skipped["image.md"]
     assert not {"image.md", ".hidden.md", "data.csv"} & {d.metadata["source"] for d in index.documents}
 
 
@@ -327,7 +327,7 @@ def test_progress_is_shown_where_wanted(docs: Path) -> None:
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotADirectoryError, match="is no folder"):
+    with pytest.raises(NotADirectoryError, match="is not a folder"):
         FolderIndex(tmp_path / "missing")
 
 
@@ -348,7 +348,7 @@ def test_the_vectors_are_those_of_sentence_transformers(embeddings: SentenceEmbe
 def test_a_model_that_does_not_take_the_mean_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', "utf-8")
-    with pytest.raises(ValueError, match="does not take the mean"):
+    with pytest.raises(ValueError, match="does not use mean pooling"):
         SentenceEmbeddings(tmp_path).embed_query("x")
 
 
