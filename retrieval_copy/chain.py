@@ -42,8 +42,9 @@ from retrieval_copy.references import (
     RetrievedDocuments,
     Search,
 )
-from retrieval_copy.steps import StreamedReply, adrive, drive
+from retrieval_copy.steps import StreamedReply, adrive, drive, just, last_chunk
 from sot_chains.providers import Provider, provider_of
+from sot_chains.providers.tasks import gather_or_cancel
 
 _log = logging.getLogger(__name__)
 
@@ -234,7 +235,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
                     if text := reply.add(piece):
                         yield AIMessageChunk(content=text, id=reply.id)
             self._remember(request, reply.text)
-            yield _last_chunk(self.method.message(request, reply.message()))
+            yield last_chunk(self.method.message(request, reply.message()))
 
         run = self._transform_stream_with_config(iter([input]), write, config)
         yield from cast("Iterator[AIMessageChunk]", run)
@@ -258,9 +259,9 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
                     if text := reply.add(piece):
                         yield AIMessageChunk(content=text, id=reply.id)
             await self._aremember(request, reply.text)
-            yield _last_chunk(self.method.message(request, reply.message()))
+            yield last_chunk(self.method.message(request, reply.message()))
 
-        run = self._atransform_stream_with_config(_just(input), write, config)
+        run = self._atransform_stream_with_config(just(input), write, config)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", run)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -307,13 +308,7 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
                         return cast("AIMessage", error)  # as Runnable.abatch declares it
                     raise
 
-        tasks = [asyncio.create_task(answer(*pair)) for pair in zip(inputs, configs, strict=True)]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await gather_or_cancel(map(answer, inputs, configs))
 
     # Steps ---------------------------------------------------------------------------------------
 
@@ -353,17 +348,3 @@ def _failure_logged() -> Iterator[None]:
         yield
     except Exception:
         _log.warning("the answer could not be kept for similar questions", exc_info=True)
-
-
-def _last_chunk(message: AIMessage) -> AIMessageChunk:
-    return AIMessageChunk(
-        content="",
-        id=message.id,
-        usage_metadata=message.usage_metadata,
-        response_metadata=message.response_metadata,
-        chunk_position="last",
-    )
-
-
-async def _just(value: LanguageModelInput) -> AsyncIterator[LanguageModelInput]:
-    yield value

@@ -17,7 +17,8 @@ from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
-from sot_chains.providers import Delta, Provider, blocking
+from sot_chains.providers import Delta, Provider
+from sot_chains.providers.blocking import BlockingRunnable
 
 Way = Literal["references", "prediction"]
 
@@ -126,7 +127,7 @@ def _profile(model: Any) -> dict[str, Any]:
     return dict(profile) if isinstance(profile, dict) else {}
 
 
-class ProviderModel(Runnable[LanguageModelInput, AIMessage]):
+class ProviderModel(BlockingRunnable[LanguageModelInput, AIMessage]):
     """Wraps a provider as a Runnable that returns messages.
 
     Args:
@@ -173,15 +174,3 @@ class ProviderModel(Runnable[LanguageModelInput, AIMessage]):
         async for chunk in self.astream(input, config, **kwargs):
             whole = whole + chunk
         return cast("AIMessage", message_chunk_to_message(whole))
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Streams the completion."""
-        return blocking.iterate(lambda: self.astream(input, config, **kwargs))
-
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Returns the whole completion."""
-        return blocking.run(lambda: self.ainvoke(input, config, **kwargs))

@@ -6,13 +6,14 @@ for synchronous and asynchronous calls.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 
 from retrieval_copy.answering import text_of
 
+T = TypeVar("T")
 StepT = TypeVar("StepT")
 ResultT = TypeVar("ResultT")
 
@@ -101,3 +102,19 @@ class StreamedReply:
             usage_metadata=whole.usage_metadata,
             response_metadata=whole.response_metadata,
         )
+
+
+def last_chunk(message: AIMessage) -> AIMessageChunk:
+    """The last chunk of a stream, which carries everything of ``message`` besides its text."""
+    return AIMessageChunk(
+        content="",
+        id=message.id,
+        usage_metadata=message.usage_metadata,
+        response_metadata=message.response_metadata,
+        chunk_position="last",
+    )
+
+
+async def just(value: T) -> AsyncIterator[T]:
+    """A stream of one value."""
+    yield value

@@ -9,8 +9,8 @@ gives it LangChain's six ways of being called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +30,6 @@ from langchain_core.utils.uuid import uuid7
 from sot_chains.answering.answer import Answer
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.answering.point_writer import PointDelta
-from sot_chains.answering.reading_order import gather_or_cancel
 from sot_chains.calls.budget import Budget
 from sot_chains.calls.options import (
     CallOptions,
@@ -43,13 +42,16 @@ from sot_chains.calls.options import (
 from sot_chains.calls.rate_limits import Limits, limiter_for, next_question
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, fetch_vocabulary
-from sot_chains.providers import Provider, VendorProvider, blocking, provider_of
+from sot_chains.providers import Provider, VendorProvider, provider_of
+from sot_chains.providers.blocking import BlockingRunnable
 from sot_chains.providers.callbacks import (
     NO_CALLBACKS,
+    ChatRun,
     chat_run,
-    nobody_listens,
+    wants_tokens,
     without_callbacks,
 )
+from sot_chains.providers.tasks import gather_or_cancel
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.prompts import Prompts
 
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
 _TAG_NOSTREAM = "nostream"
 
 
-class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
+class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     r"""Answers a question by outlining it first and writing all points of the outline at once.
 
     Takes a string, messages or a prompt value; the last human message is the question, and what stands
@@ -249,31 +251,6 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
 
         return await gather_or_cancel(map(write, inputs, configs, traces))
 
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Answers ``input``; see :meth:`ainvoke`."""
-        return blocking.run(lambda: self.ainvoke(input, config, **kwargs))
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Yields the answer to ``input`` in reading order as it is written; see :meth:`astream`."""
-        yield from blocking.iterate(lambda: self.astream(input, config, **kwargs))
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answers all ``inputs``; see :meth:`abatch`."""
-        return blocking.run(
-            lambda: self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-        )
-
     async def _run(
         self,
         question: LanguageModelInput,
@@ -302,12 +279,16 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         answer, shown = self._answer(
             question, config, run_manager, parameters, limit=limit, on_arrival=on_arrival
         )
-        if nobody_listens(shown):
-            return await answer.write()
-        async with aclosing(self._shown(answer, shown)) as pieces:
-            async for _ in pieces:
-                pass
-        return answer.message()
+        if wants_tokens(shown):
+            async with aclosing(self._shown(answer, shown)) as pieces:
+                async for _ in pieces:
+                    pass
+            return answer.message()
+        async with self._run_of(answer, shown) as run:
+            message = await answer.write()
+            if run:
+                run.message = AIMessage(content=message.content, id=message.id)
+            return message
 
     def _answer(
         self,
@@ -344,13 +325,15 @@ class SkeletonOfThought(Runnable[LanguageModelInput, AIMessage]):
         Without this run a handler would see the points interleaved, in order of arrival. It reports no usage:
         the runs of the calls do.
         """
-        messages = answer.conversation.messages
-        run = chat_run(config, messages, model=self.get_name(), message_id=answer.message_id)
-        async with run as listeners, aclosing(answer.read()) as pieces:
+        async with self._run_of(answer, config) as run, aclosing(answer.read()) as pieces:
             async for piece in pieces:
-                if listeners:
-                    await listeners.wrote(piece)
+                if run:
+                    await run.wrote(piece)
                 yield piece
+
+    def _run_of(self, answer: Answer, config: RunnableConfig) -> AbstractAsyncContextManager[ChatRun | None]:
+        messages = answer.conversation.messages
+        return chat_run(config, messages, model=self.get_name(), message_id=answer.message_id)
 
 
 async def _just(value: LanguageModelInput) -> AsyncIterator[LanguageModelInput]:

@@ -13,13 +13,14 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 
 from sot_chains.answering.point_writer import PlainInsteadError, PointDelta, PointWriter
-from sot_chains.answering.reading_order import ReadingOrder, cancel_and_wait, task_group
+from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
 from sot_chains.answering.requests import Requests
 from sot_chains.calls.model_call import Caller, Request, Restarted, TextDelta
 from sot_chains.calls.options import CallOptions, SotOptions
 from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError
+from sot_chains.providers.tasks import cancel_and_wait, task_group
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.outline import OutlineReader
 from sot_chains.text.reply_text import AnswerRenderer

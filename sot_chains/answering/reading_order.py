@@ -1,18 +1,11 @@
-"""Reading the places of an answer in order while they are written, and running tasks that end together.
-
-Knows places and tasks, not models. How many model calls may be in flight is decided where they are made.
-"""
+"""Reading the places of an answer in order while they are written. Knows places, not who writes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Sequence
 
 from sot_chains.calls.trace import PointState
-
-T = TypeVar("T")
 
 
 class ReadingOrder:
@@ -69,33 +62,3 @@ class ReadingOrder:
                 return None
             self._current, self._is_announced = self._current + 1, False
         return None
-
-
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """An ``asyncio.TaskGroup`` that raises its first error bare, not in an ``ExceptionGroup``."""
-    first: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as errors:
-        first = errors.exceptions[0]
-    if first is not None:
-        raise first
-
-
-async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Like ``asyncio.gather``, except that after an error or a cancellation nothing is left running."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await cancel_and_wait(tasks)
-
-
-async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels the ``tasks`` that still run and returns when all have ended, whatever they ended with."""
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)  # their errors count as seen

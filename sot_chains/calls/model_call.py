@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -19,9 +19,10 @@ from langchain_core.runnables import RunnableConfig
 
 from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.options import CallOptions, ReplyBounds, SotOptions
+from sot_chains.calls.rate_limits import Limiter
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
-from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, vocabulary
+from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, tokens_of, vocabulary
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.langchain import LangChainProvider
@@ -42,6 +43,7 @@ class Restarted:
 
 
 Event: TypeAlias = TextDelta | Restarted
+_AT_ONCE = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,11 @@ class Caller:
             messages = request.messages(prefill=prefill, written=written)
             repeated = _Repeated(taken[len(written.rstrip()) :])
             try:
-                async with self._admitted(call, messages):
-                    reply = self._method.provider.stream(messages, **self._arguments(call, request))
-                    async with aclosing(cast("AsyncGenerator[Delta, None]", reply)) as deltas:
-                        async for delta in deltas:
-                            self._note(call, delta)
-                            if delta.text and (text := repeated.strip(delta.text)):
-                                yield TextDelta(text)
+                async with self._admitted(call, messages), self._sent(call, request, messages) as deltas:
+                    async for delta in deltas:
+                        self._note(call, delta)
+                        if delta.text and (text := repeated.strip(delta.text)):
+                            yield TextDelta(text)
                 return
             except PrefillRefusedError:
                 if not prefill:
@@ -144,52 +144,60 @@ class Caller:
         pause = retries.pause_seconds(num_attempts, error)
         return None if deadline is not None and self.now() + pause >= deadline else pause
 
-    @asynccontextmanager
-    async def _admitted(self, call: Call, messages: Sequence[BaseMessage]) -> AsyncIterator[None]:
-        """Waits until concurrency, budget and rate limits admit a call; corrects their estimates after it."""
-        limiter, account = self._method.limiter, self._account
+    def _admitted(self, call: Call, messages: Sequence[BaseMessage]) -> AbstractAsyncContextManager[None]:
+        """Waits until the budget, the bound on calls in flight and the rate limits admit a call."""
+        limiter = self._method.limiter
         if limiter is not None and limiter.is_unlimited:
             limiter = None
-        expected = None
+        if limiter is None and self._account is None and self._setting.limit is None:
+            return _AT_ONCE
+        return self._admitted_by(limiter, call, messages)
+
+    @asynccontextmanager
+    async def _admitted_by(
+        self, limiter: Limiter | None, call: Call, messages: Sequence[BaseMessage]
+    ) -> AsyncIterator[None]:
+        account, expected = self._account, None
         if account:
             await vocabulary()
         if account or (limiter and limiter.counts_tokens):
             expected = self._expected_tokens(call, messages)
         if account and expected:
             account.reserve(expected, call.name)
-        limit, permit = self._setting.limit, None
         try:
-            if limit:
-                await limit.acquire()
-            try:
-                if limiter:
-                    num_tokens = expected["input_tokens"] + expected["output_tokens"] if expected else 0
-                    permit = await limiter.admit(self._setting.question_number, num_tokens)
-                with self._recorded(call, messages):
+            async with self._setting.limit or _AT_ONCE:
+                if limiter is None:
                     yield
-            finally:
-                if permit:
+                    return
+                estimate = expected["input_tokens"] + expected["output_tokens"] if expected else 0
+                permit = await limiter.admit(self._setting.question_number, estimate)
+                try:
+                    yield
+                finally:
                     permit.release(call.usage["total_tokens"] if call.usage else None)
-                if limit:
-                    limit.release()
         finally:
             if account and expected:
-                account.correct(expected, call.attempt or expected)
+                account.correct(expected, tokens_of([call.usage]) if call.usage else call.attempt or expected)
 
-    @contextmanager
-    def _recorded(self, call: Call, messages: Sequence[BaseMessage]) -> Iterator[None]:
-        """Records when an attempt was sent, when it ended, and what it cost if it failed."""
+    @asynccontextmanager
+    async def _sent(
+        self, call: Call, request: Request, messages: Sequence[BaseMessage]
+    ) -> AsyncIterator[AsyncGenerator[Delta, None]]:
+        """Sends the request; records when, and what it cost if it fails. Leaving ends the request."""
         call.begin(self.now())
         token = None
         if self._tells_when_sent:
             token = on_sent.set(call.note_sent)
         else:
             call.note_sent()
+        reply = self._method.provider.stream(messages, **self._arguments(call, request))
+        deltas = cast("AsyncGenerator[Delta, None]", reply)
         try:
-            yield
+            yield deltas
             if call.usage is not None:
                 self._method.expectations.learn(call.stage, call.usage["output_tokens"])
         except BaseException as error:
+            await deltas.aclose()
             self._note_failure(call, messages, error)
             raise
         finally:

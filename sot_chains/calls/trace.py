@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
-from sot_chains.calls.usage import Cost, Tokens, added, tokens_of
+from sot_chains.calls.usage import Cost, Tokens, added
 from sot_chains.providers.base import Delta
 from sot_chains.text.skeleton import Point
 
@@ -112,7 +112,7 @@ class Call:
     Attributes:
         name: What its run is called.
         stage: Whose cost it is.
-        attempt: What the attempt used, as reported or estimated; ``None`` where nothing is known yet.
+        attempt: The estimate of what an attempt without reported usage took; ``None`` if there is none.
         pieces: What the model has written in this attempt, raw.
     """
 
@@ -146,7 +146,6 @@ class Call:
         """Notes what ``delta`` says of the call besides text."""
         if delta.usage is not None:
             self.usage = delta.usage if self.usage is None else add_usage(self.usage, delta.usage)
-            self.attempt = tokens_of([self.usage])
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
         if delta.response_metadata is not None:

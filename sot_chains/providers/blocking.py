@@ -1,7 +1,7 @@
 """Runs async code for synchronous callers, on one background event loop that lives as long as the process.
 
 API clients are bound to the loop they first ran on, so a new loop per call would break them; and no loop can
-be started where one already runs, as in Jupyter. Knows ``anyio``'s portal. Does not know models.
+be started where one already runs, as in Jupyter. Knows ``anyio``'s portal and Runnables, not models.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import Input, Output
 
 T = TypeVar("T")
 
@@ -62,6 +64,34 @@ def iterate(work: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
         job.future.result()
     finally:
         job.cancel_and_wait()
+
+
+class BlockingRunnable(Runnable[Input, Output]):
+    """A Runnable whose synchronous calls run its awaitable ones on the background loop.
+
+    They therefore work inside a running event loop, too, such as Jupyter's.
+    """
+
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        """Returns the output for ``input``; see :meth:`ainvoke`."""
+        return run(lambda: self.ainvoke(input, config, **kwargs))
+
+    def stream(
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any | None
+    ) -> Iterator[Output]:
+        """Streams the output for ``input``; see :meth:`astream`."""
+        return iterate(lambda: cast("AsyncGenerator[Output, None]", self.astream(input, config, **kwargs)))
+
+    def batch(
+        self,
+        inputs: list[Input],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[Output]:
+        """Returns the outputs for all ``inputs``; see :meth:`abatch`."""
+        return run(lambda: self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs))
 
 
 class _Job(Generic[T]):

@@ -13,7 +13,7 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, patch_config
 
-from sot_chains.providers import blocking
+from sot_chains.providers.blocking import BlockingRunnable
 from sot_chains.text.conversation import Conversation
 
 
@@ -38,7 +38,7 @@ class Route:
             raise ValueError(f"confidence must be from 0 to 1, got {self.confidence}")
 
 
-class Router(Runnable[LanguageModelInput, Route]):
+class Router(BlockingRunnable[LanguageModelInput, Route]):
     """Decides whether a question is answered by Skeleton-of-Thought.
 
     A subclass implements :meth:`adecide`. All Runnable methods then work, and routers can be combined with
@@ -72,10 +72,6 @@ class Router(Runnable[LanguageModelInput, Route]):
             return await self.adecide(Conversation.of(question), config)
 
         return await self._acall_with_config(decide, input, ensure_config(config))
-
-    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Route:
-        """The route of ``input``; see :meth:`ainvoke`."""
-        return blocking.run(lambda: self.ainvoke(input, config, **kwargs))
 
 
 class FirstCertainOf(Router):

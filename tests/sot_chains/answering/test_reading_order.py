@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.answering.reading_order import ReadingOrder, gather_or_cancel, task_group
+from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.calls.trace import PointState
+from sot_chains.providers.tasks import gather_or_cancel, task_group
 from tests.sot_chains.fakes import other_tasks
 
 
