@@ -1,15 +1,16 @@
 """Offline generation of a large file: ``python -m local_backend.batch IN.jsonl OUT.jsonl``.
 
-A line of the input holds "messages" (answered), "prompt" (text, continued as it is) or "prompt_ids", and, if
-it likes, "id", "references", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed" and "stop". The
+A line of the input holds "messages" (answered), "prompt" (text, continued as it is) or "prompt_ids", and
+optionally "id", "references", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed" and "stop". The
 output has one line for each, in the same order: "line", its number in the input; "id"; "text",
-"finish_reason", "num_prompt_tokens" and "num_tokens", or "error" where it could not be answered. Stopped at
-any moment, by a kill or a power failure, the same command goes on where it was.
+"finish_reason", "num_prompt_tokens" and "num_tokens", or "error" if it could not be answered. It is written
+when all lines are answered; after a kill or a power failure the same command resumes the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import math
 import sys
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; what the user got wrong ends it with a message and status 2."""
+    """Run the command; a mistake of the user ends it with a message and status 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, ImportError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
-        parser.exit(130, "stopped; the same command goes on from here\n")
+        parser.exit(130, "stopped; the same command resumes the run\n")
     print(report, file=sys.stderr)
 
 
@@ -48,15 +49,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given"
     )
-    parser.add_argument("--max-tokens", type=int, default=1024, help="of an answer, at most (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="maximum of an answer (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="from which each line's follows (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="each line derives its own (%(default)s)")
     parser.add_argument("--drafter", default="autoregressive", help='e.g. "combined" (%(default)s)')
     parser.add_argument(
         "--scheduling",
         choices=get_args(AdmissionPolicy),
         default="longest_first",
-        help="which waiting line begins first (%(default)s)",
+        help="order of admission (%(default)s)",
     )
     parser.add_argument("--max-cache-mib", type=float, help="memory for keys and values")
     parser.add_argument("--max-rows", type=int, default=64, help="rows in a forward (%(default)s)")
@@ -82,6 +83,8 @@ def _run(given: argparse.Namespace) -> Report:
     max_cache_bytes = None if given.max_cache_mib is None else int(given.max_cache_mib * 2**20)
     scheduling = Scheduling(given.scheduling, max_cache_bytes=max_cache_bytes)
     settings = {name: getattr(given, name) for name in ("model", "max_tokens", "temperature", "seed")}
+    with given.source.open("rb") as file:
+        settings["input"] = hashlib.file_digest(file, "sha256").hexdigest()
     with OrderedOutput(given.output, settings) as output:
         model, tokenizer = load(given.model)
         num_lines = _num_lines(given.source)
@@ -92,7 +95,7 @@ def _run(given: argparse.Namespace) -> Report:
                 given.drafter,
                 max_rows=given.max_rows,
                 scheduling=scheduling,
-                stream_interval_seconds=math.inf,  # nobody reads along
+                stream_interval_seconds=math.inf,  # nobody reads the stream
             ) as engine,
             tqdm(
                 total=num_lines, initial=output.num_done, unit="row", disable=given.no_progress or None

@@ -11,17 +11,17 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-# A batch that is smaller, or done sooner, shows nothing.
+# A smaller or faster batch shows no bar.
 _MIN_ANSWERS, _MIN_SECONDS = 33, 2.0
 
 
 @contextmanager
 def batch_progress(num_answers: int, *, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """Yields what to call for each answer, from any thread.
+    """Shows a progress bar; yields the function to call for each answer, from any thread.
 
     Args:
-        num_answers: In all.
-        shown: Whether a bar may be shown: in a notebook, or on standard error where that is a terminal.
+        num_answers: Their total number.
+        shown: Whether a bar may be shown: in a notebook, or on standard error if that is a terminal.
     """
     if not shown or num_answers < _MIN_ANSWERS:
         yield lambda: None
@@ -48,7 +48,7 @@ class CountedAnswers(Runnable[LanguageModelInput, AIMessage]):
     def invoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
-        """As the model does."""
+        """The model's own."""
         try:
             return self._model.invoke(input, config, **kwargs)
         finally:
@@ -57,7 +57,7 @@ class CountedAnswers(Runnable[LanguageModelInput, AIMessage]):
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
-        """As the model does."""
+        """The model's own."""
         try:
             return await self._model.ainvoke(input, config, **kwargs)
         finally:

@@ -1,6 +1,6 @@
-"""A long run: lines of a file through the engine, a bounded number at a time, into an ordered output.
+"""Offline generation: the lines of a file through the engine, a bounded number at a time, in order.
 
-Knows lines, rows and their news. Does not know models, or how an output survives a kill.
+Knows lines, rows and their updates. Does not know models, or how an output survives a kill.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -35,12 +34,12 @@ _PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one line asks for.
+    """The request of one line.
 
     Attributes:
         prompt_ids: Token ids to continue.
-        num_context_tokens: How many of the last are the beginning of the answer.
-        params: How it is written.
+        num_context_tokens: How many of the last ones begin the answer.
+        params: How tokens are chosen.
         references: Text that may be copied.
     """
 
@@ -53,17 +52,17 @@ class Request:
 def read_request(
     record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, defaults: SamplingParams, *, seed: int
 ) -> Request:
-    """What a line asks for; keys that are not known are not read.
+    """The request of a line; unknown keys are ignored.
 
     Args:
-        record: A ``prompt``, ``messages`` or ``prompt_ids``; and, if it likes, ``references``,
-            ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``seed`` and ``stop``.
+        record: A ``prompt``, ``messages`` or ``prompt_ids``; optionally ``references``, ``max_tokens``,
+            ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``seed`` and ``stop``.
         tokenizer: The model's.
-        defaults: What counts where the line says nothing.
-        seed: For this line; the same whenever it is written.
+        defaults: Parameters that the line does not set.
+        seed: The line's, if it sets none; the same in every run.
 
     Raises:
-        TypeError: A value is of another type than it has to be.
+        TypeError: A value has the wrong type.
         ValueError: There is nothing to continue, or a value is out of range.
     """
     prompt_ids, num_context_tokens = _prompt(record, tokenizer)
@@ -90,7 +89,7 @@ def _prompt(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> tu
 
 
 def answer_line(number: int, record: object, completion: Completion) -> str:
-    """The output's line for a finished row: nothing in it depends on when or with whom it ran."""
+    """The output line of a finished row; it does not depend on when or in which batch it ran."""
     return _line(
         number,
         record,
@@ -104,7 +103,7 @@ def answer_line(number: int, record: object, completion: Completion) -> str:
 
 
 def error_line(number: int, record: object, error: BaseException) -> str:
-    """The output's line for a row that could not be written."""
+    """The output line of a request that could not be answered."""
     return _line(number, record, {"error": f"{type(error).__name__}: {error}"})
 
 
@@ -113,21 +112,17 @@ def _line(number: int, record: object, content: Mapping[str, Any]) -> str:
     return json.dumps({"line": number, **named, **content}, ensure_ascii=False) + "\n"
 
 
-# Finished lines wait in memory for an earlier one that is still written: so many, at most.
-_WINDOW_LINES = 16_384
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run did; what was there before it is not counted.
+    """What one run did, without earlier runs that it resumed.
 
     Attributes:
         num_rows: Lines answered.
         num_errors: Lines that could not be answered.
-        num_tokens: Tokens written.
+        num_tokens: Tokens generated.
         seconds: From the first line to the last.
-        padding_share: Positions of forwards that held neither a row's token nor a draft's, of all positions.
-        filled_share: Places in decode forwards that a row had, of all places there are.
+        padding_share: Share of positions in forwards that held neither a token of a row nor of a draft.
+        filled_share: Share of slots in decode forwards that held a row.
     """
 
     num_rows: int
@@ -142,7 +137,7 @@ class Report:
         return (
             f"{self.num_rows + self.num_errors} rows{errors} in {self.seconds:.1f} s: "
             f"{self.num_rows / self.seconds:.2f} rows/s, {self.num_tokens / self.seconds:.1f} tokens/s, "
-            f"{self.padding_share:.1%} padding, {self.filled_share:.1%} of places filled"
+            f"{self.padding_share:.1%} padding, {self.filled_share:.1%} of slots filled"
         )
 
 
@@ -151,12 +146,11 @@ class OfflineRun:
 
     Args:
         engine: Decodes.
-        source: JSON lines; see :func:`read_request`. Empty lines are passed
-            over.
+        source: JSON lines; see :func:`read_request`. Empty lines are skipped.
         output: One line for each, in the same order.
-        defaults: How answers are written where a line does not say.
-        seed: Of the run; each line's own follows from it and its number.
-        max_in_flight: Lines that are with the engine at a time, at most.
+        defaults: Parameters for lines that do not set them.
+        seed: Of the run; each line's own seed follows from it and the line's number.
+        max_in_flight: Maximum lines in the engine at a time.
     """
 
     def __init__(
@@ -175,19 +169,18 @@ class OfflineRun:
         self._defaults = defaults
         self._seed = seed
         self._max_in_flight = max_in_flight
-        self._news: SimpleQueue[tuple[int, Update]] = SimpleQueue()
+        self._updates: SimpleQueue[tuple[int, Update]] = SimpleQueue()
         self._in_flight: dict[int, tuple[Row, _Line]] = {}
         self._num_rows = self._num_errors = self._num_tokens = 0
 
     def __call__(self, on_progress: Callable[[int], None] = lambda _: None) -> Report:
-        """Answer what is not yet answered, then finish the output.
+        """Answer the lines that are not answered yet, then finish the output.
 
         Args:
-            on_progress: Told how many lines are done, those of earlier runs included.
+            on_progress: Called with the number of lines done, those of earlier runs included.
 
         Raises:
-            ValueError: The output is not one of this input.
-            Exception: What ended the engine; the run can be taken up.
+            Exception: The error that ended the engine; the run can be resumed.
         """
         started, before = time.perf_counter(), _counts(self._engine)
         lines = (line for line in self._read() if line.number not in self._output)
@@ -196,7 +189,7 @@ class OfflineRun:
             while upcoming is not None or self._in_flight:
                 done: dict[int, str] = {}
                 rows: list[Row] = []
-                while upcoming is not None and self._has_room(upcoming.number):
+                while upcoming is not None and len(self._in_flight) < self._max_in_flight:
                     row = self._begin(upcoming, done)
                     rows.extend([row] if row is not None else [])
                     upcoming = next(lines, None)
@@ -212,40 +205,13 @@ class OfflineRun:
         return self._report(time.perf_counter() - started, before)
 
     def _read(self) -> Iterator[_Line]:
-        with self._source.open(encoding="utf-8") as file, self._output.path.open("rb") as written:
-            number = 0
-            num_written = self._output.num_written
-            for place, text in enumerate(file, 1):
-                if not text.strip():
-                    continue
-                if number < num_written:
-                    self._check(place, next(islice(written, 1)))
+        with self._source.open(encoding="utf-8") as file:
+            lines = ((place, text) for place, text in enumerate(file, 1) if text.strip())
+            for number, (place, text) in enumerate(lines):
                 yield _Line(number, place, text)
-                number += 1
-        if number < num_written:
-            raise ValueError(
-                f"{self._output.path} has {num_written} lines, but {self._source} only {number}: it is not "
-                "an output of this input; name another, or remove it"
-            )
-
-    def _check(self, place: int, written: bytes) -> None:
-        try:
-            found = json.loads(written).get("line")
-        except (ValueError, AttributeError):
-            found = None
-        if found != place:
-            raise ValueError(
-                f"{self._output.path} answers line {found} where line {place} of {self._source} is due: it "
-                "is not an output of this input; name another, or remove it"
-            )
-
-    def _has_room(self, number: int) -> bool:
-        return (
-            len(self._in_flight) < self._max_in_flight and number < self._output.num_written + _WINDOW_LINES
-        )
 
     def _begin(self, line: _Line, done: dict[int, str]) -> Row | None:
-        """The row for a line; where there can be none, what is to be said of it goes into ``done``."""
+        """The row for a line; if the line is invalid, its error goes into ``done``."""
         try:
             record = json.loads(line.text)
             if not isinstance(record, Mapping):
@@ -256,7 +222,7 @@ class OfflineRun:
             )
             row = self._engine.make_row(
                 request.prompt_ids,
-                partial(self._heard, line.number),
+                partial(self._note, line.number),
                 params=request.params,
                 references=request.references,
                 num_context_tokens=request.num_context_tokens,
@@ -268,20 +234,20 @@ class OfflineRun:
         self._in_flight[line.number] = row, line
         return row
 
-    def _heard(self, number: int, update: Update) -> None:
+    def _note(self, number: int, update: Update) -> None:
         if update.is_last:
-            self._news.put((number, update))
+            self._updates.put((number, update))
 
     def _wait(self) -> dict[int, str]:
-        """The lines of all rows that have ended by now; of one at least."""
+        """The lines of all rows that have ended by now; waits for at least one."""
         done: dict[int, str] = {}
-        news: Sequence[tuple[int, Update]] = [self._news.get()]
+        news: Sequence[tuple[int, Update]] = [self._updates.get()]
         while news:
             for number, update in news:
                 _, line = self._in_flight.pop(number)
                 done[number] = self._line_of(line, update)
             try:
-                news = [self._news.get_nowait()]
+                news = [self._updates.get_nowait()]
             except Empty:
                 news = []
         return done
@@ -293,7 +259,7 @@ class OfflineRun:
             return answer_line(line.place, line.record, update.completion)
         assert update.error is not None
         if not isinstance(update.error, ValueError):
-            raise update.error  # not the line's fault: another time it may be answered
+            raise update.error  # not an error of the line: it may be answered when the run is resumed
         self._num_errors += 1
         return error_line(line.place, line.record, update.error)
 

@@ -1,6 +1,6 @@
 """A program that runs offline generation in child processes and kills them: ``killed.py FOLDER ROWS KILLS``.
 
-It forks before any thread of torch's is there, so that children need not load everything anew.
+It forks before torch has started a thread, so that children need not load everything again.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def main(folder: Path, num_rows: int, num_kills: int) -> None:
         time.sleep(rng.uniform(0.05, 0.3) * seconds)
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        done = (folder / "killed.jsonl").read_bytes() if (folder / "killed.jsonl").exists() else b""
-        print("killed at", done.count(b"\n"), "lines", flush=True)
+        with OrderedOutput(folder / "killed.jsonl", {}) as output:
+            print("killed at", output.num_done, "lines", flush=True)
     assert os.waitpid(child(folder / "killed.jsonl"), 0)[1] == 0
 
 
