@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,8 @@ async def _evaluate(options: argparse.Namespace) -> int:
     from sot_chains.evaluation.data import Store
     from sot_chains.evaluation.judge import CRITERIA
 
+    if find_spec("matplotlib") is None:
+        raise ValueError("the report's figures need matplotlib: pip install matplotlib")
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {options.limit}")
     questions = read_questions(options.questions)[: options.limit]
