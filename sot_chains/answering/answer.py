@@ -16,8 +16,9 @@ from sot_chains.answering.point_writer import PlainInsteadError, PointDelta, Poi
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
 from sot_chains.answering.requests import Requests
-from sot_chains.calls.model_call import Caller, Request, Restarted, TextDelta
+from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import CallOptions, SotOptions
+from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError
 from sot_chains.providers.tasks import cancel_and_wait, task_group

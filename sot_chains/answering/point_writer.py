@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
-from sot_chains.calls.model_call import Caller, Request, Restarted, TextDelta
+from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import SotOptions
+from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point

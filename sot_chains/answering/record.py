@@ -104,6 +104,7 @@ class AnswerRecord:
             skeleton_call=skeleton_call.trace() if skeleton_call else None,
             points=points,
             plain_call=plain.call.trace() if plain and plain.call else None,
+            plain_stopped_by=plain.stopped_by if plain else None,
             seconds=self.seconds,
             first_text_seconds=self.first_text_seconds,
             critical_path_seconds=(skeleton_call.seconds if skeleton_call else 0.0)

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -20,6 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.options import CallOptions, ReplyBounds, SotOptions
 from sot_chains.calls.rate_limits import Limiter
+from sot_chains.calls.reply import Event, ReplyReader, Restarted
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, tokens_of, vocabulary
@@ -29,20 +30,6 @@ from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider, on_sent
 from sot_chains.text.skeleton import Point
 
-
-@dataclass(slots=True)
-class TextDelta:
-    """The next piece of the reply."""
-
-    text: str
-
-
-@dataclass(slots=True)
-class Restarted:
-    """The attempt failed and another one follows: discard the text so far."""
-
-
-Event: TypeAlias = TextDelta | Restarted
 _AT_ONCE = nullcontext()
 
 
@@ -57,12 +44,14 @@ class Request:
         point: The point that is asked for; ``None`` for the skeleton and for a plain answer.
         prefix: What the messages share with those of other requests.
         bounds: Where the reply ends, besides where the model ends it; for models that continue a begun reply.
+        prefill: Whether the reply may be begun for the model.
     """
 
     messages: Callable[..., list[BaseMessage]]
     point: Point | None = None
     prefix: SharedPrefix | None = None
     bounds: ReplyBounds | None = None
+    prefill: bool = True
 
 
 class Caller:
@@ -106,16 +95,21 @@ class Caller:
         num_attempts, taken = 0, ""
         while True:
             num_attempts += 1
-            prefill = self._method.prefills
+            prefill = self._method.prefills and request.prefill
             written = taken if prefill else ""
             messages = request.messages(prefill=prefill, written=written)
-            repeated = _Repeated(taken[len(written.rstrip()) :])
+            is_open = not prefill and self._method.opens_reasoning
+            reply = ReplyReader(taken[len(written.rstrip()) :], is_open=is_open, is_read=is_read)
             try:
                 async with self._admitted(call, messages), self._sent(call, request, messages) as deltas:
                     async for delta in deltas:
                         self._note(call, delta)
-                        if delta.text and (text := repeated.strip(delta.text)):
-                            yield TextDelta(text)
+                        if delta.text:
+                            for event in reply.feed(delta.text):
+                                yield event
+                    for event in reply.end():
+                        yield event
+                    self._note_end(call, reply)
                 return
             except PrefillRefusedError:
                 if not prefill:
@@ -128,7 +122,8 @@ class Caller:
                     raise
                 await asyncio.sleep(pause)
             if is_read():
-                taken = taken if len(taken) > len(call.text) + len(written) else written.rstrip() + call.text
+                said = written.rstrip() + reply.text
+                taken = taken if len(taken) > len(said) else said
             else:
                 taken = ""
                 yield Restarted()
@@ -221,10 +216,29 @@ class Caller:
             if call.first_text_seconds is None:
                 call.first_text_seconds = self.now()
             call.pieces.append(delta.text)
+        if delta.reasoning:
+            call.reasoning.append(delta.reasoning)
         if delta.usage or delta.finish_reason or delta.response_metadata:
             call.note(delta)
         if delta.rate_limits and self._method.limiter:
             self._method.limiter.update_from_headers(delta.rate_limits)
+
+    def _note_end(self, call: Call, reply: ReplyReader) -> None:
+        """Notes what a whole reply has taught, and refuses one that is nothing but reasoning.
+
+        Raises:
+            ProviderError: The tokens went into reasoning.
+        """
+        if reply.reasoning:
+            call.reasoning.append(reply.reasoning)
+        if reply.was_open:
+            self._method.expectations.opens_reasoning = True
+        if call.reasoning and not reply.text.strip():
+            raise ProviderError(
+                f"{self._method.provider.model_name} wrote no answer: all of about {call.reasoning_tokens} "
+                f"tokens went into reasoning (it ended with {call.finish_reason!r}); raise max_tokens, or "
+                "switch reasoning off"
+            )
 
     def _expected_tokens(self, call: Call, messages: Sequence[BaseMessage]) -> Tokens:
         """What a call is expected to use."""
@@ -270,35 +284,3 @@ class Caller:
             said = error.rate_limits if isinstance(error, ProviderError) else None
             after = retry_after_seconds_of_error(error)
             self._method.limiter.update_from_headers(said, retry_after_seconds=after)
-
-
-class _Repeated:
-    """Strips from a reply the beginning that the reader already has.
-
-    Args:
-        beginning: The text that the reply is expected to begin with.
-    """
-
-    def __init__(self, beginning: str) -> None:
-        self._rest = beginning
-
-    def strip(self, text: str) -> str:
-        """What of the next piece is new.
-
-        Raises:
-            ProviderError: The reply begins otherwise.
-        """
-        rest = self._rest
-        if not rest:
-            return text
-        if not rest.strip() and text[:1].strip():  # blanks at the place to continue from may be left out
-            self._rest = ""
-            return text
-        num_same = min(len(rest), len(text))
-        if text[:num_same] != rest[:num_same]:
-            raise ProviderError(
-                "the call broke off and said something else when it was made again; "
-                "the beginning has been read already and cannot be taken back"
-            )
-        self._rest = rest[num_same:]
-        return text[num_same:]

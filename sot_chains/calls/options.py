@@ -17,6 +17,7 @@ from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
 from sot_chains.calls.usage import Price, price_for
 from sot_chains.providers.base import Provider
+from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.prompts import Prompts
 from sot_chains.text.skeleton import Point
@@ -40,15 +41,19 @@ class ReplyBounds:
 
 
 class Expectations:
-    """How long replies are expected to be, learned from those that came.
+    """What replies are expected to be like, learned from those that came.
 
     A typical length would be exceeded by half of them, so the longest lately is kept, fading slowly.
+
+    Attributes:
+        opens_reasoning: Whether replies begin inside a block of reasoning, because the template opens it.
     """
 
     _FADE = 0.98
 
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
+        self.opens_reasoning = False
 
     def output_tokens(self, stage: str) -> int:
         """What a call of ``stage`` is expected to write."""
@@ -97,6 +102,14 @@ class SotOptions:
         # What the user says holds until the API has said otherwise.
         return self.prefill and not (
             isinstance(self.provider, VendorProvider) and self.provider.has_refused_prefill
+        )
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether replies begin inside a block of reasoning, as far as is known by now."""
+        provider = self.provider
+        return self.expectations.opens_reasoning or (
+            isinstance(provider, LangChainProvider) and provider.opens_reasoning
         )
 
     @property

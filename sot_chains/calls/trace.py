@@ -13,11 +13,12 @@ from typing import Any, Literal, TypedDict
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
-from sot_chains.calls.usage import Cost, Tokens, added
+from sot_chains.calls.usage import Cost, Tokens, added, num_tokens
 from sot_chains.providers.base import Delta
 from sot_chains.text.skeleton import Point
 
 Status = Literal["complete", "cut", "failed", "omitted"]
+StoppedBy = Literal["overrun", "loop", "length"]
 
 
 class CallTrace(TypedDict):
@@ -26,6 +27,7 @@ class CallTrace(TypedDict):
     ``start_seconds`` is when its last attempt was sent, after any wait for limits; ``first_text_seconds`` is
     ``None`` for a call that wrote nothing, ``usage`` for one whose usage was not reported. What attempts
     took that were cut before their usage arrived is in ``estimated``, and in the answer's cost.
+    ``reasoning_tokens`` are those of the output that went into reasoning, which is not part of the text.
     """
 
     start_seconds: float
@@ -35,6 +37,7 @@ class CallTrace(TypedDict):
     finish_reason: str | None
     num_requests: int
     estimated: Tokens | None
+    reasoning_tokens: int
 
 
 class PointTrace(CallTrace):
@@ -44,6 +47,8 @@ class PointTrace(CallTrace):
         status: ``"complete"``; ``"cut"`` if the text ends before its end; ``"failed"`` if there is none;
             ``"omitted"`` if the point was left out of the answer because it failed.
         reason: Why, if it is not complete.
+        stopped_by: Why its text was ended before the model ended it: ``"overrun"`` if another point began,
+            ``"loop"`` if it repeated itself, ``"length"`` at the end of a sentence once it was long enough.
         is_resumed: Whether it was written for an earlier answer that this one goes on with; what it took
             then is not part of this answer's usage.
     """
@@ -53,6 +58,7 @@ class PointTrace(CallTrace):
     text: str
     status: Status
     reason: str | None
+    stopped_by: StoppedBy | None
     is_resumed: bool
 
 
@@ -78,6 +84,7 @@ class SotTrace(TypedDict):
         skeleton_call: The call of the first stage, ``None`` if it was not made.
         points: The calls of the second stage, in reading order.
         plain_call: The call of the plain route, else ``None``.
+        plain_stopped_by: ``"loop"`` if the plain answer was ended because it repeated itself.
         seconds: From beginning to end.
         first_text_seconds: When the first text of the answer could be read, headings included.
         critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest point.
@@ -96,6 +103,7 @@ class SotTrace(TypedDict):
     skeleton_call: CallTrace | None
     points: list[PointTrace]
     plain_call: CallTrace | None
+    plain_stopped_by: StoppedBy | None
     seconds: float
     first_text_seconds: float | None
     critical_path_seconds: float
@@ -114,6 +122,7 @@ class Call:
         stage: Whose cost it is.
         attempt: The estimate of what an attempt without reported usage took; ``None`` if there is none.
         pieces: What the model has written in this attempt, raw.
+        reasoning: The reasoning of this attempt, be it part of the text or reported beside it.
     """
 
     name: str
@@ -129,14 +138,15 @@ class Call:
     estimated: Tokens | None = None
     attempt: Tokens | None = None
     pieces: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
 
     def begin(self, now_seconds: float) -> None:
         """Notes that an attempt begins now."""
         self.is_begun = True
         self.start_seconds = self.end_seconds = now_seconds
         self.first_text_seconds = self.usage = self.finish_reason = self.attempt = None
-        if self.pieces:
-            self.pieces = []
+        if self.pieces or self.reasoning:
+            self.pieces, self.reasoning = [], []
 
     def note_sent(self) -> None:
         """Notes that a request has left."""
@@ -162,6 +172,13 @@ class Call:
         return "".join(self.pieces)
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of its last attempt that went into reasoning: as reported, or estimated from the text."""
+        details = self.usage.get("output_token_details") if self.usage else None
+        reported = details.get("reasoning") if details else None
+        return reported or (num_tokens("".join(self.reasoning)) if self.reasoning else 0)
+
+    @property
     def seconds(self) -> float:
         """How long its last attempt took."""
         return self.end_seconds - self.start_seconds
@@ -176,6 +193,7 @@ class Call:
             finish_reason=self.finish_reason,
             num_requests=self.num_requests,
             estimated=self.estimated,
+            reasoning_tokens=self.reasoning_tokens,
         )
 
 
@@ -189,6 +207,7 @@ class PointState:
         pieces: Its cleaned text.
         num_read: How many of them the reader of a stream has seen.
         is_ended: Whether nothing more will come.
+        stopped_by: Which guard has ended its text.
         resumed: The point's trace in an earlier answer, if it was taken over from there.
     """
 
@@ -199,6 +218,7 @@ class PointState:
     status: Status = "complete"
     reason: str | None = None
     is_ended: bool = False
+    stopped_by: StoppedBy | None = None
     resumed: PointTrace | None = None
 
     def end(self, status: Status = "complete", reason: str | None = None) -> None:
@@ -222,6 +242,7 @@ class PointState:
             text=self.text,
             status=self.status,
             reason=self.reason,
+            stopped_by=self.stopped_by,
             is_resumed=False,
             **call,
         )

@@ -154,6 +154,8 @@ class _Reading:
                 self._model = event.message.model or self._model
             case "content_block_delta" if event.delta.type == "text_delta":
                 return Delta(event.delta.text)
+            case "content_block_delta" if event.delta.type == "thinking_delta":
+                return Delta(reasoning=event.delta.thinking)
             case "message_delta" if event.delta.stop_reason is not None:
                 self.is_finished = True
                 return Delta(

@@ -59,6 +59,7 @@ class Delta:
         finish_reason: Why the completion ended, as the model reports it; on the last delta.
         response_metadata: Other metadata of the completion, such as ``model_name``.
         rate_limits: The server's rate limits; on the first delta.
+        reasoning: Reasoning since the last delta, if the server reports it apart from the text.
     """
 
     text: str = ""
@@ -66,6 +67,7 @@ class Delta:
     finish_reason: str | None = None
     response_metadata: dict[str, Any] | None = None
     rate_limits: RateLimits | None = None
+    reasoning: str = ""
 
 
 @runtime_checkable

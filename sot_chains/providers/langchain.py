@@ -36,6 +36,12 @@ class LangChainProvider:
         names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether every model inside says that its chat template opens a block of reasoning."""
+        models = list(_models(self.runnable))
+        return all(getattr(model, "opens_reasoning", False) is True for model in models)
+
     def setting(self, name: str) -> Any:
         """The default of a call parameter: bound by a wrapper, or else set on the model."""
         wrapper: Any = self.runnable
@@ -67,6 +73,7 @@ class LangChainProvider:
                 usage=chunk.usage_metadata,
                 finish_reason=metadata.get("finish_reason") or metadata.get("stop_reason"),
                 response_metadata=metadata or None,
+                reasoning=_reasoning_of(chunk),
             )
         if isinstance(chunk, str):
             return Delta(text=chunk)
@@ -75,6 +82,15 @@ class LangChainProvider:
             f"{self.runnable.get_name()} answered with {type(chunk).__name__}: {chunk!r:.80}; "
             "move parsers and tools that follow the model to after SkeletonOfThought"
         )
+
+
+def _reasoning_of(message: AIMessage) -> str:
+    """The reasoning that a chat model reports beside the text, as content blocks or as an extra field."""
+    if isinstance(message.content, str):
+        reported = message.additional_kwargs.get("reasoning_content")
+        return reported if isinstance(reported, str) else ""
+    blocks = (block for block in message.content_blocks if block["type"] == "reasoning")
+    return "".join(str(block.get("reasoning") or "") for block in blocks)
 
 
 def _models(runnable: object) -> Iterator[object]:

@@ -152,7 +152,10 @@ def _delta(chunk: ChatCompletionChunk) -> Delta:
         return Delta(usage=usage, finish_reason=choice.finish_reason)
     metadata = {"model_name": chunk.model} if choice.finish_reason and chunk.model else None
     text = choice.delta.content or choice.delta.refusal or ""  # a refusal is what the model says, too
-    return Delta(text, usage, choice.finish_reason, metadata)
+    extra = choice.delta.model_extra or {}  # not OpenAI's, but of most servers that run reasoning models
+    reasoning = extra.get("reasoning_content") or extra.get("reasoning")
+    thought = reasoning if isinstance(reasoning, str) else ""
+    return Delta(text, usage, choice.finish_reason, metadata, reasoning=thought)
 
 
 def _usage(usage: CompletionUsage) -> UsageMetadata:

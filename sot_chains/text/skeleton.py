@@ -167,7 +167,7 @@ class OutlineParser:
         However the heading goes on, it starts with this.
         """
         if self._items and self._begins_next_point(self._line):
-            heading = _clean(_marker(self._line.strip())[1])
+            heading = _clean(marker_of(self._line.strip())[1])
         else:
             heading = self._items[-1].text if len(self._items) > self._num_complete else ""
         return heading.rstrip(_DECORATION + ";；")
@@ -178,7 +178,7 @@ class OutlineParser:
             return False
         line = line[:_LONGEST_OPENING]
         body = line.strip()
-        number = _marker(body)[0]
+        number = marker_of(body)[0]
         is_certain = bool((match := _MARKER.match(body)) and match.end() < len(body))  # "1." may become "1.5"
         return is_certain and number == len(self._items) + 1 and not self._is_nested(number, _indent(line))
 
@@ -197,7 +197,7 @@ class OutlineParser:
             self._after_blank = True
             return
         indent, items = _indent(line), self._items
-        number, rest = _marker(body)
+        number, rest = marker_of(body)
         if number is not None and self._is_nested(number, indent):
             items[-1].nest(rest)
             items[-1].next_nested_number = number + 1
@@ -245,7 +245,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _marker(body: str) -> tuple[int | None, str]:
+def marker_of(body: str) -> tuple[int | None, str]:
     """The number ``body`` begins with, if any, and what follows."""
     if not (match := _MARKER.match(body)):
         return None, body

@@ -167,7 +167,7 @@ def other_tasks() -> set[asyncio.Task[Any]]:
 async def nothing_runs(model: PacedChatModel | None = None, turns: int = 200) -> bool:
     """Whether no call and no task is left after a few turns of the loop, without any time going by.
 
-    Closing an abandoned stream takes turns, and LangChain tells handlers of errors in tasks of its own.
+    Closing an abandoned stream takes turns, and LangChain reports errors to handlers in separate tasks.
     """
     for _ in range(turns):
         if not other_tasks() and (model is None or model.num_running == 0):

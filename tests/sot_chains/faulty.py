@@ -1,4 +1,4 @@
-"""A provider that fails as it is told to, for each request anew."""
+"""A provider that fails as it is told to, decided for each request."""
 
 import asyncio
 from collections import Counter

@@ -138,7 +138,7 @@ async def test_a_real_stream_that_is_cut_is_mended(tmp_path: Path) -> None:
     with transformers_serve(weights, tmp_path, "--dtype", "float32") as url:
         port = int(url.split(":")[2].split("/")[0])
         whole = await SkeletonOfThought(f"openai:{weights}", base_url=url).ainvoke(question, max_tokens=64)
-        # Each with clients of its own: a connection that was not cut is kept, and is cut no more.
+        # Each has separate clients: a connection that was not cut is reused, and is not cut again.
         with cutter(port, [900, 2500, 400, 1500]) as between, cutter(port, [900] * 4) as streaming:
             sot, streamed = (
                 SkeletonOfThought(

@@ -53,7 +53,7 @@ def test_what_was_reserved_is_replaced_by_what_was_used() -> None:
     assert window.seconds_until(100, 10.5) == 0
 
 
-# --- the limiter, in a time of its own
+# --- the limiter, in virtual time
 
 
 @pytest.mark.parametrize("by_tokens", [False, True])

@@ -29,6 +29,6 @@ def prefers_longer(messages: Sequence[BaseMessage]) -> str:
 
 
 def leans_to_the_first(messages: Sequence[BaseMessage]) -> str:
-    """Prefers the longer answer, except that of four pairs it gives one to whoever is first."""
+    """Prefers the longer answer, except that it gives one pair in four to the first answer."""
     pair = "".join(sorted(answers_in(messages)))
     return always_first(messages) if zlib.crc32(pair.encode()) % 4 == 0 else prefers_longer(messages)

@@ -1,4 +1,4 @@
-"""Reading an outline while it is written: what was read stays, however the text is cut and goes on."""
+"""Reading an outline while it is written: what was read stays, however the text is split and continues."""
 
 import pytest
 from hypothesis import example, given, settings

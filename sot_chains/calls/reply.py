@@ -1,0 +1,98 @@
+"""The text of one reply as events, without reasoning and without what a reader already has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sot_chains.providers.base import ProviderError
+from sot_chains.text.reasoning import ReasoningFilter
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """The next piece of the reply."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Restarted:
+    """The attempt failed and another one follows: discard the text so far."""
+
+
+Event: TypeAlias = TextDelta | Restarted
+
+
+class ReplyReader:
+    """Reads the text of one attempt: without reasoning, and without the beginning that was read already.
+
+    Args:
+        beginning: The text that the reply is expected to begin with, and that is not given out again.
+        is_open: Whether the reply is expected to begin inside a block of reasoning.
+        is_read: Whether anything that was given out has been read.
+
+    Attributes:
+        text: The answer so far, ``beginning`` included.
+    """
+
+    def __init__(self, beginning: str, *, is_open: bool, is_read: Callable[[], bool]) -> None:
+        self.text = ""
+        self._rest = beginning
+        self._filter = ReasoningFilter(is_open=is_open)
+        self._is_read = is_read
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning that was part of the text."""
+        return self._filter.reasoning
+
+    @property
+    def was_open(self) -> bool:
+        """Whether the reply began inside a block of reasoning that nobody had expected."""
+        return self._filter.was_open
+
+    def feed(self, piece: str) -> Iterator[Event]:
+        """Yields what the next raw piece gives.
+
+        Raises:
+            ProviderError: The reply does not begin as expected.
+        """
+        return self._events(self._filter.feed(piece))
+
+    def end(self) -> Iterator[Event]:
+        """Yields the rest, after the last piece."""
+        return self._events(self._filter.end())
+
+    def _events(self, text: str) -> Iterator[Event]:
+        if self._filter.has_discarded:  # what was given out was reasoning
+            self._filter.has_discarded = False
+            if not self._is_read():
+                self.text = ""
+                yield Restarted()
+        if text:
+            self.text += text
+            if new := self._without_beginning(text):
+                yield TextDelta(new)
+
+    def _without_beginning(self, text: str) -> str:
+        """What of the next piece is new.
+
+        Raises:
+            ProviderError: The reply begins otherwise.
+        """
+        rest = self._rest
+        if not rest:
+            return text
+        if not rest.strip() and text[:1].strip():  # blanks at the place to continue from may be left out
+            self._rest = ""
+            return text
+        num_same = min(len(rest), len(text))
+        if text[:num_same] != rest[:num_same]:
+            raise ProviderError(
+                "the call broke off and said something else when it was made again; "
+                "the beginning has been read already and cannot be taken back"
+            )
+        self._rest = rest[num_same:]
+        return text[num_same:]

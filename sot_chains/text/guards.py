@@ -1,0 +1,252 @@
+"""Ends a text where its model went wrong: at another point, in a loop, or past the length asked for.
+
+Guards take the pieces of a text as it is streamed and give back those that are sure to stay. Pure functions
+of text. Do not know models or calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Protocol
+
+from sot_chains.text.skeleton import Point, marker_of
+
+_HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+
+
+class Guard(Protocol):
+    """Passes a text on until it has to end.
+
+    Attributes:
+        is_over: Whether the text ends here; nothing more needs to be fed.
+    """
+
+    is_over: bool
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to stay now."""
+        ...
+
+    def end(self) -> str:
+        """The rest, after the last piece."""
+        ...
+
+
+# --- other points
+
+# What may still become a marker: decoration, a number, its punctuation, and nothing behind it.
+_BEGUN_MARKER = re.compile(r"[#*(（ \t]{0,8}(?:[0-9０-９]{1,3}[*]{0,2}[.)）．、]?[*]{0,2})?[ \t]*")
+_DECORATION = "#*•-–— \t"
+
+
+class OverrunGuard:
+    """Ends the text of a point where the model goes on to another one.
+
+    That is a line which begins with the number of another point, in any of the forms that outlines have, or
+    with its heading alone. Numbered lists within the point, and code blocks, are left as they are.
+
+    Args:
+        point: The point being written.
+        headings: The headings of all points, in order.
+    """
+
+    def __init__(self, point: Point, headings: Iterable[str]) -> None:
+        self.is_over = False
+        self._number = point.number
+        self._headings = [heading.casefold() for heading in headings]
+        self._others = [h for number, h in enumerate(self._headings, 1) if number != point.number]
+        self._held = ""  # of a line that is not decided yet, with the line breaks before it
+        self._is_decided = False
+        self._is_code = False
+        self._next_in_list = 0
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to belong to the point."""
+        self._held += piece
+        return self._read(is_last=False)
+
+    def end(self) -> str:
+        """The rest, after the last piece."""
+        return self._read(is_last=True).rstrip()
+
+    def _read(self, *, is_last: bool) -> str:
+        given: list[str] = []
+        while self._held and not self.is_over:
+            body = self._held.lstrip("\n")
+            breaks = len(self._held) - len(body)
+            if breaks:
+                self._is_decided = False
+            line, line_break, _ = body.partition("\n")
+            if not self._is_decided:
+                begins = self._begins_other(line, is_whole=bool(line_break) or is_last)
+                if begins is None:
+                    break
+                if begins:
+                    self.is_over, self._held = True, ""
+                    break
+                self._is_decided = True
+            given.append(self._held[: breaks + len(line)])
+            self._held = body[len(line) :]
+            if not line_break or not self._held.strip("\n"):
+                break  # line breaks wait for what follows
+        return "".join(given)
+
+    def _begins_other(self, line: str, *, is_whole: bool) -> bool | None:
+        """Whether ``line`` begins another point; ``None`` if more of it is needed to tell."""
+        body = line.strip()
+        if not is_whole and "```".startswith(body[:3]) and len(body) < 3:
+            return None
+        if body.startswith("```"):
+            self._is_code = not self._is_code
+            return False
+        if self._is_code:
+            return False
+        if not is_whole and _BEGUN_MARKER.fullmatch(line):
+            return None
+        number, rest = marker_of(body)
+        if number is not None:
+            return self._is_numbered_like_other(number, rest.strip(_DECORATION), is_whole=is_whole)
+        return self._is_heading(body.lstrip(_DECORATION).casefold(), is_whole=is_whole)
+
+    def _is_numbered_like_other(self, number: int, rest: str, *, is_whole: bool) -> bool | None:
+        if number in (1, self._next_in_list) or number == self._number:
+            heading = self._headings[number - 1] if number <= len(self._headings) else ""
+            if heading and number != self._number:
+                begun = rest.casefold()
+                if begun.startswith(heading):
+                    return True
+                if not is_whole and heading.startswith(begun):
+                    return None
+            if number in (1, self._next_in_list):
+                self._next_in_list = number + 1
+            return False
+        return number <= len(self._headings) + 1
+
+    def _is_heading(self, body: str, *, is_whole: bool) -> bool | None:
+        for heading in self._others:
+            if body.startswith(heading):
+                rest = body[len(heading) :].lstrip("* \t")
+                if rest[:1] in (":", "：") or (is_whole and not rest.rstrip(".")):
+                    return True
+                if not is_whole and not rest:
+                    return None
+            elif not is_whole and heading.startswith(body):
+                return None
+        return False
+
+
+# --- loops
+
+_TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
+_ONE_HAN = re.compile(rf"[{_HAN}]")
+_NUM_WORDS, _NUM_REPEATS = 8, 3
+
+
+class LoopGuard:
+    """Ends a text that repeats the same eight words a third time, before the repetition it is in.
+
+    While words repeat earlier ones they are held back, and given out once the text goes on otherwise. In
+    scripts without spaces, two characters count as a word.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._words: list[str] = []
+        self._places: defaultdict[str, list[int]] = defaultdict(list)
+        self._runs: dict[int, int] = {}  # by the place that would go on with it: length of the repetition
+        self._held: list[str] = []
+        self._rest = ""  # a word that may not be whole
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._num_han = 0
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to stay."""
+        return self._read(self._rest + piece, is_last=False)
+
+    def end(self) -> str:
+        """The rest, after the last piece."""
+        given = self._read(self._rest, is_last=True)
+        return "" if self.is_over else given + "".join(self._held) + self._rest
+
+    def _read(self, text: str, *, is_last: bool) -> str:
+        given: list[str] = []
+        place = 0
+        while not self.is_over and (token := _TOKEN.match(text, place)):
+            is_whole = is_last or token.end() < len(text) or bool(_ONE_HAN.match(text, token.end() - 1))
+            if not is_whole:
+                break
+            place = token.end()
+            given += self._add(token[0])
+        self._rest = "" if self.is_over else text[place:]
+        return "".join(given)
+
+    def _add(self, token: str) -> list[str]:
+        """Takes the next word; returns what may be given out with it."""
+        word = token.strip().casefold().strip(".,;:!?\"'*()") or token.strip()
+        here = len(self._words)
+        runs = {place + 1: length + 1 for place, length in self._runs.items() if self._words[place] == word}
+        for place in self._places[word]:
+            runs.setdefault(place + 1, 1)
+        self._words.append(word)
+        self._places[word].append(here)
+        self._runs = {place: length for place, length in runs.items() if place <= here}
+        self._held.append(token)
+        self._num_han += bool(_ONE_HAN.match(word))
+        num_words = _NUM_WORDS * (2 if 2 * self._num_han > len(self._words) else 1)
+        if len(self._words) >= num_words:
+            repeated = tuple(self._words[-num_words:])
+            self._counts[repeated] += 1
+            if self._counts[repeated] >= _NUM_REPEATS:
+                self.is_over = True
+                self._held = []
+                return []
+        num_held = max(self._runs.values(), default=0)
+        cut = max(0, len(self._held) - num_held)
+        given, self._held = self._held[:cut], self._held[cut:]
+        return given
+
+
+# --- length
+
+_SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
+
+
+class SentenceBound:
+    """Ends a text with the sentence in which it becomes longer than asked for.
+
+    Args:
+        max_words: Words from which on the next end of a sentence is the end of the text. In scripts without
+            spaces, two characters count as a word.
+    """
+
+    def __init__(self, max_words: int) -> None:
+        self.is_over = False
+        self._num_left = float(max_words)
+        self._rest = ""
+        self._is_code = False
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to stay."""
+        return self._read(self._rest + piece, is_last=False)
+
+    def end(self) -> str:
+        """The rest, after the last piece."""
+        return self._read(self._rest, is_last=True)
+
+    def _read(self, text: str, *, is_last: bool) -> str:
+        place = 0
+        while not self.is_over and (token := _TOKEN.match(text, place)):
+            if token.end() == len(text) and not is_last:
+                break
+            place = token.end()
+            self._is_code ^= "```" in token[0]
+            self._num_left -= 0.5 if _ONE_HAN.search(token[0]) else 1.0
+            if self._num_left <= 0 and not self._is_code and _SENTENCE_END.search(token[0]):
+                self.is_over = True
+        self._rest = "" if self.is_over else text[place:]
+        given = text[:place]
+        if is_last and not self.is_over:
+            given, self._rest = text, ""
+        return given

@@ -1,0 +1,132 @@
+"""What a guard gives out stays, does not depend on how the text is cut, and ends where it should."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sot_chains.text.guards import Guard, LoopGuard, OverrunGuard, SentenceBound
+from sot_chains.text.skeleton import Point
+
+HEADINGS = ["Fixed hours", "Dark room", "Less coffee", "Sport"]
+
+
+def guarded(guard: Guard, text: str, lengths: list[int]) -> str:
+    given, start = "", 0
+    for length in [*lengths, len(text)]:
+        if guard.is_over or start >= len(text):
+            break
+        given += guard.feed(text[start : start + length])
+        start += length
+    return given if guard.is_over else given + guard.end()
+
+
+def overrun(number: int) -> OverrunGuard:
+    return OverrunGuard(Point(number, HEADINGS[number - 1]), HEADINGS)
+
+
+OWN = "Close the curtains. It helps."
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(
+            "3. Less coffee: Drink none.",
+            "3) Less coffee",
+            "(3) Less coffee",
+            "**3.** Less",
+            "### 3. Less coffee",
+        ),
+        *("３．Less coffee", "3、Less coffee", "4. Sport", "5. More", "1. Fixed hours: Go to bed."),
+        *(
+            "Less coffee: Drink none.",
+            "**Less coffee**",
+            "Less coffee\nDrink none.",
+            "LESS COFFEE:",
+            "- Sport: Run.",
+        ),
+    ],
+)
+def test_a_point_ends_where_another_one_begins(other: str, size: int) -> None:
+    for between in ("\n", "\n\n", "\n  "):
+        guard = overrun(2)
+        text = OWN + between + other + "\nMore."
+        assert guarded(guard, text, [size] * len(text)).rstrip() == OWN
+        assert guard.is_over
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (2, OWN),
+        (2, "Do it thus:\n1. Close the door\n2. Close the window\n3. Close the curtains\nThen sleep."),
+        (1, "Do it thus:\n1. Rise at six\n2. Rise again\n3. Stay up"),
+        (2, "In\n2024. the year, it was dark.\n3.5 lux are enough."),
+        (2, "Less coffee helps, too.\nSport is another matter."),
+        (2, "```\n3. Less coffee\nSport:\n```\nThat is all."),
+        (2, "2. Dark room, again"),
+        (2, "A line\n\n\nand another"),
+        (3, "Drink none.\n*  or tea"),
+    ],
+)
+def test_a_point_that_writes_itself_is_left_as_it_is(number: int, text: str, size: int) -> None:
+    guard = overrun(number)
+    assert guarded(guard, text, [size] * len(text)) == text
+    assert not guard.is_over
+
+
+def test_an_overrun_at_the_beginning_leaves_nothing() -> None:
+    guard = overrun(2)
+    assert guarded(guard, "3. Less coffee: Drink none.", [1] * 40) == ""
+    assert guard.is_over
+
+
+LINE = "the cat sat on the mat and looked at me"
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_loop_ends_before_its_first_repetition(size: int) -> None:
+    for text, kept in (
+        (f"Well: {LINE}, {LINE}, {LINE}, {LINE}.", f"Well: {LINE},"),
+        (f"{LINE} {LINE} and then something else. {LINE}", f"{LINE} {LINE} and then something else."),
+        ("very " * 40, "very"),
+        ("我们应该保护环境因为环境重要，" * 5, "我们应该保护环境因为环境重要，"),
+    ):
+        guard = LoopGuard()
+        assert guarded(guard, text, [size] * len(text)) == kept
+        assert guard.is_over
+    twice = f"{LINE}; {LINE}."
+    guard = LoopGuard()
+    assert guarded(guard, twice, [size] * len(twice)) == twice
+    assert not guard.is_over
+
+
+@pytest.mark.parametrize("size", [1, 6, 1000])
+def test_a_bound_ends_with_a_sentence(size: int) -> None:
+    text = "One two three four. Five six seven! Eight nine ten eleven? Twelve."
+    for most, kept in ((1, "One two three four."), (5, "One two three four. Five six seven!"), (99, text)):
+        guard = SentenceBound(most)
+        assert guarded(guard, text, [size] * len(text)) == kept
+        assert guard.is_over == (most < 99)
+    chinese = "环境很重要。我们保护它。大家都来。"
+    assert guarded(SentenceBound(4), chinese, [size] * len(chinese)) == "环境很重要。我们保护它。"
+
+
+words = st.lists(
+    st.sampled_from(
+        ["a", "b", "c ", " ", "\n", "1", "2.", "3. ", "Dark room", ":", "``", "`", "Sport", ".", "好"]
+    ),
+    max_size=40,
+).map("".join)
+
+
+@given(words, st.lists(st.integers(1, 4), max_size=60), st.sampled_from(["overrun", "loop", "bound"]))
+def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: list[int], kind: str) -> None:
+    def made() -> Guard:
+        return overrun(1) if kind == "overrun" else LoopGuard() if kind == "loop" else SentenceBound(3)
+
+    whole = guarded(made(), text, [])
+    assert guarded(made(), text, lengths).rstrip() == whole.rstrip()
+    assert text.startswith(whole)
