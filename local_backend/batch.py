@@ -4,7 +4,7 @@ A line of the input holds "messages" (answered), "prompt" (text, continued as it
 optionally "id", "references", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed" and "stop". The
 output has one line for each, in the same order: "line", its number in the input; "id"; "text",
 "finish_reason", "num_prompt_tokens" and "num_tokens", or "error" if it could not be answered. It is written
-when all lines are answered; after a kill or a power failure the same command resumes the run.
+when all lines are answered; after a kill the same command resumes the run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import logging
 import math
+import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         report = _run(given)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, sqlite3.Error) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
         parser.exit(130, "stopped; the same command resumes the run\n")

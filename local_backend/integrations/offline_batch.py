@@ -109,7 +109,8 @@ def error_line(number: int, record: object, error: BaseException) -> str:
 
 def _line(number: int, record: object, content: Mapping[str, Any]) -> str:
     named = {"id": record["id"]} if isinstance(record, Mapping) and "id" in record else {}
-    return json.dumps({"line": number, **named, **content}, ensure_ascii=False) + "\n"
+    line = json.dumps({"line": number, **named, **content}, ensure_ascii=False) + "\n"
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class OfflineRun:
         self._max_in_flight = max_in_flight
         self._updates: SimpleQueue[tuple[int, Update]] = SimpleQueue()
         self._in_flight: dict[int, tuple[Row, _Line]] = {}
-        self._num_rows = self._num_errors = self._num_tokens = 0
+        self._num_lines = self._num_rows = self._num_errors = self._num_tokens = 0
 
     def __call__(self, on_progress: Callable[[int], None] = lambda _: None) -> Report:
         """Answer the lines that are not answered yet, then finish the output.
@@ -201,13 +202,14 @@ class OfflineRun:
                 on_progress(self._output.num_done)
         finally:
             self._engine.cancel([row for row, _ in self._in_flight.values()])
-        self._output.finish()
+        self._output.finish(self._num_lines)
         return self._report(time.perf_counter() - started, before)
 
     def _read(self) -> Iterator[_Line]:
         with self._source.open(encoding="utf-8") as file:
             lines = ((place, text) for place, text in enumerate(file, 1) if text.strip())
             for number, (place, text) in enumerate(lines):
+                self._num_lines = number + 1
                 yield _Line(number, place, text)
 
     def _begin(self, line: _Line, done: dict[int, str]) -> Row | None:
@@ -227,7 +229,7 @@ class OfflineRun:
                 references=request.references,
                 num_context_tokens=request.num_context_tokens,
             )
-        except (ValueError, TypeError) as error:
+        except Exception as error:  # whatever is wrong with a line, the others are answered
             self._num_errors += 1
             done[line.number] = error_line(line.place, line.record, error)
             return None

@@ -23,8 +23,12 @@ class OrderedOutput:
         path: The output; it must not exist.
         settings: What the lines depend on; a run is resumed with the same settings only.
 
+    Attributes:
+        num_done: Lines that are there.
+
     Raises:
-        ValueError: The output exists, or the run to be resumed was begun with other settings.
+        ValueError: The output exists, the run to be resumed was begun with other settings, or another
+            process is at it.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -34,7 +38,7 @@ class OrderedOutput:
             raise ValueError(
                 f"{path} exists and is not an interrupted run: name another output, or remove it"
             )
-        self._database = sqlite3.connect(self.partial_path)
+        self._database = sqlite3.connect(self.partial_path, timeout=1.0)
         try:
             self._resume(json.dumps(dict(settings), ensure_ascii=False, sort_keys=True))
         except BaseException:
@@ -43,12 +47,16 @@ class OrderedOutput:
 
     def _resume(self, settings: str) -> None:
         try:
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             with self._database as database:
                 database.execute("CREATE TABLE IF NOT EXISTS run (settings TEXT NOT NULL)")
                 database.execute("CREATE TABLE IF NOT EXISTS lines (number INTEGER PRIMARY KEY, text TEXT)")
                 begun = database.execute("SELECT settings FROM run").fetchone()
                 if begun is None:
                     database.execute("INSERT INTO run VALUES (?)", (settings,))
+            self.num_done: int = self._database.execute("SELECT count(*) FROM lines").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{self.partial_path} is in use ({error}): is another run at it?") from error
         except sqlite3.DatabaseError as error:
             raise ValueError(
                 f"{self.partial_path} is not of an interrupted run ({error}): remove it"
@@ -64,12 +72,6 @@ class OrderedOutput:
         found = self._database.execute("SELECT 1 FROM lines WHERE number = ?", (number,))
         return found.fetchone() is not None
 
-    @property
-    def num_done(self) -> int:
-        """Lines that are there."""
-        count: int = self._database.execute("SELECT count(*) FROM lines").fetchone()[0]
-        return count
-
     def add(self, lines: Mapping[int, str]) -> None:
         """Stores lines by number; when this returns they are on the disk.
 
@@ -82,20 +84,20 @@ class OrderedOutput:
         except sqlite3.IntegrityError:
             twice = next(number for number in lines if number in self)
             raise ValueError(f"line {twice} is there already") from None
+        self.num_done += len(lines)
 
-    def finish(self) -> None:
-        """Writes the output and removes the partial file.
+    def finish(self, num_lines: int) -> None:
+        """Writes the output of ``num_lines`` lines and removes the partial file.
 
         Raises:
             ValueError: A line is missing.
         """
+        if self.num_done != num_lines:
+            raise ValueError(f"{num_lines - self.num_done} of {num_lines} lines are missing")
         written_path = self.path.with_name(self.path.name + ".new")
         with written_path.open("w", encoding="utf-8", newline="") as file:
             lines = self._database.execute("SELECT number, text FROM lines ORDER BY number")
-            for expected, (number, text) in enumerate(lines):
-                if number != expected:
-                    raise ValueError(f"line {expected} is missing, but later ones are there")
-                file.write(text)
+            file.writelines(text for _, text in lines)
             file.flush()
             os.fsync(file.fileno())
         written_path.replace(self.path)

@@ -21,7 +21,7 @@ from sot_chains.calls.options import CallOptions, SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError
-from sot_chains.providers.tasks import cancel_and_wait, task_group
+from sot_chains.providers.tasks import Tasks, cancel_and_wait
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.outline import OutlineReader
 from sot_chains.text.reply_text import AnswerRenderer
@@ -67,14 +67,19 @@ class Answer:
             DeadlineError: The deadline passed before there was anything to return.
             ProviderError: Nothing could be written. Its ``trace`` holds what had been paid for.
         """
-        async with self._recorded():
+        async with self._with_trace(), self._until_deadline():
+            tasks = Tasks()
+
+            async def outline_and_points() -> None:
+                # 1. The model writes an outline. Its points come when it is whole or, if the method is eager,
+                #    each one as soon as the next begins. There are none if the answer is to be plain.
+                async for place, request in self._points():
+                    # 2. All points are written at once, each by a call of its own.
+                    tasks.start(self._writer.write(place, request))
+
             try:
-                async with task_group() as points:
-                    # 1. The model writes an outline. Its points come when it is whole or, if the method is
-                    #    eager, each one as soon as the next begins. There are none if it is no outline.
-                    async for place, request in self._outline():
-                        # 2. All points are written at once, each by a call of its own.
-                        points.create_task(self._writer.write(place, request))
+                tasks.start(outline_and_points())
+                await tasks.join()
             except PlainInsteadError as failed:
                 self._record.begin_again(str(failed))
             if not self._record.places:
@@ -114,38 +119,24 @@ class Answer:
         particulars = self._record.particulars(self.message_id)
         return AIMessageChunk(content="", chunk_position="last", **particulars)
 
-    # --- the outline
+    # --- the points
 
-    async def _outline(self) -> AsyncGenerator[_Begun, None]:
-        """The points of the outline, each with the request for its text; none for a plain answer."""
-        record, resume = self._record, self._setting.resume
+    async def _points(self) -> AsyncGenerator[_Begun, None]:
+        """The points of the answer, each with the request for its text; none for a plain answer."""
+        resume = self._setting.resume
         if resume is not None and resume["skeleton_reply"] is not None and resume["points"]:
             for begun in self._resumed(resume):
                 yield begun
         elif reason := await self._reason_for_plain():
-            record.route_reason = reason
+            self._record.route_reason = reason
         else:
-            reader = OutlineReader(lambda: self._requests.skeleton_reply_start, self._method.max_points)
-            call = record.skeleton_call = record.begin(Call("skeleton", "skeleton"))
-            async with aclosing(self._caller.stream(call, self._requests.skeleton())) as events:
-                async for event in events:
-                    match event:
-                        case TextDelta(text):
-                            reader.feed(text)
-                            for point in reader.take() if self._method.eager else ():
-                                yield self._begun(point, reader.skeleton)
-                        case Restarted():
-                            reader.restart()
-            reader.end()
-            points = reader.take()
-            record.plain_share = self._requests.plain_share()
-            record.note_outline(reader.text, reader.skeleton)
-            for point in points:
-                yield self._begun(point, record.skeleton)
-        record.is_outlined = True
+            async with aclosing(self._outlined()) as points:
+                async for begun in points:
+                    yield begun
+        self._record.is_outlined = True
 
     async def _reason_for_plain(self) -> str | None:
-        """Why the answer is to be plain; ``None`` if it is not."""
+        """Why the answer is to be plain, whatever the outline; ``None`` if it is not."""
         if not self.conversation.ends_with_question:
             return "the conversation does not end with a question of the user"
         if self._method.router is None:
@@ -153,6 +144,29 @@ class Answer:
         config = RunnableConfig(**{**self._setting.config, "run_name": "route"})
         route = await self._method.router.ainvoke(list(self.conversation.messages), config)
         return None if route.use_sot else f"{route.router} router: {route.reason}"
+
+    async def _outlined(self) -> AsyncGenerator[_Begun, None]:
+        """The points of an outline that the model writes now."""
+        record, is_eager = self._record, self._method.eager
+        reader = OutlineReader(lambda: self._requests.skeleton_reply_start, self._method.max_points)
+        call = record.skeleton_call = record.begin(Call("skeleton", "skeleton"))
+        async with aclosing(self._caller.stream(call, self._requests.skeleton())) as events:
+            async for event in events:
+                match event:
+                    case TextDelta(text):
+                        reader.feed(text)
+                        for point in reader.take() if is_eager else ():
+                            yield self._begun(point, reader.skeleton)
+                    case Restarted():
+                        reader.restart()
+                if reader.is_over:
+                    break
+        reader.end()
+        points = reader.take()
+        record.plain_share = self._requests.plain_share()
+        record.note_outline(reader.text, reader.skeleton)
+        for point in points:
+            yield self._begun(point, record.skeleton)
 
     def _begun(self, point: Point, skeleton: Skeleton) -> _Begun:
         place = self._writer.announce(PointState(point))
@@ -169,7 +183,8 @@ class Answer:
         for point in skeleton:
             place = PointState(point)
             if earlier := whole.get(point.number):
-                place = PointState(point, pieces=[earlier["text"]], resumed=earlier, is_ended=True)
+                place = PointState(point, pieces=[earlier["text"]], resumed=earlier)
+                place.end("complete")
             self._writer.announce(place)
             begun.append((place, self._requests.point(skeleton, point, is_whole=True)))
         return begun
@@ -177,44 +192,40 @@ class Answer:
     # --- the end
 
     @asynccontextmanager
-    async def _recorded(self) -> AsyncIterator[None]:
-        """Ends the answer at the deadline, and records how it ended."""
+    async def _with_trace(self) -> AsyncIterator[None]:
+        """Attaches the trace to a provider's error."""
         try:
-            try:
-                async with asyncio.timeout(self._setting.deadline_seconds) as deadline:
-                    yield
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                self._cut_short()
-            else:
-                self._raise_if_nothing()
+            yield
         except ProviderError as error:
-            self._record.seconds = self._caller.now()
+            self._record.fail(str(error), self._caller.now())
             error.trace = self._record.trace()
             raise
         self._record.seconds = self._caller.now()
 
-    def _cut_short(self) -> None:
+    @asynccontextmanager
+    async def _until_deadline(self) -> AsyncIterator[None]:
         """Ends the answer at the deadline with the text received so far.
 
         Raises:
-            DeadlineError: There is none.
+            DeadlineError: The deadline passed before there was anything to return.
+            Exception: The error of a call, if nothing was written.
         """
+        try:
+            async with asyncio.timeout(self._setting.deadline_seconds) as deadline:
+                yield
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            self._cut_short()
+        else:
+            if self._writer.errors and not self._record.has_any:
+                raise self._writer.errors[-1]
+
+    def _cut_short(self) -> None:
         record, seconds = self._record, self._setting.deadline_seconds
-        has_text = any(place.pieces for place in record.places)
-        if not has_text and (record.is_plain or not record.is_outlined):
+        if not record.places or (record.is_plain and not record.places[0].pieces):
             what = "the model wrote anything" if record.is_outlined else "there was an outline"
             raise DeadlineError(f"the deadline of {seconds:g} s passed before {what}; raise deadline_seconds")
         if not record.is_outlined:
-            record.is_cut = True
-            record.skeleton = Skeleton(tuple(place.point for place in record.places if place.point))
-            record.route_reason = "the outline was cut at the deadline"
-        for place in record.places:
-            if not place.is_ended:
-                place.end("cut" if place.pieces else "failed", f"the deadline of {seconds} s passed")
-
-    def _raise_if_nothing(self) -> None:
-        places = self._record.places
-        if self._writer.errors and not any(place.pieces or place.status == "complete" for place in places):
-            raise self._writer.errors[-1]
+            record.cut_outline("the outline was cut at the deadline")
+        record.end_places(f"the deadline of {seconds} s passed")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, cast
 
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
+from sot_chains.calls.budget import BudgetError
 from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
-from sot_chains.calls.trace import Call, PointState
+from sot_chains.calls.trace import Call, PointState, StoppedBy
+from sot_chains.text.guards import Guard, Guarded, LoopGuard, OverrunGuard, SentenceBound
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
 
@@ -78,29 +83,59 @@ class PointWriter:
         """
         if place.is_ended:
             return
-        name = f"point_{place.point.number}" if place.point else "plain"
-        call = place.call = self._record.begin(Call(name, "points" if place.point else "plain"))
-        cleaner = HeadingStripper(place.point)
+        call, text = self._begin(place), self._text_of(place, request)
         try:
-            async with aclosing(
-                self._caller.stream(call, request, is_read=lambda: self._is_read(place))
-            ) as events:
-                async for event in events:
-                    match event:
-                        case TextDelta(text):
-                            self._add(place, cleaner.feed(text))
-                        case Restarted():
-                            place.pieces.clear()
-                            cleaner = HeadingStripper(place.point)
-            self._add(place, cleaner.end())
+            # An empty point is asked for once more, with a reply that the model begins itself.
+            for asked in (request, replace(request, prefill=False)):
+                if asked is not request:
+                    call, text = self._begin(place), self._text_of(place, request)
+                stream = self._caller.stream(call, asked, is_read=partial(self._is_read, place))
+                async with aclosing(stream) as events:
+                    async for event in events:
+                        match event:
+                            case TextDelta(piece):
+                                self._add(place, text.feed(piece))
+                            case Restarted():
+                                place.pieces.clear()
+                                text = self._text_of(place, request)
+                        if text.stopped_by:
+                            break
+                self._add(place, text.end())
+                if place.pieces or not place.point or not self._method.prefills:
+                    break
         except Exception as error:  # the failure policy decides what happens to the place
+            self._add(place, text.end())
             self._fail(place, call, error)
+        except asyncio.CancelledError:
+            self._add(place, text.end())
+            raise
         else:
-            if place.pieces or not place.point:
-                place.end()
+            place.stopped_by = cast("StoppedBy | None", text.stopped_by)
+            if place.pieces:
+                place.end("complete")
             else:
-                place.end("failed", f"the model wrote nothing; it ended with {call.finish_reason!r}")
+                place.end(
+                    "omitted" if place.point else "failed",
+                    f"the model wrote nothing; it ended with {call.finish_reason!r}",
+                )
         self._order.wake()
+
+    def _begin(self, place: PointState) -> Call:
+        call = Call(f"point_{place.point.number}", "points") if place.point else Call("plain", "plain")
+        place.call = self._record.begin(call)
+        return place.call
+
+    def _text_of(self, place: PointState, request: Request) -> Guarded:
+        """Cleans the text of a place, and ends it where its model goes wrong."""
+        guards: dict[str, Guard] = {}
+        if place.point:
+            guards["heading"] = HeadingStripper(place.point)
+            guards["overrun"] = OverrunGuard(place.point, [point.text for point in request.skeleton])
+        if self._method.loop_guard:
+            guards["loop"] = LoopGuard()
+        if place.point:
+            guards["length"] = SentenceBound(110)
+        return Guarded(guards)
 
     def _add(self, place: PointState, text: str) -> None:
         if text:
@@ -123,7 +158,9 @@ class PointWriter:
     def _fail(self, place: PointState, call: Call, error: Exception) -> None:
         self.errors.append(error)
         reason = f"{type(error).__name__}: {error}"
-        match self._method.policy(place.point, error):
+        # A budget that is spent is no failure of the model: the answer has the points that fit.
+        policy = "retry" if isinstance(error, BudgetError) else self._method.policy(place.point, error)
+        match policy:
             case "raise":
                 raise error
             case "plain" if self._order.has_begun or self._on_arrival:

@@ -52,7 +52,10 @@ class ReadingOrder:
     def _next(self) -> tuple[PointState, str] | None:
         while self._current < len(self._places):
             place = self._places[self._current]
-            if not self._is_announced and (place.pieces or place.status != "omitted"):
+            if not self._is_announced:
+                if place.status == "omitted":
+                    self._current += 1
+                    continue
                 self._is_announced = True
                 return place, ""
             if place.num_read < len(place.pieces):

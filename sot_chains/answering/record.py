@@ -20,7 +20,8 @@ class AnswerRecord:
         places: What is shown: a place for each point, or one for the plain answer.
         is_plain: Whether the model answers in one piece.
         is_outlined: Whether the route is known, and all points with it.
-        is_cut: Whether the outline was cut at the deadline.
+        is_cut: Whether the outline is not whole.
+        has_failed: Whether the answer ended with an error.
         plain_share: The question's share of the skeleton request, by characters: what a plain answer would
             have read of what the skeleton's call did.
     """
@@ -35,6 +36,7 @@ class AnswerRecord:
         self.is_plain = False
         self.is_outlined = False
         self.is_cut = False
+        self.has_failed = False
         self.route_reason = ""
         self.seconds = 0.0
         self.first_text_seconds: float | None = None
@@ -48,15 +50,39 @@ class AnswerRecord:
     def note_outline(self, reply: str, skeleton: Skeleton) -> None:
         """Records the finished outline, and the route that follows from it."""
         self.skeleton, self.skeleton_reply = skeleton, reply
-        found = f"{len(skeleton)} points"
-        if len(skeleton) < 2:
-            found = f"{len(skeleton) or 'no'} usable points, fewer than 2"
-        self.route_reason = f"the skeleton has {found}"
+        if self.places and len(skeleton) < 2:  # begun by an attempt that failed; the next one is no outline
+            self.cut_outline("the outline broke off, and was none when it was asked for again")
+        elif len(skeleton) < 2:
+            found = "1 usable point" if len(skeleton) else "no usable points"
+            self.route_reason = f"the skeleton has {found}, fewer than 2"
+        else:
+            self.route_reason = f"the skeleton has {len(skeleton)} points"
+
+    def cut_outline(self, reason: str) -> None:
+        """Records that the outline is not whole: the answer has the points that were begun."""
+        self.is_cut, self.route_reason = True, reason
+        self.skeleton = Skeleton(tuple(place.point for place in self.places if place.point))
 
     def begin_again(self, reason: str) -> None:
         """Drops all places, because the answer is to be plain after all. Their calls stay recorded."""
         self.places.clear()
-        self.route_reason, self.is_outlined = reason, True
+        self.route_reason, self.is_outlined, self.first_text_seconds = reason, True, None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether any place has text, or is complete without."""
+        return any(place.pieces or place.status == "complete" for place in self.places)
+
+    def end_places(self, reason: str) -> None:
+        """Ends the places that have not ended with the text they have."""
+        for place in self.places:
+            if not place.is_ended:
+                place.end("cut" if place.pieces else "failed", reason)
+
+    def fail(self, reason: str, seconds: float) -> None:
+        """Records that the answer ended with an error."""
+        self.has_failed, self.seconds = True, seconds
+        self.end_places(reason)
 
     @property
     def model_name(self) -> str:
@@ -82,6 +108,10 @@ class AnswerRecord:
             if p["status"] != "complete"
         ]
         plain = self.places[0] if self.is_plain and self.places else None
+        if plain and plain.status and plain.status != "complete":
+            failures = [
+                Failure(number=0, label="plain answer", status=plain.status, reason=plain.reason or "")
+            ]
         writing = [place.call.seconds for place in self.places if place.call]
         skeleton_call = self.skeleton_call
         stages: dict[str, list[UsageMetadata | None]] = {}
@@ -97,7 +127,7 @@ class AnswerRecord:
         return SotTrace(
             route="plain" if self.is_plain else "sot",
             route_reason=self.route_reason,
-            is_complete=not failures and not self.is_cut and (plain is None or plain.status == "complete"),
+            is_complete=not failures and not self.is_cut and not self.has_failed,
             failures=failures,
             skeleton=[point.text for point in self.skeleton],
             skeleton_reply=self.skeleton_reply,
@@ -107,8 +137,10 @@ class AnswerRecord:
             plain_stopped_by=plain.stopped_by if plain else None,
             seconds=self.seconds,
             first_text_seconds=self.first_text_seconds,
-            critical_path_seconds=(skeleton_call.seconds if skeleton_call else 0.0)
-            + max(writing, default=0.0),
+            critical_path_seconds=min(
+                self.seconds,  # which is less where points are written while the outline still is
+                (skeleton_call.seconds if skeleton_call else 0.0) + max(writing, default=0.0),
+            ),
             num_calls=num_calls,
             num_requests=num_requests,
             usage=total_usage(self.calls),

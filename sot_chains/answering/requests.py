@@ -54,7 +54,8 @@ class Requests:
         """
         prefix = self._shared_prefix(skeleton) if is_whole else None
         bounds = _POINT if self._shows_examples(prefill=True) else None
-        return Request(partial(self._point_messages, skeleton, point), point, prefix, bounds)
+        messages = partial(self._point_messages, skeleton, point)
+        return Request(messages, point, prefix, bounds, skeleton=skeleton)
 
     def plain(self) -> Request:
         """Asks what the user asks."""

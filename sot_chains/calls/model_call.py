@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.options import CallOptions, ReplyBounds, SotOptions
 from sot_chains.calls.rate_limits import Limiter
-from sot_chains.calls.reply import Event, ReplyReader, Restarted
+from sot_chains.calls.reply import Event, ReplyReader, Restarted, TextDelta
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, tokens_of, vocabulary
@@ -28,7 +28,7 @@ from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError,
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider, on_sent
-from sot_chains.text.skeleton import Point
+from sot_chains.text.skeleton import Point, Skeleton
 
 _AT_ONCE = nullcontext()
 
@@ -45,6 +45,7 @@ class Request:
         prefix: What the messages share with those of other requests.
         bounds: Where the reply ends, besides where the model ends it; for models that continue a begun reply.
         prefill: Whether the reply may be begun for the model.
+        skeleton: The outline shown with a point.
     """
 
     messages: Callable[..., list[BaseMessage]]
@@ -52,6 +53,7 @@ class Request:
     prefix: SharedPrefix | None = None
     bounds: ReplyBounds | None = None
     prefill: bool = True
+    skeleton: Skeleton = field(default_factory=Skeleton)
 
 
 class Caller:
@@ -92,21 +94,24 @@ class Caller:
         Raises:
             Exception: What the last attempt failed with.
         """
-        num_attempts, taken = 0, ""
+        num_attempts, read_text, may_prefill = 0, "", request.prefill
         while True:
             num_attempts += 1
-            prefill = self._method.prefills and request.prefill
-            written = taken if prefill else ""
+            prefill = may_prefill and self._method.prefills
+            written = read_text if prefill else ""
             messages = request.messages(prefill=prefill, written=written)
             is_open = not prefill and self._method.opens_reasoning
-            reply = ReplyReader(taken[len(written.rstrip()) :], is_open=is_open, is_read=is_read)
+            reply = ReplyReader(read_text[len(written.rstrip()) :], is_open=is_open, is_read=is_read)
             try:
-                async with self._admitted(call, messages), self._sent(call, request, messages) as deltas:
+                async with (
+                    self._admitted(call, request, messages),
+                    self._sent(call, request, messages) as deltas,
+                ):
                     async for delta in deltas:
                         self._note(call, delta)
-                        if delta.text:
-                            for event in reply.feed(delta.text):
-                                yield event
+                        for event in reply.feed(delta.text) if delta.text else ():
+                            read_text = read_text + event.text if isinstance(event, TextDelta) else ""
+                            yield event
                     for event in reply.end():
                         yield event
                     self._note_end(call, reply)
@@ -115,17 +120,15 @@ class Caller:
                 if not prefill:
                     raise
                 num_attempts -= 1  # it has told us something, and costs nothing
+                may_prefill = False
                 continue
-            except Exception as error:  # which errors are worth another attempt, Retries says
+            except Exception as error:  # whether it is worth another attempt is decided below
                 pause = self._pause_seconds(error, num_attempts, request)
                 if pause is None:
                     raise
                 await asyncio.sleep(pause)
-            if is_read():
-                said = written.rstrip() + reply.text
-                taken = taken if len(taken) > len(said) else said
-            else:
-                taken = ""
+            if not is_read():
+                read_text = ""
                 yield Restarted()
 
     def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
@@ -139,45 +142,50 @@ class Caller:
         pause = retries.pause_seconds(num_attempts, error)
         return None if deadline is not None and self.now() + pause >= deadline else pause
 
-    def _admitted(self, call: Call, messages: Sequence[BaseMessage]) -> AbstractAsyncContextManager[None]:
+    def _admitted(
+        self, call: Call, request: Request, messages: Sequence[BaseMessage]
+    ) -> AbstractAsyncContextManager[None]:
         """Waits until the budget, the bound on calls in flight and the rate limits admit a call."""
         limiter = self._method.limiter
         if limiter is not None and limiter.is_unlimited:
             limiter = None
         if limiter is None and self._account is None and self._setting.limit is None:
             return _AT_ONCE
-        return self._admitted_by(limiter, call, messages)
+        return self._admitted_by(limiter, call, request, messages)
 
     @asynccontextmanager
     async def _admitted_by(
-        self, limiter: Limiter | None, call: Call, messages: Sequence[BaseMessage]
+        self, limiter: Limiter | None, call: Call, request: Request, messages: Sequence[BaseMessage]
     ) -> AsyncIterator[None]:
-        account, expected = self._account, None
+        account, expected, is_sent = self._account, None, False
         if account:
             await vocabulary()
         if account or (limiter and limiter.counts_tokens):
-            expected = self._expected_tokens(call, messages)
+            expected = self._expected_tokens(call, request, messages)
         if account and expected:
             account.reserve(expected, call.name)
         try:
             async with self._setting.limit or _AT_ONCE:
                 if limiter is None:
+                    is_sent = True
                     yield
                     return
                 estimate = expected["input_tokens"] + expected["output_tokens"] if expected else 0
                 permit = await limiter.admit(self._setting.question_number, estimate)
                 try:
+                    is_sent = True
                     yield
                 finally:
                     permit.release(call.usage["total_tokens"] if call.usage else None)
         finally:
             if account and expected:
-                account.correct(expected, tokens_of([call.usage]) if call.usage else call.attempt or expected)
+                used = tokens_of([call.usage]) if call.usage else call.attempt or expected
+                account.correct(expected, used if is_sent else NO_TOKENS)
 
     @asynccontextmanager
     async def _sent(
         self, call: Call, request: Request, messages: Sequence[BaseMessage]
-    ) -> AsyncIterator[AsyncGenerator[Delta, None]]:
+    ) -> AsyncIterator[AsyncIterator[Delta]]:
         """Sends the request; records when, and what it cost if it fails. Leaving ends the request."""
         call.begin(self.now())
         token = None
@@ -185,15 +193,19 @@ class Caller:
             token = on_sent.set(call.note_sent)
         else:
             call.note_sent()
-        reply = self._method.provider.stream(messages, **self._arguments(call, request))
-        deltas = cast("AsyncGenerator[Delta, None]", reply)
+        aclose: Callable[[], Awaitable[None]] | None = None
         try:
+            deltas = self._method.provider.stream(messages, **self._arguments(call, request))
+            aclose = getattr(deltas, "aclose", None)
             yield deltas
             if call.usage is not None:
                 self._method.expectations.learn(call.stage, call.usage["output_tokens"])
         except BaseException as error:
-            await deltas.aclose()
-            self._note_failure(call, messages, error)
+            try:
+                if aclose:
+                    await aclose()
+            finally:
+                self._note_failure(call, messages, error)
             raise
         finally:
             call.end_seconds = self.now()
@@ -240,11 +252,13 @@ class Caller:
                 "switch reasoning off"
             )
 
-    def _expected_tokens(self, call: Call, messages: Sequence[BaseMessage]) -> Tokens:
+    def _expected_tokens(self, call: Call, request: Request, messages: Sequence[BaseMessage]) -> Tokens:
         """What a call is expected to use."""
         parameters = self._setting.parameters
         most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
         expected = self._method.expectations.output_tokens(call.stage)
+        if request.bounds and self._method.prefills:
+            expected = min(expected, request.bounds.max_tokens)
         return Tokens(
             input_tokens=num_message_tokens(messages),
             output_tokens=most if isinstance(most, int) else expected,
@@ -271,7 +285,7 @@ class Caller:
         """Notes what the failed attempt cost, and tells the limits what the server said."""
         if not call.pieces and isinstance(error, ProviderError) and error.is_unbilled:
             call.attempt = NO_TOKENS
-        else:
+        elif call.usage is None or call.finish_reason is None:
             call.cut(
                 Tokens(
                     input_tokens=num_message_tokens(messages),

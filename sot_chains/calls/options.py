@@ -79,6 +79,7 @@ class SotOptions:
     prices: Mapping[str, Price] | Price | None = None
     budget: Budget | None = None
     router: Runnable[LanguageModelInput, Any] | None = None
+    loop_guard: bool = True
     expectations: Expectations = field(default_factory=Expectations)
 
     def __post_init__(self) -> None:

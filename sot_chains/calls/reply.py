@@ -62,8 +62,14 @@ class ReplyReader:
         return self._events(self._filter.feed(piece))
 
     def end(self) -> Iterator[Event]:
-        """Yields the rest, after the last piece."""
-        return self._events(self._filter.end())
+        """Yields the rest, after the last piece.
+
+        Raises:
+            ProviderError: The reply ended before the end of what was read already.
+        """
+        yield from self._events(self._filter.end())
+        if self._rest.strip():
+            raise self._other_reply()
 
     def _events(self, text: str) -> Iterator[Event]:
         if self._filter.has_discarded:  # what was given out was reasoning
@@ -90,9 +96,13 @@ class ReplyReader:
             return text
         num_same = min(len(rest), len(text))
         if text[:num_same] != rest[:num_same]:
-            raise ProviderError(
-                "the call broke off and said something else when it was made again; "
-                "the beginning has been read already and cannot be taken back"
-            )
+            raise self._other_reply()
         self._rest = rest[num_same:]
         return text[num_same:]
+
+    @staticmethod
+    def _other_reply() -> ProviderError:
+        return ProviderError(
+            "the call broke off and said something else when it was made again; "
+            "the beginning has been read already and cannot be taken back"
+        )

@@ -78,7 +78,8 @@ class SotTrace(TypedDict):
         route: ``"sot"``, or ``"plain"`` where the model answered in one piece.
         route_reason: Why that route.
         is_complete: Whether nothing failed, was cut or was left out.
-        failures: What did, and why. Pass the trace as ``resume=`` to have it done again.
+        failures: What did, and why. Pass the trace as ``resume=`` to have failed points written again. A
+            plain answer that was cut has the number 0.
         skeleton: The headings of the points; on the plain route, of what little was found.
         skeleton_reply: What the model replied to the skeleton request, ``None`` if it was not asked.
         skeleton_call: The call of the first stage, ``None`` if it was not made.
@@ -87,7 +88,8 @@ class SotTrace(TypedDict):
         plain_stopped_by: ``"loop"`` if the plain answer was ended because it repeated itself.
         seconds: From beginning to end.
         first_text_seconds: When the first text of the answer could be read, headings included.
-        critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest point.
+        critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest point,
+            or the whole time if that is less.
         num_calls: Model calls made.
         num_requests: Attempts made for them.
         usage: Tokens of all calls as reported, ``None`` if no call reported any.
@@ -162,7 +164,7 @@ class Call:
             self.model_name = _name(delta.response_metadata) or self.model_name
 
     def cut(self, estimated: Tokens) -> None:
-        """Notes that the attempt broke off and took about ``estimated`` tokens."""
+        """Notes that the attempt broke off before its usage arrived, and took about ``estimated`` tokens."""
         self.estimated = added(estimated, self.estimated)
         self.usage, self.attempt = None, estimated
 
@@ -206,7 +208,7 @@ class PointState:
         call: The call that writes it.
         pieces: Its cleaned text.
         num_read: How many of them the reader of a stream has seen.
-        is_ended: Whether nothing more will come.
+        status: How it has ended; ``None`` while it is being written.
         stopped_by: Which guard has ended its text.
         resumed: The point's trace in an earlier answer, if it was taken over from there.
     """
@@ -215,15 +217,19 @@ class PointState:
     call: Call | None = None
     pieces: list[str] = field(default_factory=list)
     num_read: int = 0
-    status: Status = "complete"
+    status: Status | None = None
     reason: str | None = None
-    is_ended: bool = False
     stopped_by: StoppedBy | None = None
     resumed: PointTrace | None = None
 
-    def end(self, status: Status = "complete", reason: str | None = None) -> None:
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.status is not None
+
+    def end(self, status: Status, reason: str | None = None) -> None:
         """Ends it with the text it has."""
-        self.status, self.reason, self.is_ended = status, reason, True
+        self.status, self.reason = status, reason
 
     @property
     def text(self) -> str:
@@ -240,7 +246,7 @@ class PointState:
             number=self.point.number,
             label=self.point.text,
             text=self.text,
-            status=self.status,
+            status=self.status or ("cut" if self.pieces else "failed"),
             reason=self.reason,
             stopped_by=self.stopped_by,
             is_resumed=False,

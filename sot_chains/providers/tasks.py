@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """An ``asyncio.TaskGroup`` that raises its first error bare, not in an ``ExceptionGroup``."""
-    first: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as errors:
-        first = errors.exceptions[0]
-    if first is not None:
-        raise first
+class Tasks:
+    """Tasks that may be started at any time, also by one of them; the first error ends them all.
+
+    ``asyncio.TaskGroup`` would cancel the task that waits, too, and before Python 3.13 leave it marked as
+    cancelled, which breaks a deadline or a cancellation that comes later.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_running = 0
+        self._error: BaseException | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts ``work``."""
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        self._num_running += 1
+        task.add_done_callback(self._note_end)
+
+    async def join(self) -> None:
+        """Waits until all have ended, be it because the first error or a cancellation has ended them.
+
+        Raises:
+            BaseException: The first error of a task.
+        """
+        try:
+            if self._num_running and self._error is None:
+                self._ended = asyncio.get_running_loop().create_future()
+                await self._ended
+        finally:
+            await cancel_and_wait(self._tasks)
+        if self._error is not None:
+            raise self._error
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._num_running -= 1
+        if not task.cancelled() and self._error is None:
+            self._error = task.exception()
+        has_ended = self._error is not None or self._num_running == 0
+        if has_ended and self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
 
 
 async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -7,8 +7,8 @@ of text. Do not know models or calls.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from sot_chains.text.skeleton import Point, marker_of
@@ -32,6 +32,36 @@ class Guard(Protocol):
     def end(self) -> str:
         """The rest, after the last piece."""
         ...
+
+
+class Guarded:
+    """A text that passes through several guards in turn, and ends with the first of them that ends it.
+
+    Args:
+        guards: By name, in order.
+    """
+
+    def __init__(self, guards: Mapping[str, Guard]) -> None:
+        self._guards = guards
+        self.stopped_by: str | None = None
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to stay now."""
+        for name, guard in self._guards.items():
+            if self.stopped_by is not None:
+                piece = (guard.feed(piece) if piece else "") + ("" if guard.is_over else guard.end())
+            elif piece:
+                piece = guard.feed(piece)
+            if guard.is_over and self.stopped_by is None:
+                self.stopped_by = name
+        return piece
+
+    def end(self) -> str:
+        """The rest, after the last piece."""
+        text = ""
+        for guard in self._guards.values():
+            text = (guard.feed(text) if text else "") + ("" if guard.is_over else guard.end())
+        return text
 
 
 # --- other points
@@ -141,6 +171,8 @@ class OverrunGuard:
 
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _ONE_HAN = re.compile(rf"[{_HAN}]")
+_FIRST_HAN = "\u3040"
+_PUNCTUATION = ".,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
 
 
@@ -154,7 +186,7 @@ class LoopGuard:
     def __init__(self) -> None:
         self.is_over = False
         self._words: list[str] = []
-        self._places: defaultdict[str, list[int]] = defaultdict(list)
+        self._places: dict[str, list[int]] = {}
         self._runs: dict[int, int] = {}  # by the place that would go on with it: length of the repetition
         self._held: list[str] = []
         self._rest = ""  # a word that may not be whole
@@ -171,45 +203,51 @@ class LoopGuard:
         return "" if self.is_over else given + "".join(self._held) + self._rest
 
     def _read(self, text: str, *, is_last: bool) -> str:
+        tokens = _TOKEN.findall(text)
+        num_read = sum(map(len, tokens))
+        if tokens and num_read == len(text) and not is_last and not _ONE_HAN.match(text[-1]):
+            num_read -= len(tokens.pop())  # the last word may go on
         given: list[str] = []
-        place = 0
-        while not self.is_over and (token := _TOKEN.match(text, place)):
-            is_whole = is_last or token.end() < len(text) or bool(_ONE_HAN.match(text, token.end() - 1))
-            if not is_whole:
+        for token in tokens:
+            self._add(token, given)
+            if self.is_over:
                 break
-            place = token.end()
-            given += self._add(token[0])
-        self._rest = "" if self.is_over else text[place:]
+        self._rest = "" if self.is_over else text[num_read:]
         return "".join(given)
 
-    def _add(self, token: str) -> list[str]:
-        """Takes the next word; returns what may be given out with it."""
-        word = token.strip().casefold().strip(".,;:!?\"'*()") or token.strip()
-        here = len(self._words)
-        runs = {place + 1: length + 1 for place, length in self._runs.items() if self._words[place] == word}
-        for place in self._places[word]:
-            runs.setdefault(place + 1, 1)
-        self._words.append(word)
-        self._places[word].append(here)
-        self._runs = {place: length for place, length in runs.items() if place <= here}
+    def _add(self, token: str, given: list[str]) -> None:
+        """Takes the next word, and gives out those that may be."""
+        word = token.strip().casefold().strip(_PUNCTUATION) or token.strip()
+        words, here = self._words, len(self._words)
+        places = self._places.get(word)
+        if places is None:  # the usual case: nothing is repeated
+            self._places[word] = [here]
+            self._runs = {}
+        else:
+            runs = {place + 1: length + 1 for place, length in self._runs.items() if words[place] == word}
+            for place in places:
+                runs.setdefault(place + 1, 1)
+            places.append(here)
+            self._runs = runs
+        words.append(word)
         self._held.append(token)
-        self._num_han += bool(_ONE_HAN.match(word))
-        num_words = _NUM_WORDS * (2 if 2 * self._num_han > len(self._words) else 1)
-        if len(self._words) >= num_words:
-            repeated = tuple(self._words[-num_words:])
+        self._num_han += word[0] >= _FIRST_HAN and bool(_ONE_HAN.match(word))
+        num_words = _NUM_WORDS * (2 if 2 * self._num_han > here else 1)
+        if here + 1 >= num_words:
+            repeated = tuple(words[-num_words:])
             self._counts[repeated] += 1
             if self._counts[repeated] >= _NUM_REPEATS:
                 self.is_over = True
-                self._held = []
-                return []
-        num_held = max(self._runs.values(), default=0)
-        cut = max(0, len(self._held) - num_held)
-        given, self._held = self._held[:cut], self._held[cut:]
-        return given
+                return
+        cut = len(self._held) - max(self._runs.values()) if self._runs else len(self._held)
+        if cut > 0:
+            given += self._held[:cut]
+            del self._held[:cut]
 
 
 # --- length
 
+_SPACE = re.compile(r"\s+")
 _SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
 
 
@@ -236,17 +274,36 @@ class SentenceBound:
         return self._read(self._rest, is_last=True)
 
     def _read(self, text: str, *, is_last: bool) -> str:
+        if self._num_left > len(text):  # the usual case: the bound is far away
+            whole, self._rest = (text, "") if is_last else _at_last_word(text)
+            self._num_left -= _num_words(whole)
+            self._is_code ^= bool(whole.count("```") % 2)
+            return whole
         place = 0
         while not self.is_over and (token := _TOKEN.match(text, place)):
             if token.end() == len(text) and not is_last:
                 break
             place = token.end()
             self._is_code ^= "```" in token[0]
-            self._num_left -= 0.5 if _ONE_HAN.search(token[0]) else 1.0
+            self._num_left -= _num_words(token[0])
             if self._num_left <= 0 and not self._is_code and _SENTENCE_END.search(token[0]):
                 self.is_over = True
-        self._rest = "" if self.is_over else text[place:]
-        given = text[:place]
-        if is_last and not self.is_over:
-            given, self._rest = text, ""
+        given = text if is_last and not self.is_over else text[:place]
+        self._rest = "" if self.is_over or is_last else text[place:]
         return given
+
+
+def _num_words(text: str) -> float:
+    """Words of ``text``, where two characters of a script without spaces count as one."""
+    if text.isascii():
+        return float(len(text.split()))
+    return sum(0.5 if _ONE_HAN.search(token) else 1.0 for token in _TOKEN.findall(text))
+
+
+def _at_last_word(text: str) -> tuple[str, str]:
+    """``text`` before its last word, and that word, which may not be whole."""
+    whole = text.rstrip()
+    if len(whole) < len(text):
+        return whole, text[len(whole) :]
+    place = max((match.start() for match in _SPACE.finditer(text)), default=0)
+    return text[:place], text[place:]

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from sot_chains.text.skeleton import OutlineParser, Point, Skeleton
 
+_MAX_CHARACTERS = 20_000  # a longer reply is no outline
+
 
 class OutlineReader:
     """Reads the reply to a skeleton request and gives out each point as soon as it is certain.
@@ -21,8 +23,6 @@ class OutlineReader:
             it or start again: the reading counts in which the second point begins first.
         max_points: How many points to take, at least 2; ``None`` takes all.
 
-    Attributes:
-        text: The reply so far.
     """
 
     def __init__(self, reply_start: Callable[[], str | None], max_points: int | None) -> None:
@@ -33,14 +33,16 @@ class OutlineReader:
 
     def restart(self) -> None:
         """Forgets the reply, because another attempt follows."""
-        self.text = ""
+        self._pieces: list[str] = []
+        self._num_characters = 0
         self._readings: list[OutlineParser] = []
         self._is_ended = False
 
     def feed(self, text: str) -> None:
         """Reads the next piece of the reply."""
         self._begin()
-        self.text += text
+        self._pieces.append(text)
+        self._num_characters += len(text)
         for reading in self._readings:
             reading.feed(text)
 
@@ -50,6 +52,18 @@ class OutlineReader:
         for reading in self._readings:
             reading.end()
         self._is_ended = True
+
+    @property
+    def text(self) -> str:
+        """The reply so far."""
+        return "".join(self._pieces)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that follows in the reply can add a point."""
+        if not self._readings or self._num_characters > _MAX_CHARACTERS:
+            return bool(self._readings)
+        return self._reading.is_over or len(self._headings()) == self._max_points
 
     @property
     def skeleton(self) -> Skeleton:

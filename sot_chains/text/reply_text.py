@@ -15,23 +15,19 @@ _HEADING_END = re.compile(r"\**\s*(?:[:：]|[.。](?=[\s*])|[-–—](?=\s)|\n)\
 
 
 class HeadingStripper:
-    """Removes the heading that a model repeats before a point's text, passing text on as early as is safe.
+    """Removes the heading that a model repeats before a point's text, passing text on as early as is safe."""
 
-    Args:
-        point: The point; ``None`` for a plain answer, whose text passes unchanged.
-    """
+    is_over = False  # it never ends a text
 
-    def __init__(self, point: Point | None) -> None:
+    def __init__(self, point: Point) -> None:
         self._point = point
         self._held = ""
-        self._deciding = point is not None
+        self._deciding = True
 
     def feed(self, piece: str) -> str:
         """The text that can be shown now that ``piece`` has arrived."""
-        if self._point is None:
-            return piece
         self._held += piece
-        if self._deciding and not self._decide(self._point, ended=False):
+        if self._deciding and not self._decide(ended=False):
             return ""
         shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
         self._held = self._held[len(shown) :]
@@ -39,12 +35,12 @@ class HeadingStripper:
 
     def end(self) -> str:
         """The rest, after the last piece."""
-        if self._deciding and self._point is not None:
-            self._decide(self._point, ended=True)
+        if self._deciding:
+            self._decide(ended=True)
         return self._held.rstrip()
 
-    def _decide(self, point: Point, *, ended: bool) -> bool:
-        length = echo_length(self._held, point, ended=ended)
+    def _decide(self, *, ended: bool) -> bool:
+        length = echo_length(self._held, self._point, ended=ended)
         if length is None:
             return False
         self._held = self._held[length:]

@@ -83,8 +83,9 @@ def parse_skeleton(text: str) -> Skeleton:
 
     A point begins at a marker at the start of a line whose number is the next one. Until the next
     marker its lines are joined; indented or bulleted items below it are folded into it; after a blank
-    line, unindented prose is not part of it. Repeated points are dropped. A second "1." ends the list,
-    unless the list so far has a single point: then that was prose that happened to begin with "1.".
+    line, unindented prose is not part of it. Such prose ends the list, unless it follows the first point:
+    then it may follow each. Repeated points are dropped. A second "1." ends the list, unless the list so
+    far has a single point: then that was prose that happened to begin with "1.".
     A list that was written on one line is taken apart when it has at least three points.
 
     Never raises and takes time linear in ``len(text)``. A skeleton of two points or more is read back from
@@ -124,6 +125,7 @@ class OutlineParser:
 
     Attributes:
         headings: The headings of the complete points, without repetitions. It only ever grows.
+        is_over: Whether the list has ended, so that nothing that follows can add a point.
         second_line: The line on which the second point begins, counted from 0; ``None`` before that.
     """
 
@@ -137,7 +139,8 @@ class OutlineParser:
         self._line = opening  # the line that has not ended yet
         self._base_indent = 0
         self._after_blank = self._outside = False  # outside: in prose that interrupts or follows the list
-        self._is_over = False
+        self._is_interrupted = False  # by prose after the first point: every point may be followed by some
+        self.is_over = False
 
     def feed(self, text: str) -> None:
         """Reads the next piece of text."""
@@ -174,7 +177,7 @@ class OutlineParser:
 
     def _begins_next_point(self, line: str) -> bool:
         """Whether ``line``, which has not ended yet, is sure to begin the next point."""
-        if self._is_over:
+        if self.is_over:
             return False
         line = line[:_LONGEST_OPENING]
         body = line.strip()
@@ -191,7 +194,7 @@ class OutlineParser:
     def _read(self, line: str) -> None:
         self._num_lines += 1
         body = line.strip()
-        if self._is_over:
+        if self.is_over:
             return
         if not _WORD_CHARACTER.search(body):  # rules and fences separate as blank lines do
             self._after_blank = True
@@ -208,7 +211,7 @@ class OutlineParser:
             self._note_next_point(len(items) - 1, line_number=self._num_lines - 1)
         elif number == 1 and indent <= self._base_indent:
             if len(items) > 1:
-                self._is_over = True
+                self.is_over = True
                 self._complete(len(items))
             else:
                 items[:], self._base_indent, self._outside = [_Item([rest])], indent, False
@@ -216,6 +219,10 @@ class OutlineParser:
             pass
         elif self._after_blank and indent <= self._base_indent:
             self._outside = True
+            self._is_interrupted = self._is_interrupted or len(items) == 1
+            if not self._is_interrupted:
+                self.is_over = True
+                self._complete(len(items))
         elif (nested := _NESTED_ITEM.match(body)) and (indent > self._base_indent or not nested["dotted"]):
             items[-1].nest(body[nested.end() :])
         else:

@@ -143,7 +143,7 @@ async def test_without_a_usable_outline_the_answer_is_plain(outline: str) -> Non
     assert message.content == PLAIN
     trace = message.response_metadata["sot"]
     assert trace["route"] == "plain"
-    assert "usable points" in trace["route_reason"]
+    assert "usable point" in trace["route_reason"]
     assert trace["points"] == []
     assert trace["plain_call"]["usage"]["output_tokens"] == 10
     assert model.requests[-1] == [SystemMessage("Be brief."), HumanMessage(QUESTION)]
@@ -225,14 +225,17 @@ async def test_the_language_of_the_question_is_that_of_the_requests() -> None:
 
 async def test_prompts_can_be_replaced() -> None:
     own = PromptTemplates(skeleton="Outline: {question}", expansion="{question}|{skeleton}|{number}|{point}")
+    one_line = "1. a/2. b"
 
     def answer(messages: Sequence[BaseMessage]) -> str:
         text = str(messages[-1].text)
-        return "1. a\n2. b" if text.startswith("Outline: ") else text.partition("\n\n")[0]
+        if text.startswith("Outline: "):
+            return "1. a\n2. b"
+        return text.partition("\n\n")[0].replace("\n", "/")
 
     sot = SkeletonOfThought(PacedChatModel(answer=answer), prompts=Prompts({"en": own}))
     message = await sot.ainvoke("Why?")
-    assert message.content == "1. **a**: Why?|1. a\n2. b|1|a\n\n2. **b**: Why?|1. a\n2. b|2|b"
+    assert message.content == f"1. **a**: Why?|{one_line}|1|a\n\n2. **b**: Why?|{one_line}|2|b"
 
 
 # --- prefill

@@ -23,7 +23,7 @@ from tests.tiny import random_llama
 
 
 class RandomTrees:
-    """Drafts random trees that often hold the right tokens: every way to accept and roll back is taken."""
+    """Drafts random trees that often hold the right tokens, so every kind of accept and rollback occurs."""
 
     def __init__(self, right: dict[tuple[int, ...], list[int]]) -> None:
         self.rng = random.Random(5)

@@ -29,7 +29,7 @@ def test_stopped_and_resumed(tmp_path: Path, seed: int) -> None:
         assert not path.exists()
     with OrderedOutput(path, SETTINGS) as output:
         output.add({number: line for number, line in enumerate(LINES) if number not in output})
-        output.finish()
+        output.finish(len(LINES))
     assert path.read_text("utf-8") == "".join(LINES)
     assert [file.name for file in tmp_path.iterdir()] == ["out.jsonl"]
 
@@ -41,11 +41,11 @@ def test_every_line_is_there_once_before_the_output_is_written(tmp_path: Path) -
         assert (3 in output, 2 in output, output.num_done) == (True, False, 3)
         with pytest.raises(ValueError, match="line 3 is there already"):
             output.add({2: LINES[2], 3: LINES[3]})
-        with pytest.raises(ValueError, match="line 2 is missing"):
-            output.finish()
+        with pytest.raises(ValueError, match="1 of 4 lines are missing"):
+            output.finish(4)
         assert not path.exists()
         output.add({2: LINES[2]})
-        output.finish()
+        output.finish(4)
     assert path.read_text("utf-8") == "".join(LINES[:4])
 
 
@@ -67,3 +67,14 @@ def test_the_files_of_others_are_left_as_they_are(tmp_path: Path) -> None:
         OrderedOutput(tmp_path / "other", SETTINGS)
     assert path.read_text("utf-8").startswith("a line")
     assert partial.read_text("utf-8").startswith("not a database")
+
+
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with OrderedOutput(path, SETTINGS) as output:
+        output.add({0: LINES[0]})
+        with pytest.raises(ValueError, match="is another run at it"):
+            OrderedOutput(path, SETTINGS)
+        output.add({1: LINES[1]})
+        output.finish(2)
+    assert path.read_text("utf-8") == "".join(LINES[:2])

@@ -1,4 +1,4 @@
-"""Who begins next: by policy, nobody twice, nobody left out, nobody overtaken for ever."""
+"""Order of admission: by policy, no row twice, none left out, none overtaken for ever."""
 
 from __future__ import annotations
 

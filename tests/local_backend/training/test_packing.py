@@ -153,7 +153,7 @@ def test_examples_depend_on_their_number_alone() -> None:
     assert [one[number] for number in reversed(range(200))] == [
         other[number] for number in range(199, -1, -1)
     ]
-    assert len({one[number].copies for number in range(200)}) > 100  # noise is drawn anew
+    assert len({one[number].copies for number in range(200)}) > 100  # noise is redrawn
     every = [len(one[number].prompt_ids) for number in range(200)]
     assert set(every) == set(range(1, 30))
     for at in range(0, 192, 4):  # rows of a batch are of like length

@@ -218,7 +218,7 @@ def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
 def test_a_model_is_written_over_an_earlier_one(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    """With several chat templates, which a tokenizer keeps in a folder of their own."""
+    """With several chat templates, which a tokenizer keeps in a separate folder."""
     talking = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, chat_template={"default": "a", "tool_use": "b"}
     )

@@ -8,31 +8,55 @@ from hypothesis import strategies as st
 
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.calls.trace import PointState
-from sot_chains.providers.tasks import gather_or_cancel, task_group
-from tests.sot_chains.fakes import other_tasks
+from sot_chains.providers.tasks import Tasks, gather_or_cancel
+from tests.sot_chains.fakes import nothing_runs, other_tasks
 
 
-async def test_tasks_end_together_and_the_first_error_is_bare() -> None:
+async def test_tasks_end_together_with_the_first_error() -> None:
     ended: list[int] = []
+    tasks = Tasks()
 
     async def work(number: int) -> None:
         try:
-            await asyncio.sleep(number)
-            raise ValueError(f"after {number}")
+            if number == 1:
+                tasks.start(work(100))  # a task may start others
+            await asyncio.sleep(number / 100)
+            if number == 2:
+                raise ValueError("two")
         finally:
             ended.append(number)
 
-    async def all_of_them() -> None:
-        async with task_group() as group:
-            group.create_task(work(100))
-            group.create_task(work(0))
-            await asyncio.sleep(200)
-
-    with pytest.raises(ValueError, match="after 0") as caught:
-        await all_of_them()
-    assert caught.value.__cause__ is None
-    assert ended == [0, 100]
+    await Tasks().join()
+    for number in (0, 1, 2, 200):
+        tasks.start(work(number))
+    with pytest.raises(ValueError, match="two"):
+        await tasks.join()
+    assert sorted(ended) == [0, 1, 2, 100, 200]
     assert not other_tasks()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_cancellation_while_tasks_end_is_not_lost() -> None:
+    tasks = Tasks()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0.1)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("first")
+
+    tasks.start(slow_to_end())
+    tasks.start(fail())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await tasks.join()
+    assert await nothing_runs(turns=100_000)
 
 
 @given(st.permutations([place for place in range(4) for _ in range(3)]), st.lists(st.booleans(), min_size=12))
@@ -55,7 +79,7 @@ def test_reading_order_whatever_the_order_of_arrival(order: list[int], reads: li
         task = asyncio.create_task(keep_reading())
         for number, reads_now in zip(order, reads, strict=False):
             if (text := next(texts[number])) is None:
-                places[number].end()
+                places[number].end("complete")
             else:
                 places[number].pieces.append(text)
                 arrived.append(text)
@@ -85,8 +109,9 @@ async def test_a_place_can_be_discarded_until_it_is_read_and_an_omitted_one_is_n
     places[1].pieces.append("old")
     assert places[1].num_read == 0
     places[1].pieces[:] = ["new"]
-    places[1].end()
-    places[0].end()
+    places[1].end("complete")
+    places[0].end("complete")
+    places[2].pieces.append("begun, and never read")
     places[2].end("omitted")
     reading.close()
     assert [piece async for piece in pieces] == [(places[1], ""), (places[1], "new")]

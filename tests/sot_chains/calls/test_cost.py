@@ -208,6 +208,22 @@ async def test_money_and_a_budget_for_all_answers_together() -> None:
         SkeletonOfThought(provider(), budget=budget)
 
 
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("policy", ["retry", "plain", "raise"])
+async def test_a_call_that_is_not_sent_costs_nothing(policy: Any) -> None:
+    budget = Budget(tokens=2000, scope="total")
+    waiting = FaultyProvider(pause=lambda asked, _: 10.0 * (asked != "outline"))
+    sot = SkeletonOfThought(waiting, budget=budget, on_failure=policy)
+    task = asyncio.create_task(sot.ainvoke(QUESTION, {"max_concurrency": 1}))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(waiting.requests) == 2  # the others wait for a place
+    outline, point = 15, num_message_tokens([HumanMessage(waiting.requests[1])])
+    assert budget._spent_tokens == outline + point
+
+
 def tokens_in(number: int) -> Tokens:
     return Tokens(input_tokens=number, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
 
