@@ -1,20 +1,21 @@
-"""Tokens a second of a batch whose answers differ in length: ways of batching, side by side on the clock.
+"""Tokens per second of batching methods on answers of different lengths.
 
-The same prompts, limits and model for all, in float32, greedy, in alternating rounds, sixteen rows at a time:
+All methods get the same prompts, limits and model, in float32, greedy, in alternating rounds, sixteen rows at
+a time:
 
 - ``vanilla``: ``transformers``' ``generate`` on padded batches in order of arrival;
 - ``generate_batch``: its continuous batching, through the manager behind ``generate_batch`` so that every row
-  has a limit of its own; pages for all rows at their longest, no sharing of blocks among these short prompts,
-  as its documentation advises; it is set up before the clock starts;
+  has its own limit; pages for all rows at their longest, no block sharing among these short prompts, as its
+  documentation advises; set up before timing starts;
 - ``static``: sequence scheduling (Zheng et al., arXiv 2305.13144), micro-batches by predicted length;
-- ``slots_first_come``, ``slots_predicted``: the engine, whose slots refill as rows end, in order of arrival
-  and longest predicted first; ``slots_combined``: the latter with the ``combined`` drafter.
+- ``slots_first_come``, ``slots_predicted``: the engine, whose slots refill as rows finish, in order of
+  arrival and longest predicted first; ``slots_combined``: the latter with the ``combined`` drafter.
 
-Two models: a pretrained one (``--model``) that is asked questions, its answers cut at 96 tokens; and a Llama
-of about 100 M random parameters, whose answers (behind short prompts) are a quarter as long as Vicuna's where
-those are at hand, and else as drawn from a log-normal distribution. What the length predictor knows is the
-actual length times a random error, which the output names: how well lengths can be told is measured by
-``benchmarks.length_prediction``.
+There are two models: a pretrained one (``--model``) that answers questions in at most 96 tokens, and a Llama
+of about 100 M random parameters. The answers of the latter (after short prompts) are a quarter as long as
+Vicuna's, or as lengths drawn from a log-normal distribution if that data is missing. A predicted length is
+the actual one times a random error, which the output states; ``benchmarks.length_prediction`` measures how
+well lengths can be predicted.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "lengths" / "vicuna7b_alpaca_dev.jsonl"
 _ERROR = 0.3  # standard deviation of the logarithm of predicted over actual lengths
-_MAX_QUANTILE_DEVIATIONS = 1.2816  # of a normal distribution, where nine of ten lie below
+_MAX_QUANTILE_DEVIATIONS = 1.2816  # nine of ten values of a normal distribution lie below
 _PAGE_TOKENS = 32
 _PRETRAINED_TOKENS = 96
 _SEED = 0
@@ -65,16 +66,16 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be written.
+    """The prompts to answer, and the model to answer them with.
 
     Attributes:
         model: For ``transformers``, which changes its attention; the engine has its own copy.
-        engine_model: The same weights.
-        tokenizer: Theirs.
+        engine_model: The same weights for the engine.
+        tokenizer: Tokenizer of both.
         prompts: Token ids of each row.
-        limits: Tokens of each answer, at most.
-        ends: Whether the model's end token counts; otherwise every answer has its limit's length.
-        rows: In a forward, at most.
+        limits: Maximum tokens of each answer.
+        ends: Whether the end token ends an answer; otherwise every answer is as long as its limit.
+        rows: Maximum rows of a forward.
     """
 
     model: PreTrainedModel
@@ -87,22 +88,22 @@ class Work:
 
     @property
     def end_token_id(self) -> int | None:
-        """What ends an answer before its limit."""
+        """The token that ends an answer before its limit, if any."""
         return cast("int", self.tokenizer.eos_token_id) if self.ends else None
 
     def params(self) -> list[SamplingParams]:
-        """The limits as the engine takes them."""
+        """The limits as sampling parameters."""
         return [SamplingParams(max_tokens=limit, ignore_end=not self.ends) for limit in self.limits]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one way of batching made of the work.
+    """The result of one batching method.
 
     Attributes:
         answers: Token ids, in order of the prompts.
-        seconds: It took.
-        num_forwards: Of the engine, those that read prompts included; ``None`` of others.
+        seconds: Time taken.
+        num_forwards: Forwards of the engine, prefill included; ``None`` for other methods.
     """
 
     answers: tuple[tuple[int, ...], ...]
@@ -111,12 +112,12 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the answers; padding does not count."""
+        """Answer tokens per second; padding does not count."""
         return sum(map(len, self.answers)) / self.seconds
 
 
 class Told:
-    """A predictor that knows the actual lengths, but for an error."""
+    """A predictor that knows the actual lengths up to a random error."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
         rng = random.Random(_SEED)
@@ -129,7 +130,7 @@ class Told:
     def predict(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
     ) -> list[Prediction | None]:
-        """What was told of each prompt."""
+        """The stored prediction of each prompt."""
         return [self._predictions.get(tuple(prompt)) for prompt in prompts]
 
 
@@ -193,7 +194,7 @@ def run_generate_batch(work: Work) -> Run:
             while len(found) < len(work.prompts):
                 result = manager.get_result(timeout=1)
                 if result is None and not manager.is_running():
-                    raise RuntimeError("continuous batching has ended before its requests")
+                    raise RuntimeError("continuous batching ended before its requests")
                 if result is not None and result.is_finished():
                     if result.error is not None:
                         raise RuntimeError(f"continuous batching failed on a row: {result.error}")
@@ -210,7 +211,7 @@ def run_slots(
     predictor: Told | None = None,
     drafter: str | Drafter = "autoregressive",
 ) -> Run:
-    """The engine, whose slots refill."""
+    """The engine, whose slots refill as rows finish."""
     with _engine(work, Scheduling(policy, predictor), drafter, max_rows=work.rows) as engine:
         started = time.perf_counter()
         completions = engine.generate(work.prompts, work.params())
@@ -219,7 +220,7 @@ def run_slots(
 
 
 def run_static(work: Work, predictor: Told) -> Run:
-    """Micro-batches by predicted length, all parts of the method."""
+    """Micro-batches by predicted length, with all parts of the method."""
     options = StaticOptions(
         batch_rows=work.rows, max_tokens=max(work.limits), bin_tokens=max(1, max(work.limits) // 10)
     )
@@ -248,7 +249,7 @@ def _engine(work: Work, scheduling: Scheduling, drafter: str | Drafter, *, max_r
     )
     engine = aside(make)
     if drafter != "autoregressive":
-        aside(lambda: engine.width_costs)  # measured once per model, before any clock runs
+        aside(lambda: engine.width_costs)  # measured once per model, before timing starts
     return engine
 
 
@@ -258,7 +259,7 @@ def _until_end(answer: Sequence[int], work: Work) -> tuple[int, ...]:
 
 
 def pretrained_work(model_name: str | None, num_rows: int, batch_rows: int) -> Work:
-    """Questions to a pretrained model, float32; it ends its answers itself, or is cut."""
+    """Questions to a pretrained model in float32, which ends its answers itself or is cut off."""
     with aside(lambda: ChatLocal.from_pretrained(model_name, dtype="float32")) as chat:
         tokenizer, model = chat.engine.tokenizer, chat.engine.model
     found = questions()
@@ -269,7 +270,7 @@ def pretrained_work(model_name: str | None, num_rows: int, batch_rows: int) -> W
 
 
 def random_work(shape: str, num_rows: int, batch_rows: int) -> Work:
-    """A model of random weights, whose answers are as long as they are told to be."""
+    """A model with random weights, whose answers are exactly as long as their limits."""
     _, tokenizer = aside(load)
     rng = random.Random(_SEED)
     model = aside(lambda: cast("Any", random_llama(shape, 8192, "cpu")).float())
@@ -292,8 +293,8 @@ def _sdpa_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def measure(work: Work, repeats: int, progress: Progress, label: str) -> dict[str, Any]:
-    """Every way in turn, ``repeats`` times; medians, ratios, and answers that are not those of all others."""
-    first = run_slots(work)  # warms the engine's model, and says how long answers are
+    """Medians and ratios of ``repeats`` alternating runs, and how many answers differ from the engine's."""
+    first = run_slots(work)  # warms up the engine's model and gives the answer lengths
     told = Told(work.prompts, [len(answer) for answer in first.answers])
     ways: dict[str, Callable[[], Run]] = {
         "vanilla": lambda: run_vanilla(work),
@@ -343,10 +344,10 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_throughput", description=__doc__)
     add_model_argument(parser)
-    parser.add_argument("--rows", type=int, default=48, help="answers of each model (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="rows in a forward, at most (%(default)s)")
+    parser.add_argument("--rows", type=int, default=48, help="answers per model (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="maximum rows of a forward (%(default)s)")
     parser.add_argument("--repeats", type=int, default=2, help="rounds (%(default)s)")
-    parser.add_argument("--shape", default="100m", help="of the model with random weights (%(default)s)")
+    parser.add_argument("--shape", default="100m", help="shape of the random model (%(default)s)")
     parser.add_argument(
         "--models", nargs="+", default=["pretrained", "random"], choices=["pretrained", "random"]
     )
@@ -362,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "random" in options.models:
             work = random_work(options.shape, options.rows, options.batch)
             results[options.shape] = measure(work, options.repeats, progress, options.shape)
-    table = Table("model", "way", "tokens/s", "over vanilla", "over generate_batch", "answers that differ")
+    table = Table("model", "method", "tokens/s", "over vanilla", "over generate_batch", "answers that differ")
     for label, figures in results.items():
         if isinstance(figures, dict):
             for name, speed in figures["tokens_per_second"].items():

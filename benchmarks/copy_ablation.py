@@ -1,8 +1,8 @@
-"""The LLMA paper's ablation (arXiv 2304.04487): how long a match must be, and how much to copy behind it.
+"""The LLMA paper's ablation (arXiv 2304.04487): how long a match must be, and how much to copy after it.
 
-For every n (tokens that must match) and k (tokens copied) the same answers are written with ``span_copy``, by
-a model of random weights that is forced to write them, and beside them with ``reference_copy``, which chooses
-for itself at every step. Forwards and seconds of decoding; ``local_backend.plots.ablation`` draws them.
+A model with random weights is forced to generate the same answers with ``span_copy`` for every n (tokens that
+must match) and k (tokens copied), and with ``reference_copy``, which chooses at every step. Reports forwards
+and seconds of decoding; ``local_backend.plots.ablation`` draws them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MATCHES, COPIES = (1, 2, 3, 4, 5), (5, 10, 15, 20, 25, 30)
 
 
 def figures(runs: Sequence[Run]) -> dict[str, float]:
-    """Tokens a forward and milliseconds a token, over all answers."""
+    """Tokens per forward and milliseconds per token, over all answers."""
     num_tokens = sum(len(ids) for run in runs for ids in run.token_ids)
     return {
         "tokens_per_forward": round(num_tokens / sum(run.num_forwards for run in runs), 3),
@@ -39,7 +39,7 @@ def figures(runs: Sequence[Run]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_ablation", description=__doc__)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="100m", help="of the random model")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="100m", help="size of the random model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cases", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "adaptive": cells["reference_copy"],
         "autoregressive": cells["autoregressive"],
     }
-    table = Table("n", *(f"k = {k}" for k in options.k), title="tokens a forward / milliseconds a token")
+    table = Table("n", *(f"k = {k}" for k in options.k), title="tokens per forward / ms per token")
     for n in options.n:
         table.add_row(str(n), *(_cell(cells[f"n={n} k={k}"]) for k in options.k))
     table.add_row("reference_copy", _cell(cells["reference_copy"]))

@@ -1,23 +1,24 @@
-"""Seconds of copying: the engine's drafters beside ``transformers``' greedy decoding and prompt lookup.
+"""Speed of copying: the engine's drafters against ``transformers``' greedy decoding and prompt lookup.
 
-Three workloads, in one run, alternating:
+Three workloads, alternating in one run:
 
-- ``100m_forced``: a Llama of about 100 M random parameters in bf16 writes given answers (a logits processor
-  leaves one token possible), the same for all: passages quoted from documents, and edits of earlier answers,
-  a few words in a hundred changed. Where the LLMA paper's answers (arXiv 2304.04487) are at hand, each
-  behind its ten retrieved documents, they are a workload of their own, ``100m_forced_rag``.
-- ``unforced``: a pretrained model (``--model``) in float32 writes what it likes behind prompts that hold what
-  it may quote: questions about documents and edits of an earlier answer, as many of each
-  (``unforced_by_kind`` has them apart); all answers must be the same.
-- ``batch_8``: the first one, eight rows at once. Prompt lookup takes no batches and goes one by one.
+- ``100m_forced``: a Llama of about 100 M random parameters in bf16 generates given answers (a logits
+  processor leaves one possible token), the same for all methods: passages quoted from documents, and edits of
+  earlier answers with a few words in a hundred changed. If the LLMA paper's answers (arXiv 2304.04487) are
+  available, each after its ten retrieved documents, they form another workload, ``100m_forced_rag``.
+- ``unforced``: a pretrained model (``--model``) in float32 generates freely after prompts that contain what
+  it may quote: questions about documents and edits of an earlier answer, in equal numbers
+  (``unforced_by_kind`` separates them); all methods must give the same answers.
+- ``batch_8``: the first workload, eight rows at once. Prompt lookup does not support batches, so it runs row
+  by row.
 
-Beside them ``nothing_to_copy``: what ``combined`` costs over ``autoregressive`` where answers are noise; and
-``bfloat16``: how many answers of that model change with the shape of forwards in bf16, and how close
-the two tokens were where they did.
+Two more figures: ``nothing_to_copy`` is the cost of ``combined`` over ``autoregressive`` on answers of random
+tokens; ``bfloat16`` is how many of the pretrained model's answers change with the shape of forwards in bf16,
+and how close to a tie the two tokens were.
 
-A ratio above 1 says how many times faster a drafter is: the geometric mean over the answers, of each of which
-every way has its median run. Timed is decoding, from the first tokens to the last; the ``_end_to_end`` twins
-include the reading of the prompt.
+A ratio above 1 says how many times faster a drafter is: the geometric mean over the answers, using each
+method's median run. Timing covers decoding, from the first tokens to the last; the ``_end_to_end`` figures
+include prefill.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ _NEAR_TIE_LAST_PLACES = 4.0
 
 @dataclass
 class Contest:
-    """Several ways of decoding the same tasks, in turns.
+    """Several decoding methods on the same tasks, alternating.
 
     Attributes:
-        ways: Name to what runs it.
-        batches: Tasks that are given together.
-        repeats: How often each way runs each batch.
+        ways: The function that runs each method, by the method's name.
+        batches: Tasks that are submitted together.
+        repeats: How often each method runs each batch.
     """
 
     ways: dict[str, Callable[[Sequence[Task]], Run]]
@@ -80,7 +81,7 @@ class Contest:
     repeats: int
 
     def hold(self, progress: Progress, label: str) -> dict[str, list[Run]]:
-        """Per way the run of each batch that took the median of its repeats."""
+        """For each method, the median run of each batch."""
         bar = progress.add_task(label, total=len(self.ways) * len(self.batches) * self.repeats)
         medians: dict[str, list[Run]] = {name: [] for name in self.ways}
         for number, batch in enumerate(self.batches):
@@ -88,7 +89,7 @@ class Contest:
             for repeat in range(self.repeats):
                 names = list(self.ways)
                 shift = (number + repeat) % len(names)
-                for name in names[shift:] + names[:shift]:  # each goes first now and then
+                for name in names[shift:] + names[:shift]:  # rotates which goes first
                     runs[name].append(self.ways[name](batch))
                     progress.advance(bar)
             for name, each in runs.items():
@@ -98,9 +99,9 @@ class Contest:
 
 
 def ratios(medians: dict[str, list[Run]], *, end_to_end: bool) -> dict[str, dict[str, float]]:
-    """How many times faster than its peers each drafter is; the geometric mean over the batches.
+    """How many times faster than its peers each drafter is, as a geometric mean over the batches.
 
-    A median of answers of two kinds would be that of the one or the other, as it happens.
+    The batches hold two kinds of answers, and a median would fall on one kind by chance.
     """
 
     def over(drafter: str, peer: str) -> float:
@@ -131,7 +132,7 @@ def _tokens_per_forward(runs: Sequence[Run]) -> float:
 def ways_of(
     model: PreTrainedModel, peer: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Callable[[Sequence[Task]], Run]]:
-    """All ways of decoding; the peers have a model of their own, which ours leaves as it was."""
+    """All decoding methods; the peers use a separate model, which the engine does not change."""
     ways: dict[str, Callable[[Sequence[Task]], Run]] = {
         GREEDY: lambda tasks: run_transformers(peer, tokenizer, tasks),
         LOOKUP: lambda tasks: run_prompt_lookup(peer, tokenizer, tasks),
@@ -144,10 +145,10 @@ def ways_of(
 def bfloat16_report(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]
 ) -> dict[str, Any]:
-    """How often drafts change an answer in bf16, and how near a tie each first change was.
+    """How often drafts change an answer in bf16, and how close to a tie each first change was.
 
-    The gap is that of the two tokens' logits where the answers part, as one plain forward over the common
-    beginning gives them, in units of the last place of the larger one.
+    The gap is the difference of the two tokens' logits where the answers diverge, from one plain forward over
+    the common prefix, in units of the last place of the larger logit.
     """
     plain = run_engine(model, tokenizer, tasks, "autoregressive")
     drafted = run_engine(model, tokenizer, tasks, "reference_copy")
@@ -178,18 +179,20 @@ def _next_logits(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_speed", description=__doc__)
     add_model_argument(parser)
-    parser.add_argument("--max-tokens", type=int, default=128, help="of an unforced answer (%(default)s)")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="100m", help="of the random model")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="maximum tokens of an unforced answer (%(default)s)"
+    )
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="100m", help="size of the random model")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--cases", type=int, default=4, help="answers of each workload")
+    parser.add_argument("--cases", type=int, default=4, help="answers per workload")
     parser.add_argument("--batch", type=int, default=8, help="rows of the batched workload")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path, help="cases of 100m_forced_rag, as for benchmarks.copy_steps")
-    parser.add_argument("--tokenizer", type=Path, help="of --data")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer of --data")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     if (options.data is None) != (options.tokenizer is None):
-        parser.error("--data and --tokenizer belong together")
+        parser.error("--data and --tokenizer must be given together")
     if options.data is None and _PAPER_CASES.exists():
         options.data, options.tokenizer = _PAPER_CASES, _PAPER_TOKENIZER
     results: dict[str, Any] = {}
@@ -209,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @dataclass
 class _Contests:
-    """Where the results of all workloads come together."""
+    """Runs contests and collects the results of all workloads."""
 
     results: dict[str, Any]
     progress: Progress
@@ -260,13 +263,13 @@ def _random_model(contests: _Contests, chat: ChatLocal, options: argparse.Namesp
 
 
 def _pretrained_model(contests: _Contests, chat: ChatLocal, num_cases: int, max_tokens: int) -> None:
-    """The workloads of the pretrained model: what it writes by itself, in float32 and in bf16."""
+    """The workloads of the pretrained model: free generation, in float32 and in bf16."""
     num_kinds = len(QUOTING_REQUESTS)
     prompts = [[task] for task in quoting_prompts(chat, num_kinds * num_cases, max_tokens)]
     ways = ways_of(chat.engine.model, aside(lambda: _copy_of(chat, torch.float32)), chat.engine.tokenizer)
     medians = contests.hold("unforced", ways, prompts)
     if len({tuple(run.token_ids for run in runs) for runs in medians.values()}) != 1:
-        raise RuntimeError("the ways of decoding have written different answers in float32")
+        raise RuntimeError("the decoding methods gave different answers in float32")
     contests.results["unforced_by_kind"] = {
         kind: ratios({way: runs[number::num_kinds] for way, runs in medians.items()}, end_to_end=False)
         for number, kind in enumerate(QUOTING_REQUESTS)
@@ -277,7 +280,7 @@ def _pretrained_model(contests: _Contests, chat: ChatLocal, num_cases: int, max_
 
 
 def _copy_of(chat: ChatLocal, dtype: torch.dtype) -> PreTrainedModel:
-    """The pretrained model once more, for those who must not share ours."""
+    """A copy of the pretrained model, for methods that must not share the engine's."""
     model: PreTrainedModel = copy.deepcopy(cast("Any", chat.engine.model)).to(dtype)
     model.set_attn_implementation("sdpa")
     return model
@@ -285,7 +288,7 @@ def _copy_of(chat: ChatLocal, dtype: torch.dtype) -> PreTrainedModel:
 
 def _table(results: dict[str, Any]) -> Table:
     table = Table(
-        "workload", "drafter", "over greedy", "over prompt lookup", "tokens a forward", "end to end"
+        "workload", "drafter", "over greedy", "over prompt lookup", "tokens per forward", "end to end"
     )
     for workload, figures in results.items():
         if f"{workload}_end_to_end" not in results:

@@ -1,13 +1,13 @@
-"""How many forwards a copied answer needs, without a model: target-directed decoding.
+"""Counts the forwards that a copied answer needs, without a model: target-directed decoding.
 
-For each case the answer is known. A drafter proposes, the answer decides what is accepted, and the forwards
-are counted; the drafter sees the query, the documents and what is written so far, nothing of the rest and
-nothing of any other case. It is the drafter of production, behind its usual protocol.
+The answer of each case is known. A drafter proposes, the answer decides what is accepted, and the forwards
+are counted. The drafter sees the query, the documents and the text so far, but neither the rest of the answer
+nor any other case. It is the production drafter, called through its usual protocol.
 
-Beside it: LLMA (arXiv 2304.04487; copy 20 tokens behind the first place where the last token occurs),
-``transformers``' prompt lookup (its own class, two tokens, copy 10), suffix decoding (arXiv 2411.04975;
-Arctic Inference's own suffix tree, where that package is installed) and an oracle that copies at each step
-the span of at most 19 tokens that fits longest.
+It is compared with LLMA (arXiv 2304.04487; copies 20 tokens after the first occurrence of the last token),
+``transformers``' prompt lookup (its own class; matches two tokens, copies 10), suffix decoding (arXiv
+2411.04975; Arctic Inference's own suffix tree, if that package is installed) and an oracle that copies the
+longest matching span of at most 19 tokens at each step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.engine.verification import verify
 
-# The best of a small grid that drafts about as much as the others.
+# The best settings of a small grid that draft about as much as the others.
 _SUFFIX_SETTINGS = {
     "max_spec_tokens": 24,
     "max_spec_factor": 8.0,
@@ -95,10 +95,10 @@ def run_case(drafter: Drafter, case: Case) -> tuple[int, int, list[Draft]]:
 
 
 class FirstMatch:
-    """LLMA's rule: behind the first occurrence of the last written token, a copy of fixed length."""
+    """LLMA's rule: copy a fixed number of tokens after the first occurrence of the last token."""
 
     def propose(self, rows: Sequence[RowView]) -> list[Draft]:
-        """One chain for each row that has written something that occurs in a document."""
+        """One chain for each row whose last generated token occurs in a document."""
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
@@ -127,7 +127,7 @@ class PromptLookup:
         )
 
     def propose(self, rows: Sequence[RowView]) -> list[Draft]:
-        """What it would have the model verify."""
+        """The drafts it would have the model verify."""
         drafts = []
         for row in rows:
             prompt = [token for document in row.references for token in document] + list(row.token_ids)
@@ -140,7 +140,7 @@ class PromptLookup:
 
 
 class SuffixDecoding:
-    """Arctic Inference's suffix tree over documents, query and what is written, proposing token trees.
+    """Proposes token trees from Arctic Inference's suffix tree over documents, query and generated text.
 
     Raises:
         ImportError: The package is not installed.
@@ -152,11 +152,11 @@ class SuffixDecoding:
         self._num_read: dict[int, int] = {}
 
     def propose(self, rows: Sequence[RowView]) -> list[Draft]:
-        """What it would have the model verify."""
+        """The drafts it would have the model verify."""
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """It is told of new tokens when it is asked next."""
+        """Nothing to do: ``propose`` passes the new tokens on."""
 
     def _draft(self, row: RowView) -> Draft:
         request, written = id(row), list(row.token_ids)
@@ -171,7 +171,7 @@ class SuffixDecoding:
 
 
 def oracle_forwards(case: Case) -> tuple[int, int]:
-    """Forwards and drafted tokens if at each step the span that fits longest were known and copied."""
+    """Forwards and drafted tokens if the longest matching span were known and copied at each step."""
     written = num_forwards = num_drafted = 0
     while written < len(case.target):
         rest = case.target[written : written + _ORACLE_COPY_TOKENS]
@@ -193,7 +193,7 @@ def oracle_forwards(case: Case) -> tuple[int, int]:
 
 
 def tokenizer_of(path: Path) -> Callable[[str], list[int]]:
-    """The encoding of a SentencePiece model or of a ``tokenizers`` file."""
+    """The encoding function of a SentencePiece model or a ``tokenizers`` file."""
     if path.suffix == ".json":
         from tokenizers import Tokenizer
 
@@ -220,16 +220,16 @@ class _Counts(Protocol):
 
 
 def small_trees(weights: CopyWeights = FITTED) -> ReferenceCopy:
-    """The drafter of production, drafting as much as the others.
+    """The production drafter, limited to drafting as much as the others.
 
-    In an engine its trees are larger, and cut to what the measured cost of width allows; here is no forward
+    In an engine its trees are larger and cut by the measured cost of wider forwards; here there is no forward
     to measure.
     """
     return ReferenceCopy(mean_draft_tokens=16, max_draft_tokens=32, max_depth=32, weights=weights)
 
 
 def methods() -> dict[str, _Counts]:
-    """Forwards and drafted tokens of a case by each method; every case gets a drafter of its own."""
+    """For each method, a function that counts a case's forwards and drafted tokens with a new drafter."""
 
     def by(make: Callable[[], Drafter]) -> _Counts:
         return lambda case: run_case(make(), case)[:2]
@@ -243,7 +243,7 @@ def methods() -> dict[str, _Counts]:
 
 
 def measure(cases: Sequence[Case]) -> dict[str, dict[str, float]]:
-    """For each method tokens and drafted tokens per forward over all cases, and the mean over cases."""
+    """For each method, tokens and drafted tokens per forward over all cases, and the mean over cases."""
     num_tokens = sum(len(case.target) for case in cases)
     results = {}
     for name, counts in methods().items():
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, required=True, help="SentencePiece model or tokenizers JSON"
     )
-    parser.add_argument("--limit", type=int, help="only the first so many cases")
+    parser.add_argument("--limit", type=int, help="use at most this many cases")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     for path in (options.data, options.tokenizer):

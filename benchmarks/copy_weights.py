@@ -1,11 +1,11 @@
-"""Fits the weights with which reference copy chooses among continuations, from answers that are known.
+"""Fits the weights by which reference copy chooses among continuations, on known answers.
 
 At every forward of target-directed decoding (:mod:`benchmarks.copy_steps`) each source votes for the token
-behind it; the answer says which vote was right, and then which was right one token deeper. The weights make
-these outcomes likeliest (maximum likelihood of the mixture that ``copy_tree.grow`` computes, with a
-small ridge). Forwards are those of the drafter itself, so fitting alternates with decoding.
+that follows it; the answer shows which votes were right, then which of those were right one token deeper.
+The weights maximise the likelihood of these outcomes under the mixture that ``copy_tree.grow`` computes, with
+a small ridge penalty. The forwards depend on the drafter's weights, so fitting alternates with decoding.
 
-Prints the weights as ``local_backend/drafting/reference_copy.py`` holds them, and last one JSON line with the
+Prints the weights as they stand in ``local_backend/drafting/reference_copy.py``, then one JSON line with the
 tokens per forward on cases the weights were not fitted to (cross-validation over halves).
 """
 
@@ -37,15 +37,15 @@ _NUM_STEPS, _LEARNING_RATE = 400, 0.05
 
 @dataclass
 class Votes:
-    """Every vote at every node: a forward's position, and each depth of the answer behind it.
+    """Every vote at every node; a node is one depth of the answer after one forward.
 
     Attributes:
-        traits: Of the voter, ``[votes, traits]``.
-        length: Its class of match length there, ``[votes]``.
-        group: Votes for the same token at the same node, ``[votes]``.
+        traits: Traits of the voting source, ``[votes, traits]``.
+        length: Its class of match length at that depth, ``[votes]``.
+        group: Number of the group: the votes for one token at one node, ``[votes]``.
         group_node: Node of each group.
-        group_is_right: Whether the answer goes on with its token.
-        miss: What "none of them" depends on, ``[nodes, 2 + classes]``.
+        group_is_right: Whether the answer continues with the group's token.
+        miss: Features of "no group is right", ``[nodes, 2 + classes]``.
     """
 
     traits: list[tuple[float, ...]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Votes:
     miss: list[list[float]] = field(default_factory=list)
 
     def add(self, sources: CopySources, text: Sequence[int], rest: Sequence[int]) -> None:
-        """The votes behind ``text``, of which the answer goes on with ``rest``."""
+        """Add the votes after ``text``, which the answer continues with ``rest``."""
         voters = sources(text)
         for depth, truth in enumerate(rest[:_MAX_DEPTH]):
             groups: dict[int, int] = {}
@@ -103,7 +103,7 @@ def collect(cases: Sequence[Case], weights: CopyWeights) -> Votes:
 
 
 class Likelihood:
-    """The votes as tensors, and how likely the answers are by them."""
+    """The votes as tensors, and the likelihood of the answers for given weights."""
 
     def __init__(self, votes: Votes) -> None:
         self._traits, self._length = torch.tensor(votes.traits), torch.tensor(votes.length)
@@ -111,7 +111,7 @@ class Likelihood:
         self._is_right, self._miss = torch.tensor(votes.group_is_right), torch.tensor(votes.miss)
 
     def mean_loss(self, traits: Tensor, by_length: Tensor, miss: Tensor, sharpness: Tensor) -> Tensor:
-        """Negative log likelihood, mean over the nodes, by what :class:`CopyWeights` holds, as tensors."""
+        """Mean negative log likelihood of the nodes; takes the fields of :class:`CopyWeights` as tensors."""
         log_vote = self._traits @ traits + by_length[self._length]
         vote = torch.zeros(len(self._node)).index_add(0, self._group, log_vote.exp())
         sharp = vote.clamp_min(1e-12) ** sharpness
@@ -122,7 +122,7 @@ class Likelihood:
 
 
 def fit(samples: Sequence[Votes]) -> CopyWeights:
-    """The likeliest weights; every sample counts alike, whatever its size."""
+    """The maximum-likelihood weights; every sample counts equally, whatever its size."""
     likelihoods = [Likelihood(votes) for votes in samples]
     weights = [
         torch.zeros(size, requires_grad=True) for size in (len(TRAITS), _NUM_CLASSES, 3 + _NUM_CLASSES)
@@ -145,7 +145,7 @@ def _rounded(weights: Tensor) -> tuple[float, ...]:
 
 
 def fit_and_decode(samples: Sequence[Sequence[Case]], num_rounds: int) -> CopyWeights:
-    """Fit, decode with what was fitted, and fit again to the forwards there are now."""
+    """In each round, decode with the current weights and fit them to the resulting forwards."""
     weights = FITTED
     for _ in range(num_rounds):
         weights = fit([collect(cases, weights) for cases in samples])
@@ -154,9 +154,9 @@ def fit_and_decode(samples: Sequence[Sequence[Case]], num_rounds: int) -> CopyWe
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_weights", description=__doc__)
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="as for benchmarks.copy_steps")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="as in benchmarks.copy_steps")
     parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=2, help="of fitting and decoding")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of decoding and fitting")
     options = parser.parse_args(arguments)
     encode = tokenizer_of(options.tokenizer)
     samples = {path.stem: load_cases(path, encode) for path in options.data}

@@ -1,6 +1,6 @@
-"""What copying is timed on: a model of random weights, and tasks whose answers quote, or repeat nothing.
+"""Workloads for timing copying: a model with random weights, and tasks whose answers quote or repeat nothing.
 
-Knows prompts, references and answers. Does not know who decodes them, nor clocks.
+Knows prompts, references and answers. Does not know decoding methods or timing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 32,
     },
 }
-QUOTING_REQUESTS = {"documents": document_request, "edit": edit_request}  # which ask to quote the prompt
+QUOTING_REQUESTS = {"documents": document_request, "edit": edit_request}  # requests to quote the prompt
 
 
 def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausalLM:
-    """A Llama of random weights in bf16."""
+    """A Llama with random weights in bf16."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary_size,
@@ -60,7 +60,7 @@ def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausa
 
 
 def forced_tasks(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[Task]:
-    """Answers that quote documents and edits of earlier answers, in turns."""
+    """Tasks whose answers alternately quote documents and edit earlier answers."""
     rng, tasks = random.Random(seed), []
     for number in range(count):
         texts, answer = (edited_answer if number % 2 else quoting_answer)(rng)
@@ -72,7 +72,7 @@ def forced_tasks(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> l
 
 
 def noise_tasks(vocabulary_size: int, count: int, num_tokens: int) -> list[Task]:
-    """Answers in which nothing repeats anything."""
+    """Tasks of random tokens, in which there is nothing to copy."""
     rng = random.Random(3)
     tasks = []
     for _ in range(count):
@@ -82,7 +82,7 @@ def noise_tasks(vocabulary_size: int, count: int, num_tokens: int) -> list[Task]
 
 
 def quoting_prompts(chat: ChatLocal, count: int, num_tokens: int) -> list[Task]:
-    """Prompts of each of ``QUOTING_REQUESTS`` in turn."""
+    """Prompts that cycle through ``QUOTING_REQUESTS``."""
     kinds, tasks = list(QUOTING_REQUESTS), []
     for number in range(count):
         turns = QUOTING_REQUESTS[kinds[number % len(kinds)]](random.Random(f"copy_speed {number}"))
@@ -94,10 +94,10 @@ def quoting_prompts(chat: ChatLocal, count: int, num_tokens: int) -> list[Task]:
 
 
 def given_tasks(data: Path, tokenizer: Path, count: int) -> list[Task]:
-    """Cases of a file, the documents before the query.
+    """Tasks from the cases of a file, with the documents before the query.
 
-    References travel as text, which the engine's own tokenizer would cut otherwise. The documents stand in
-    the prompt anyway, so that is what is copied from.
+    No references are passed: they are text, which the engine's own tokenizer would split differently. The
+    documents are in the prompt anyway, so answers are copied from there.
     """
     tasks = []
     for case in load_cases(data, tokenizer_of(tokenizer))[:count]:

@@ -1,4 +1,4 @@
-"""Ways of decoding one prompt at a time, each with what it took. Knows no task and no model by name."""
+"""Decoding methods, run and timed one prompt at a time. Knows no task and no model by name."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _WIDEST = 64  # columns of a forward; no draft of these models is wider
 
 @dataclass(frozen=True)
 class Prompt:
-    """One thing to decode.
+    """One prompt to decode.
 
     Attributes:
-        token_ids: The prompt.
+        token_ids: Token ids of the prompt.
         references: Text that may be copied.
     """
 
@@ -38,15 +38,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What came of one prompt, and what it took.
+    """The answer to one prompt, and its cost.
 
     Attributes:
-        token_ids: Of the answer.
-        text: The answer.
+        token_ids: Token ids of the answer.
+        text: Text of the answer.
         num_forwards: Decode forwards.
-        seconds: The prompt's reading included.
-        decode_seconds: Behind the answer's first forward, so without reading the prompt.
-        num_decoded: Tokens in that time.
+        seconds: Total time, prefill included.
+        decode_seconds: Time after the answer's first forward, so without prefill.
+        num_decoded: Tokens generated in that time.
     """
 
     token_ids: list[int]
@@ -59,44 +59,44 @@ class Decoded:
 
 @dataclass
 class Way:
-    """A way of decoding, and what came of each prompt."""
+    """A decoding method and its answers so far."""
 
     decode: Callable[[Prompt], Decoded]
     decoded: list[Decoded] = field(default_factory=list)
 
     def run(self, prompt: Prompt) -> None:
-        """Decode one prompt and note what it took."""
+        """Decode one prompt and record the answer and its time."""
         started = time.perf_counter()
         one = self.decode(prompt)
         self.decoded.append(replace(one, seconds=time.perf_counter() - started))
 
     def last(self, count: int) -> Way:
-        """The same of the last ``count`` prompts alone."""
+        """The same method with only its last ``count`` answers."""
         return Way(self.decode, self.decoded[len(self.decoded) - count :])
 
     @property
     def texts(self) -> list[str]:
-        """The answers."""
+        """Texts of the answers."""
         return [one.text for one in self.decoded]
 
     @property
     def num_tokens(self) -> int:
-        """Of all answers."""
+        """Tokens of all answers."""
         return sum(len(one.token_ids) for one in self.decoded)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Emitted tokens over decode forwards."""
+        """Emitted tokens per decode forward."""
         return self.num_tokens / max(1, sum(one.num_forwards for one in self.decoded))
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens over seconds, the prompt's reading included."""
+        """Emitted tokens per second, prefill included."""
         return self.num_tokens / sum(one.seconds for one in self.decoded)
 
     @property
     def decode_rate(self) -> float:
-        """Tokens over seconds behind each answer's first forward; 0 where nothing was left by then."""
+        """Tokens per second after each answer's first forward; 0 if no time was recorded after it."""
         seconds = sum(one.decode_seconds for one in self.decoded)
         return sum(one.num_decoded for one in self.decoded) / seconds if seconds else 0.0
 
@@ -110,9 +110,9 @@ def engine_way(
     with_references: bool = False,
     whole_drafts: bool = False,
 ) -> tuple[Way, Engine]:
-    """A way through an engine of its own, one prompt at a time; what prompts begin with alike is kept.
+    """A method that runs on a new engine with a prefix cache, one prompt at a time.
 
-    With ``whole_drafts`` forwards are as wide as the drafter asks for, not cut to what pays on this machine.
+    With ``whole_drafts`` forwards are as wide as the drafter asks, not cut to what pays off on this machine.
     """
     width_costs = ForwardCost.flat(_WIDEST) if whole_drafts else None
     engine = Engine(model, tokenizer, drafter, max_rows=1, width_costs=width_costs)
@@ -135,7 +135,7 @@ def engine_way(
 
 
 def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way:
-    """``transformers``' assisted decoding; the forwards are those of the large model."""
+    """``transformers``' assisted decoding; counts the forwards of the large model."""
     forwards = 0
 
     def count(*_: Any) -> None:
@@ -156,7 +156,7 @@ def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way
             max_new_tokens=max_tokens,
         )
         token_ids = output[0, len(prompt.token_ids) :].tolist()
-        # The first forward reads the prompt and verifies the first draft, which here is a decode forward.
+        # The first forward reads the prompt and verifies the first draft, so it counts as a decode forward.
         return Decoded(token_ids, tokenizer.decode(token_ids, skip_special_tokens=True), forwards)
 
     return Way(decode)
@@ -165,11 +165,11 @@ def assisted_way(model: Any, draft: Any, tokenizer: Any, max_tokens: int) -> Way
 def tuned_and_plain_ways(
     plain: Any | None, tuned: Any, tokenizer: Any, block_size: int, max_tokens: int, *, num_recycled: int = 0
 ) -> tuple[dict[str, Way], list[Engine]]:
-    """The ways that are compared, the baseline first, and the engines to be closed afterwards.
+    """The compared methods, the baseline first, and the engines to close afterwards.
 
-    What is recycled helps where answers quote their prompts; elsewhere it makes forwards wider for nothing.
-    Without a plain model its way is left out. Jacobi verifies whole drafts, so that its tokens a forward are
-    the model's and comparable; combined drafts are cut to what pays here, as by default.
+    Recycled n-grams help if answers quote their prompts; otherwise they only make forwards wider. Without a
+    plain model its method is omitted. Jacobi verifies whole drafts, so its tokens per forward are a property
+    of the model and comparable; combined drafts are cut, as by default, to what pays off on this machine.
     """
     drafters: dict[str, tuple[Any, str | Drafter]] = {
         BASELINE: (tuned, "autoregressive"),
@@ -191,7 +191,7 @@ def tuned_and_plain_ways(
 
 
 def run_alternating(name: str, ways: Mapping[str, Way], prompts: Sequence[Prompt]) -> None:
-    """Every way on each prompt in turn, so that what else the machine does hits all of them."""
+    """Run every method on each prompt in turn, so that other load on the machine affects all of them."""
     for way in ways.values():
         way.decode(prompts[0])  # warm-up
     for prompt in track(prompts, name, console=Console(stderr=True)):
@@ -200,7 +200,7 @@ def run_alternating(name: str, ways: Mapping[str, Way], prompts: Sequence[Prompt
 
 
 def figures_of(ways: Mapping[str, Way]) -> dict[str, Any]:
-    """Tokens per forward and speed over the baseline, and whether drafts changed what was written."""
+    """Tokens per forward, speed over the baseline, and the share of answers that drafts left unchanged."""
     baseline = ways[BASELINE]
     drafted = ("jacobi_tuned", "lookahead_tuned", "combined_tuned")
     measured = [kind for kind in WAYS if kind in ways]
@@ -219,7 +219,7 @@ def figures_of(ways: Mapping[str, Way]) -> dict[str, Any]:
 
 
 def share_the_same(ways: Sequence[Way], baseline: Way) -> float:
-    """The share of answers that are, token by token, those of the baseline."""
+    """The share of answers that equal the baseline's token by token."""
     same = [
         one.token_ids == other.token_ids
         for way in ways
@@ -231,7 +231,7 @@ def share_the_same(ways: Sequence[Way], baseline: Way) -> float:
 def trajectory_counts(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], block_size: int, max_tokens: int
 ) -> dict[str, float]:
-    """Fast-forwarded and stationary tokens of a forward."""
+    """Fast-forwarded and stationary tokens per forward."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     with Engine(model, tokenizer, Recorder(Jacobi(block_size, num_recycled=0))) as engine:
         recorded: list[Trajectory] = []

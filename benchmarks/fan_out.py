@@ -1,9 +1,9 @@
-"""What orchestration costs: one outline and eight points, over completions that take a fixed time.
+"""Overhead of orchestration: one outline and eight points, with completions that take a fixed time.
 
-No server and no network: a completion is a pause. The ideal is two of them, one for the outline and one for
-all points at once; what a method takes over that is its own. One question and 200 at once, calls of 50 ms
-and of 1 s, every method in turn, the whole round repeated; the median counts. What the interpreter
-holds after its imports is frozen for the garbage collector first, as services do that start once.
+There is no server and no network: a completion is a pause. The ideal is two pauses, one for the outline and
+one for all points at once; any further time is the method's overhead. The cases are one question and 200 at
+once, with calls of 50 ms and of 1 s. The methods alternate, and medians over the rounds are reported. Objects
+created by imports are first frozen for the garbage collector, as long-running services do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TEXT = "It is so, and here is in one sentence why it is so."
 _QUESTION = "How do I get more done in a day?"
 _USAGE = UsageMetadata(input_tokens=100, output_tokens=12, total_tokens=112)
 _CASES = {"1x50ms": (1, 0.05), "1x1s": (1, 1.0), "200x50ms": (200, 0.05), "200x1s": (200, 1.0)}
-# What LangChain's own ways send; ours sends what SkeletonOfThought always does.
+# Prompts of LangChain's own methods; ours sends what SkeletonOfThought always does.
 _ASK_OUTLINE = ChatPromptTemplate.from_messages([("user", "Give an outline of an answer to: {question}")])
 _ASK_POINT = ChatPromptTemplate.from_messages([("user", "Question: {question}\nWrite point {point}")])
 
@@ -144,7 +144,7 @@ async def sot_chains(num: int, seconds: float) -> int:
 
 
 async def sot_chains_callbacks(num: int, seconds: float) -> int:
-    """Ours, over a provider, with LangChain's counter of usage attached."""
+    """Ours, over a provider, with LangChain's usage callback attached."""
     handler = UsageMetadataCallbackHandler()
     num_points = await _by_sot(SkeletonOfThought(PacedProvider(seconds)), num, {"callbacks": [handler]})
     counted = handler.usage_metadata["paced"]["total_tokens"]
@@ -269,7 +269,7 @@ METHODS: dict[str, Method] = {
 
 
 async def measure(case: str, methods: Sequence[str], *, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every repetition by method, over the ideal. The methods take turns."""
+    """The time of every repetition over the ideal, by method. The methods alternate."""
     num, seconds = _CASES[case]
     ratios: dict[str, list[float]] = {name: [] for name in methods}
     for name in methods:  # imports, compiled patterns, caches
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fan_out", description=__doc__)
     parser.add_argument("--cases", nargs="*", default=list(_CASES), choices=list(_CASES))
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--repeats", type=int, default=5, help="rounds; the median counts")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; the median is reported")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     gc.collect()

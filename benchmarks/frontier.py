@@ -1,8 +1,8 @@
-"""Money against time: what the settings of Skeleton-of-Thought cost and save against a paced server.
+"""Price against latency: what each Skeleton-of-Thought setting costs and saves on a paced server.
 
-One question at a time over HTTP on loopback, every setting in turn, the whole round repeated; medians count.
-The server writes at the pace of a hosted model and counts tokens, so seconds and prices are those of real
-fan-out, and the texts are filler. ``eager_speedup`` compares the paper's schedule with points begun early.
+One question at a time is sent over HTTP on loopback; the settings alternate and the medians are reported.
+The server streams at the pace of a hosted model and counts tokens, so seconds and prices are those of real
+fan-out; the texts are filler. ``eager_speedup`` compares the paper's schedule with points that start early.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ async def measure_one(server: PacedServer, name: str, **options: Any) -> dict[st
 async def measure(
     names: Sequence[str], *, repeats: int, server: PacedServer, **options: Any
 ) -> dict[str, dict[str, float]]:
-    """The medians for each setting."""
+    """Median figures of each setting."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    await measure_one(server, names[0], **options)  # connections and imports
+    await measure_one(server, names[0], **options)  # warm-up: connections and imports
     for repeat in track(range(repeats), "Measuring", console=Console(stderr=True)):
         for place in range(len(names)):
             name = names[(place + repeat) % len(names)]
@@ -80,12 +80,12 @@ async def measure(
 
 
 async def measure_eager(*, repeats: int) -> dict[str, float]:
-    """How many times sooner the last token is there when points are begun early.
+    """How many times sooner the last token arrives when points start before the outline ends.
 
-    The outline takes a third of the plain schedule's time in each case. With points of one length, as many
-    at once as there are, the last one is begun when the outline ends and decides: nothing can be gained but
-    the first text. What is gained shows where earlier points are the longer ones, and where only so many
-    calls may go on at once, so that points begun early leave room for the others.
+    The outline takes a third of the plain schedule's time in each case. If all points are equally long and
+    run at once, the last point starts when the outline ends and determines the total, so only the first text
+    comes sooner. The total shrinks if earlier points are longer, or if concurrent calls are limited, because
+    early points then leave room for the others.
     """
     cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "equal points": ({"point_tokens": 48}, {}),
@@ -108,7 +108,7 @@ async def frontier(repeats: int = 3, **pace: Any) -> dict[str, dict[str, float]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.frontier", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds; the median counts")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; the median is reported")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     settings = asyncio.run(frontier(options.repeats))

@@ -1,19 +1,19 @@
-"""What consistency training brings, task by task, on held-out prompts: every way of decoding side by side.
+"""What consistency training gains, task by task, on held-out prompts, compared across decoding methods.
 
-For each prompt in turn each way decodes it alone (batch 1): the tuned model autoregressively, which is the
-baseline, then by Jacobi, lookahead and combined drafts, the plain model by Jacobi, and ``transformers``' own
-assisted decoding with a smaller draft model. Quality is scored as the task scores: SQL and Python by running
-them. What the plain model says is what its Jacobi drafts bring, which change nothing. Where texts differ
-between models, speed is compared as tokens a second, the prompt's reading included; ``decode_speedup`` leaves
-out the prompt and each answer's first forward, which weigh little in long answers. Every engine keeps what
-prompts begin with, so that a schema is read once. Jacobi verifies whole drafts, so that its tokens a forward
-are a figure of the model; combined drafts are cut, as by default, to what pays on this machine. All of it
-runs on one thread: for models so small a second one brings little, and the helpers of so many engines in one
-process, more than there are cores, would slow down all of them.
+Every method decodes each prompt alone (batch 1), alternating: the tuned model autoregressively, which is the
+baseline, then with Jacobi, lookahead and combined drafts, the plain model with Jacobi drafts, and
+``transformers``' own assisted decoding with a smaller draft model. Quality is the task's own score: SQL and
+Python are executed. The plain model is scored on its Jacobi answers, because drafts do not change the text.
+Texts differ between models, so speed is compared in tokens per second, prefill included; ``decode_speedup``
+excludes the prompt and each answer's first forward, which matter little in long answers. Every engine has a
+prefix cache, so a schema is prefilled once. Jacobi verifies whole drafts, so its tokens per forward are a
+property of the model; combined drafts are cut, as by default, to the width that pays off on this machine.
+Everything runs on one thread: a second one gains little for models this small, and the helper threads of so
+many engines in one process would outnumber the cores and slow all of them down.
 
-The tasks' models are made by ``python -m benchmarks.jacobi_tasks train NAME``; a task whose models are
-not there is left out, and the summary says so. ``pretrained`` is any model as it is (``--model``) on
-questions and on requests that quote documents (``cited``), every drafter beside autoregressive decoding.
+``python -m benchmarks.jacobi_tasks train NAME`` trains a task's models; a task without models is skipped, and
+the summary says so. ``pretrained`` runs any model as it is (``--model``) on questions and on requests that
+quote documents (``cited``), and compares every drafter with autoregressive decoding.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from local_backend.models.loading import load
 
 _MODELS = Path("build/tasks")
 _MAX_TOKENS = 160
-_PLAIN = "jacobi_plain"  # the one way of the plain model
+_PLAIN = "jacobi_plain"  # the only method run on the plain model
 _BLOCK_SIZE = 23
-_NUM_ASSISTED = 100  # cases; each takes it longer than all other ways together
-Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # a task's entry of the summary; its cases
+_NUM_ASSISTED = 100  # cases; each takes longer than with all other methods together
+Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # a task's entry in the summary; its cases
 
 
 def measure_task(name: str, folder: Path, num_cases: int, block_size: int) -> Measured:
-    """Decode a task's held-out cases in every way.
+    """Decode a task's held-out cases with every method.
 
     Raises:
-        FileNotFoundError: The task's models are not there.
+        FileNotFoundError: The task's models do not exist.
     """
     _check_models(folder, f"python -m benchmarks.jacobi_tasks train {name}")
     task = TASKS[name]
@@ -101,12 +101,12 @@ def measure_task(name: str, folder: Path, num_cases: int, block_size: int) -> Me
 
 
 def _assisted(folder: Path, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[str, float] | None:
-    """``transformers``' assisted decoding beside the baseline on some prompts; needs a draft model."""
+    """``transformers``' assisted decoding against the baseline; ``None`` without a draft model."""
     if not (folder / "draft" / "config.json").exists():
         return None
     tuned = _load(folder / "tuned")
     baseline, engine = engine_way(tuned, tokenizer, "autoregressive", _MAX_TOKENS)
-    # A copy of the tuned model: the forwards of this one are counted.
+    # A separate copy of the tuned model, because its forwards are counted.
     assisted = assisted_way(_load(folder / "tuned"), _load(folder / "draft"), tokenizer, _MAX_TOKENS)
     with engine:
         run_alternating("assisted", {BASELINE: baseline, "assisted": assisted}, prompts)
@@ -120,15 +120,15 @@ def _assisted(folder: Path, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[s
 def measure_pretrained(
     name: str | None, num_cases: int, block_size: int, max_tokens: int = _MAX_TOKENS
 ) -> Measured:
-    """A model as it is, on questions and on requests that quote documents, half of each.
+    """Measure a model as it is, half on questions and half on requests that quote documents.
 
-    The latter are also decoded with the documents as references: the cited ones.
+    The latter are also decoded with the documents as references; these figures are under ``cited``.
 
     Args:
-        name: Of the model; ``None`` is the default one.
-        num_cases: Prompts.
-        block_size: Jacobi's.
-        max_tokens: Of an answer.
+        name: Name of the model; ``None`` is the default one.
+        num_cases: Number of prompts.
+        block_size: Block size of Jacobi decoding.
+        max_tokens: Maximum length of an answer.
     """
     model, tokenizer = load(name, dtype=torch.float32)
     asked = [[{"role": "user", "content": question}] for question in questions(num_cases // 2)]
@@ -148,9 +148,9 @@ def measure_pretrained(
     finally:
         for engine in engines:
             engine.close()
-    copying[BASELINE] = ways[BASELINE].last(len(cited))  # which copies nothing from references
+    copying[BASELINE] = ways[BASELINE].last(len(cited))  # does not use references
     figures = figures_of(ways)
-    for key in ("tokens_per_forward", "speedup", "decode_speedup"):  # nobody tuned it
+    for key in ("tokens_per_forward", "speedup", "decode_speedup"):  # this model was not tuned
         figures[key] = {kind.removesuffix("_tuned"): value for kind, value in figures[key].items()}
     entry = {
         **figures,
@@ -182,18 +182,20 @@ def _check_models(folder: Path, command: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jacobi", description=__doc__)
-    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, "pretrained"), help="only these")
-    parser.add_argument("--models", type=Path, default=_MODELS, help="folder of the tasks' models")
+    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, "pretrained"), help="run only these tasks")
+    parser.add_argument("--models", type=Path, default=_MODELS, help="folder with the tasks' models")
     add_model_argument(parser)
-    parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, help="of a pretrained model's answer")
-    parser.add_argument("--cases", type=int, default=500, help="held-out cases of a task (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=_MAX_TOKENS, help="maximum tokens of a pretrained model's answer"
+    )
+    parser.add_argument("--cases", type=int, default=500, help="held-out cases per task (%(default)s)")
     parser.add_argument(
         "--block-size",
         type=int,
         default=_BLOCK_SIZE,
-        help="Jacobi's block (%(default)s: with the last token, a width at which forwards are not padded)",
+        help="tokens in Jacobi's block (%(default)s: with the last token, forwards are not padded)",
     )
-    parser.add_argument("--threads", type=int, default=1, help="of every way (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of every method (%(default)s)")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -1,14 +1,13 @@
-"""How well the length of an answer is predicted from its prompt, on what a local model writes itself.
+"""How well the length of an answer can be predicted from its prompt, on a local model's own answers.
 
-The engine answers requests of several kinds, sampled, and logs how long every answer was. A light
-predictor (a small network on the model's hidden states over the prompt) learns from three quarters of the
-log; all are measured on the prompts of the last quarter, which none has seen. Beside it: the best constant,
-perception in advance (the model is asked; where it names no number the constant is taken), running
-quantiles by template and, where asked for, the same network on a sentence embedding.
+The engine answers requests of several kinds, sampled, and logs the length of every answer. A light predictor
+(a small network on the model's hidden states over the prompt) learns from three quarters of the log; all
+predictors are measured on the prompts of the last quarter, which none has seen. The others are the best
+constant, perception in advance (the model is asked; if it names no number, the constant is used), running
+quantiles by template and, with ``--embedding``, the same network on a sentence embedding.
 
-The log is kept, and goes on where it was stopped; another model's is begun anew. Acc-100 of the tuned
-predictor of Zheng et al., arXiv 2305.13144, is 0.81 on other prompts and another model: a figure to stand
-beside, not to compare with.
+The log is kept and resumed after an interruption; every model has its own. Acc-100 of the tuned predictor of
+Zheng et al., arXiv 2305.13144, is 0.81 on other prompts and another model, so it is not directly comparable.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from local_backend.training.trajectory_store import fingerprint
 PAPER_ACC_100 = 0.81
 _LOGS = Path("build") / "length_prediction"
 _MIN_TOKENS, _MAX_TOKENS = 5, 256
-_CHUNK = 300  # answers logged at once: enough that the last ones of them, which write alone, are few
+_CHUNK = 300  # answers logged at once: so many that few of them decode alone at the end
 _HELD_OUT_SHARE = 0.25
-# What is asked about a chapter: some want a line, some a page.
+# Requests about a chapter; some need a line, some a page.
 TASKS = {
     "explain": "Explain {title} to a beginner.",
     "line": "Say in one short sentence what this is about: {title}.",
@@ -60,7 +59,7 @@ TASKS = {
 
 
 def task_prompts(engine: Engine, count: int) -> list[tuple[str, list[int]]]:
-    """Prompts of all tasks in turn, each with its task's name; fewer are the first of more."""
+    """Prompts that cycle through the tasks, with task names; fewer prompts are the first of more."""
     prompts: list[tuple[str, list[int]]] = []
     seen: set[str] = set()
     names, number = list(TASKS), 0
@@ -70,7 +69,7 @@ def task_prompts(engine: Engine, count: int) -> list[tuple[str, list[int]]]:
         number += 1
         chapter = rng.choice(chapters())
         fields = {"title": chapter.title, "sentence": rng.choice(chapter.sentences)}
-        # Titles are few: what was just read makes each request another one.
+        # There are few titles; a random sentence before the request makes it different.
         context = "" if "{sentence}" in TASKS[task] else f"{rng.choice(chapter.sentences)}\n\n"
         request = context + TASKS[task].format(**fields)
         if request not in seen:
@@ -80,11 +79,11 @@ def task_prompts(engine: Engine, count: int) -> list[tuple[str, list[int]]]:
 
 
 def write_log(engine: Engine, path: Path, count: int, *, temperature: float) -> None:
-    """Let the engine answer ``count`` prompts and log the lengths; goes on behind what ``path`` holds."""
+    """Let the engine answer ``count`` prompts and log the lengths; resumes after the lines in ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith("\n"):
-        path.write_text("".join(lines[:-1]), encoding="utf-8")  # whoever wrote it was stopped
+        path.write_text("".join(lines[:-1]), encoding="utf-8")  # drop a line that was cut off
         lines.pop()
     numbered = list(enumerate(task_prompts(engine, count)))[len(lines) :]
     with LengthLog(path) as log, Progress(console=Console(stderr=True)) as bar:
@@ -112,19 +111,19 @@ def measure(
     *,
     embed: Callable[[list[str]], list[list[float]]] | None = None,
 ) -> dict[str, Any]:
-    """Errors of every way on held-out prompts, and by how much the light predictor's loss is lower.
+    """Errors of every predictor on held-out prompts, and by how much the light predictor's loss is lower.
 
     Args:
-        engine: With the model that answered.
-        examples: What it answered.
-        embed: A sentence embedding to try, too.
+        engine: Engine with the model that answered.
+        examples: Prompts and the lengths of its answers.
+        embed: A sentence embedding to measure as well.
     """
     shuffled = random.Random(0).sample(list(examples), len(examples))
     num_held_out = round(_HELD_OUT_SHARE * len(shuffled))
     held_out, learned = shuffled[:num_held_out], shuffled[num_held_out:]
     prompts = [example.prompt_ids for example in held_out]
     actual = [example.num_tokens for example in held_out]
-    # The best there is on the very answers it is measured on, which is more than a constant could know.
+    # The best constant on the very answers it is measured on, so no real constant does better.
     constant = Prediction(quantile_of(actual, 0.5), quantile_of(actual, MAX_QUANTILE))
     observed = ObservedLengths()
     for example in learned:
@@ -168,10 +167,10 @@ def _embedding() -> Callable[[list[str]], list[list[float]]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.length_prediction", description=__doc__)
     add_model_argument(parser)
-    parser.add_argument("--prompts", type=int, default=2400, help="how many are answered (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="of the answers (%(default)s)")
+    parser.add_argument("--prompts", type=int, default=2400, help="prompts to answer (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="sampling temperature (%(default)s)")
     parser.add_argument("--logs", type=Path, default=_LOGS, help="folder of the logs (%(default)s)")
-    parser.add_argument("--embedding", action="store_true", help="try a sentence embedding, too")
+    parser.add_argument("--embedding", action="store_true", help="also measure a sentence embedding")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     if options.prompts < 100:
@@ -203,7 +202,7 @@ def _print_table(summary: dict[str, Any]) -> None:
             f"{figures['acc_50']:.2f}",
             f"{figures['acc_100']:.2f}",
         )
-    table.add_row("the paper's, elsewhere", "", "", "", "", f"{PAPER_ACC_100}")
+    table.add_row("paper (other prompts, other model)", "", "", "", "", f"{PAPER_ACC_100}")
     Console(width=100).print(table)
 
 

@@ -1,10 +1,10 @@
-"""Whether limits are kept to, used up, and cheap to wait for.
+"""Checks that rate limits are respected and used up, and that waiting behind one is cheap.
 
-500 questions at once, each an outline and three points, under 60 requests in a window of one second, and
-once more under a limit of tokens that binds first. What counts is measured where a request would leave:
-the most that started in any sliding window, the share of the limit that was used from the first
-request to the last, and how far the order of finishing is from the order of asking. Then 2,000 calls
-wait behind a limit while nothing else happens, and the share of a core they take is measured.
+500 questions run at once, each with an outline and three points, under 60 requests per window of one second,
+then under a token limit that binds first. Three figures are measured where a request would be sent: the most
+that started in any sliding window, the share of the limit used from the first request to the last, and how
+far the order of completion is from the order of arrival. Then 2,000 calls wait behind a limit while nothing
+else runs, and the share of a core they take is measured.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sot_chains.calls.usage import num_message_tokens
 from sot_chains.providers import Delta, SharedPrefix, VendorProvider
 
 _OUTLINE = "1. First point\n2. Second point\n3. Third point"
-_WIDTH = 4  # calls of a question
+_WIDTH = 4  # calls per question
 _MAX_TOKENS = 50
 
 
 class Metered(VendorProvider):
-    """Notes when each request starts and how many tokens were reserved for it."""
+    """A provider that records when each request starts and how many tokens were reserved for it."""
 
     vendor = "metered"
     key_variable = "UNUSED"
@@ -61,7 +61,7 @@ class Metered(VendorProvider):
 
 
 def most_in_a_window(starts: Sequence[tuple[float, int]], window_seconds: float) -> int:
-    """The largest sum of weights over any window."""
+    """The largest sum of weights in any window."""
     most = total = first = 0
     for moment, weight in starts:
         total += weight
@@ -73,7 +73,7 @@ def most_in_a_window(starts: Sequence[tuple[float, int]], window_seconds: float)
 
 
 async def measure_limit(limits: Limits, *, by_tokens: bool, num_questions: int) -> dict[str, Any]:
-    """How a limit is kept to and used up by ``num_questions`` at once."""
+    """How well ``num_questions`` concurrent questions respect and use up a limit."""
     provider = Metered(0.02)
     sot = SkeletonOfThought(provider, limits=limits)
     finished: list[int] = []
@@ -87,7 +87,7 @@ async def measure_limit(limits: Limits, *, by_tokens: bool, num_questions: int) 
     limit = limits.tokens_per_minute if by_tokens else limits.requests_per_minute
     assert limit is not None
     seconds = starts[-1][0] - starts[0][0]
-    # The last window is begun and not used up; what was started before it is the measure.
+    # The last request opens a window that is not used up, so only what started before it counts.
     num_windows = seconds / limits.window_seconds
     before_last = sum(weight for moment, weight in starts if moment < starts[-1][0])
     return {
@@ -117,7 +117,7 @@ async def measure_waiting(num_waiters: int, seconds: float) -> dict[str, Any]:
 
 
 async def measure(num_questions: int) -> dict[str, Any]:
-    """All of it."""
+    """Run all three measurements."""
     requests = Limits(requests_per_minute=60, window_seconds=1.0, key="requests")
     tokens = Limits(requests_per_minute=600, tokens_per_minute=12_000, window_seconds=1.0, key="tokens")
     return {

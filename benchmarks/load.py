@@ -1,10 +1,10 @@
-"""Where Skeleton-of-Thought stops paying: seconds an answer takes as questions come faster and faster.
+"""Where Skeleton-of-Thought stops paying off: seconds per answer as the arrival rate rises.
 
-Questions arrive at random (Poisson) at rising rates, the same ones at the same moments for every way: plain,
-Skeleton-of-Thought always, by the shipped router (SoT-R), and load-aware. Twice: against one engine with the
-a local model, where more rows make every forward slower, and against an API that writes at a fixed pace
-but takes only so many requests in a window. Seconds are from a question's arrival to the end of its answer,
-waiting included. The API is paced in this process; the limiter before it is the one that ships.
+Questions arrive at random (Poisson) at rising rates, the same ones at the same moments for every method:
+plain, always Skeleton-of-Thought, by the shipped router (SoT-R), and load-aware. There are two services: one
+engine with a local model, where more rows slow down every forward, and an API that streams at a fixed pace
+but limits the requests in a window. Seconds run from a question's arrival to the end of its answer, waiting
+included. The API is simulated in this process; the limiter before it is the shipped one.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _PATIENCE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Service:
-    """Something questions are put to.
+    """A service that answers questions.
 
     Attributes:
-        name: For the table.
-        chains: One for each way.
-        rates: Questions a second.
-        reset: Called between runs, so that none profits from the one before.
+        name: Name in the table.
+        chains: One for each method.
+        rates: Questions per second.
+        reset: Called before each run, so that no run profits from the one before.
     """
 
     name: str
@@ -63,7 +63,7 @@ class _Plainly(Router):
 class PacedProvider:
     """An API that answers at a fixed pace: an outline, a point or a whole answer of typical length.
 
-    Its answers are of a realistic length; which words it writes does not matter.
+    The lengths are realistic; the words do not matter.
     """
 
     supports_prefill = False
@@ -76,7 +76,7 @@ class PacedProvider:
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncIterator[Delta]:
-        """Writes in chunks of ten tokens, which is what the loop's clock can keep to."""
+        """Streams chunks of ten tokens, because the event loop's clock is too coarse for single ones."""
         request = str(messages[-1].text)
         draw = random.Random(request)  # the same request, the same reply
         if "Write only the outline" in request:
@@ -108,7 +108,7 @@ def engine_service(chat: ChatLocal, rates: Sequence[float], *, num_needed: int) 
 def api_service(
     rates: Sequence[float], *, requests_per_window: int, window_seconds: float, num_needed: int
 ) -> Service:
-    """The paced API; every way has an account of its own, so that none pays for another."""
+    """The paced API; every method has its own account, so that none uses up another's limit."""
     provider = PacedProvider(seconds_per_token=0.002, first_token_seconds=0.05)
     routers: dict[str, Router | None] = {"plain": _Plainly(), "sot": None, "sot_r": TrainedRouter()}
     chains = {}
@@ -124,14 +124,14 @@ def api_service(
             router = LoadAwareRouter(chain.method.limiter, num_needed=num_needed)
             chain = SkeletonOfThought(provider, limits=limits, router=router)
         chains[way] = chain
-    # What was sent in the last window still counts in the next run.
+    # Requests of the last window would count in the next run, so wait until it is over.
     return Service("paced API", chains, rates, lambda: time.sleep(window_seconds))
 
 
 async def run(
     chain: SkeletonOfThought, questions: Sequence[str], rate: float, *, seed: int
 ) -> dict[str, Any]:
-    """Lets ``questions`` arrive at ``rate`` a second; seconds of each, and how many took which route."""
+    """Send ``questions`` at ``rate`` per second; returns latency, throughput and the share of SoT."""
     draw = random.Random(seed)
     begin = time.perf_counter()
     seconds: list[float] = []
@@ -159,14 +159,14 @@ async def run(
 
 
 def measure(service: Service, questions: Sequence[str], *, repeats: int) -> list[dict[str, Any]]:
-    """Every way at every rate, in turns; of ``repeats`` runs the median of each figure."""
+    """Run every method at every rate, alternating; each figure is the median of ``repeats`` runs."""
     cases = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(service.name, total=len(service.rates) * len(WAYS) * repeats)
         for rate in service.rates:
             runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
             for repeat in range(repeats):
-                # In turns another way goes first; arrivals differ between repeats, not between ways.
+                # Rotate which method goes first; arrivals differ between repeats, not between methods.
                 for way in WAYS[repeat % len(WAYS) :] + WAYS[: repeat % len(WAYS)]:
                     service.reset()
                     runs[way].append(asyncio.run(run(service.chains[way], questions, rate, seed=repeat)))
@@ -187,7 +187,7 @@ def measure(service: Service, questions: Sequence[str], *, repeats: int) -> list
 
 
 def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By service: the rate from which plain is sooner, and how far load-aware is off the better of both."""
+    """By service: the rate from which plain is faster, and load-aware over the faster of plain and SoT."""
     found: dict[str, Any] = {}
     for service in dict.fromkeys(case["service"] for case in cases):
         by_rate: dict[float, dict[str, float]] = {}
@@ -213,7 +213,7 @@ def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def picture(cases: Sequence[dict[str, Any]]) -> Any:
-    """Seconds and throughput against rate: a matplotlib figure, a row for each service."""
+    """A matplotlib figure of seconds and throughput against rate, with one row per service."""
     from matplotlib.figure import Figure
 
     services = list(dict.fromkeys(case["service"] for case in cases))
@@ -239,7 +239,7 @@ def picture(cases: Sequence[dict[str, Any]]) -> Any:
 
 
 def questions_of(count: int) -> list[str]:
-    """The same ``count`` questions each time, some of them again where there are too few."""
+    """The same ``count`` questions each time; they repeat if there are too few."""
     found = questions_at_hand()
     return [found[number % len(found)] for number in range(count)]
 
@@ -247,19 +247,19 @@ def questions_of(count: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
     add_model_argument(parser)
-    parser.add_argument("--max-tokens", type=int, default=128, help="of a reply, at most (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="maximum tokens of a reply (%(default)s)")
     parser.add_argument("--service", choices=("engine", "api", "both"), default="both")
-    parser.add_argument("--questions", type=int, default=24, help="for each run (24)")
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts (3)")
+    parser.add_argument("--questions", type=int, default=24, help="questions per run (24)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs to take the median of (3)")
     parser.add_argument("--engine-rates", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4])
     parser.add_argument("--api-rates", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, 16])
     parser.add_argument(
-        "--engine-needs", type=int, default=8, help="free rows of 64 for Skeleton-of-Thought (8)"
+        "--engine-needs", type=int, default=8, help="free rows of 64 that Skeleton-of-Thought needs (8)"
     )
     parser.add_argument(
-        "--api-needs", type=int, default=24, help="free requests for Skeleton-of-Thought (24)"
+        "--api-needs", type=int, default=24, help="free requests that Skeleton-of-Thought needs (24)"
     )
-    parser.add_argument("--picture", type=Path, help="where the picture goes, a .png or .svg file")
+    parser.add_argument("--picture", type=Path, help="output file of the picture, .png or .svg")
     parser.add_argument(
         "--save", action="store_true", help="keep result and picture under benchmarks/results"
     )
@@ -276,7 +276,7 @@ def main() -> None:
             options.api_rates, requests_per_window=60, window_seconds=4.0, num_needed=options.api_needs
         )
         cases += measure(api, questions, repeats=options.repeats)
-    table = Table("service", "rate", "way", "median s", "95 % s", "answers/s", "by SoT")
+    table = Table("service", "rate", "method", "median s", "95 % s", "answers/s", "by SoT")
     for case in cases:
         table.add_row(
             case["service"],

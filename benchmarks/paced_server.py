@@ -1,8 +1,8 @@
-"""A server on loopback that speaks OpenAI's chat wire at the pace of a hosted model.
+"""A loopback server that speaks OpenAI's chat protocol at the pace of a hosted model.
 
-It stands for the model's time and for the account's limits, not for what a model says: outlines, points and
-plain answers are filler of realistic length. Requests are told apart by their wording, so it is asked with
-this project's own prompts. Runs in a thread; nothing leaves the machine.
+It simulates a model's latency and an account's limits, not what a model says: outlines, points and plain
+answers are filler of realistic length. It recognises requests by their wording, so it works only with this
+project's prompts. Runs in a thread; nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Pace:
     """How the server behaves.
 
     Attributes:
-        first_token_seconds: From a request to its first token.
-        tokens_per_second: Of one reply, whatever else is written.
-        num_points: Of an outline.
-        point_tokens: Of each point, or of the first, the second and so on.
-        requests_per_window: More than so many requests in ``window_seconds`` are refused with status 429.
-        window_seconds: How long that window is.
+        first_token_seconds: Time from a request to its first token.
+        tokens_per_second: Speed of one reply, independent of concurrent replies.
+        num_points: Points in an outline.
+        point_tokens: Tokens of every point, or of the first, the second and so on.
+        requests_per_window: Requests beyond this number in ``window_seconds`` are refused with status 429.
+        window_seconds: Length of that window.
         failing: A point whose heading contains this text gets status 500.
-        late_share: So many requests wait ten times as long for their first token.
+        late_share: Share of requests that wait ten times as long for their first token.
     """
 
     first_token_seconds: float = 0.15
@@ -65,13 +65,13 @@ class Pace:
 
 @dataclass
 class PacedServer:
-    """What the server has seen.
+    """A running server and its counters.
 
     Attributes:
-        url: Where it is.
+        url: Base URL of the API.
         pace: How it behaves; may be changed while it runs.
         num_requests: Requests so far, refused ones included.
-        num_refused: Those refused with status 429.
+        num_refused: Requests refused with status 429.
     """
 
     pace: Pace
@@ -89,7 +89,7 @@ class PacedServer:
             while request := await _read(reader):
                 await self._answer(request, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client has left, or the server is stopped
+            pass  # the client disconnected, or the server is stopping
         finally:
             writer.close()
 
@@ -157,7 +157,7 @@ async def _paced(tokens: list[str], per_second: float) -> AsyncIterator[str]:
 
 
 async def _read(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """The body of the next request on a connection, ``None`` at its end."""
+    """The body of the next request on a connection, ``None`` once it is closed."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     except asyncio.IncompleteReadError:

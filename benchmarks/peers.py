@@ -1,7 +1,7 @@
-"""Ways of decoding, ours and others', behind one call: prompts in, token ids and seconds out.
+"""Decoding methods, ours and others', behind one interface: prompts in, token ids and seconds out.
 
-Every call computes on a thread that ends with it. A thread that has once computed in parallel keeps its
-helpers, and with more helpers than cores each operation of either side would wait for the scheduler.
+Every call computes on a thread that ends with it. A thread that has computed in parallel keeps its helper
+threads, and with more helpers than cores every operation on either side would wait for the OS scheduler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPT_LOOKUP_TOKENS = 10
 
 
 def aside(work: Callable[[], T]) -> T:
-    """Run ``work`` on a thread of its own and wait for it."""
+    """Run ``work`` on a short-lived thread and wait for it."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -50,8 +50,8 @@ class Task:
     Attributes:
         prompt: Token ids.
         references: Texts that may be copied.
-        target: What is written, whatever the model says; ``None`` lets the model write ``num_tokens``.
-        num_tokens: Length of the answer, at most.
+        target: The answer to force, whatever the model predicts; ``None`` lets the model generate freely.
+        num_tokens: Maximum length of the answer.
     """
 
     prompt: tuple[int, ...]
@@ -62,14 +62,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Run:
-    """What one way of decoding made of some tasks.
+    """The result of one decoding method on some tasks.
 
     Attributes:
-        token_ids: Of each answer.
-        seconds: From the call to the last token.
-        decode_seconds: From the first token, or the first ones, of the last row to begin, to the last.
-        num_decoded: Tokens written in that time.
-        num_forwards: Decode forwards, of all rows; 0 where it is not told.
+        token_ids: Token ids of each answer.
+        seconds: Time from the call to the last token.
+        decode_seconds: Time from the first tokens of the row that starts last to the last token.
+        num_decoded: Tokens generated in that time.
+        num_forwards: Decode forwards, summed over the rows; 0 if unknown.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -80,24 +80,24 @@ class Run:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of decoding alone."""
+        """Decode time per token."""
         return self.decode_seconds / max(1, self.num_decoded)
 
     @property
     def seconds_per_token_end_to_end(self) -> float:
-        """The reading of the prompts included."""
+        """Time per token, prefill included."""
         return self.seconds / max(1, sum(map(len, self.token_ids)))
 
 
 class ForcedTarget(LogitsProcessor):
-    """Lets every row write its target: all other tokens are impossible."""
+    """Forces every row to generate its target by making all other tokens impossible."""
 
     def __init__(self, num_prompt_tokens: int, targets: Sequence[Sequence[int]], end_token_id: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._targets = [[*target, end_token_id] for target in targets]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores ``[rows, vocabulary]`` in which one token is left."""
+        """Scores ``[rows, vocabulary]`` that leave one possible token per row."""
         place = input_ids.shape[1] - self._num_prompt_tokens
         forced = torch.full_like(scores, -torch.inf)
         for row, target in enumerate(self._targets):
@@ -106,7 +106,7 @@ class ForcedTarget(LogitsProcessor):
 
 
 class _FirstTokens(StoppingCriteria):
-    """Notes when the first tokens are there, and how many; stops nothing."""
+    """Records when the first tokens arrive, and how many; never stops generation."""
 
     def __init__(self, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
@@ -165,7 +165,7 @@ def run_transformers(
 def run_prompt_lookup(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]
 ) -> Run:
-    """``transformers``' prompt lookup, one task after another: it takes no batches."""
+    """``transformers``' prompt lookup, one task after another: it does not support batches."""
     runs = [
         run_transformers(model, tokenizer, [task], prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
         for task in tasks
@@ -185,7 +185,7 @@ def run_engine(
     """The engine, all tasks in one batch."""
     end = cast("int", tokenizer.eos_token_id)
     with aside(lambda: Engine(model, tokenizer, drafter=drafter, max_prefix_bytes=0)) as engine:
-        aside(lambda: engine.width_costs)  # measured once per model, before any clock runs
+        aside(lambda: engine.width_costs)  # measured once per model, before timing starts
         params = [
             SamplingParams(
                 max_tokens=task.num_tokens,
@@ -214,6 +214,6 @@ def run_engine(
 
 
 def _until_end(token_ids: Sequence[int], end: int) -> tuple[int, ...]:
-    """The answer up to its end token, that included."""
+    """The answer up to and including its end token."""
     ids = tuple(token_ids)
     return ids[: ids.index(end) + 1] if end in ids else ids

@@ -1,4 +1,4 @@
-"""Dated result files, with what is needed to compare them later. Knows nothing of what was measured."""
+"""Dated result files that record machine, versions and commit. Does not know what was measured."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _commit() -> str | None:
 
 
 def save(name: str, summary: dict[str, Any], cases: list[dict[str, Any]]) -> Path:
-    """Write one result file, dated; returns its path."""
+    """Write one dated result file; returns its path."""
     now = datetime.now(UTC)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{now:%Y-%m-%d}_{name}.json"

@@ -1,18 +1,17 @@
-"""What copying brings where people retrieve: three scenarios on a local model, float32, nothing forced.
+"""What copying gains in retrieval: three scenarios on a local model, float32, free generation.
 
 ``documents``: questions about chapters of Python's language reference, found by BM25 among all of them.
 ``similar_answers``: a question asked before in other words, whose answer is found by its embedding.
-``earlier_turns``: the request to edit an answer that stands in the conversation.
+``earlier_turns``: a request to edit an answer in the conversation.
 
-With the documents go the chain's last answers, as they do by default; how many tokens a forward there are
-without them is told beside. Answers are cut at ``--max-tokens``. A model that loses its thread may say the
-same for ever, which is easy to copy and worth nothing: answers that repeat themselves are counted and in no
-figure of speed.
+By default the chain's last answers are references beside the documents; the tokens per forward without them
+are also reported. Answers are cut at ``--max-tokens``. A model may repeat itself without end, which is easy
+to copy and worthless: answers that repeat themselves are counted, but excluded from the speed figures.
 
 Each prompt is decoded in one run, alternating, by the engine with references, by the engine without
-(``autoregressive``), by ``transformers`` and by ``transformers`` with prompt lookup. The bounds are on
-decoding alone: the time of a call less that of the same call for one token. Beside them stands the way from
-question to answer, with retrieval, prompt and, on our side, citations.
+(``autoregressive``), by ``transformers`` and by ``transformers`` with prompt lookup. The speed-ups cover
+decoding alone: the time of a call minus that of the same call for one token. The end-to-end figures cover the
+time from question to answer, with retrieval, prompt and, on our side, citations.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from retrieval_copy.answering import Request
 from retrieval_copy.steps import drive
 
 _PASSAGE_SENTENCES, _RETRIEVED = 5, 3
-_LOOKUP_TOKENS = 10  # as transformers' documentation has it
+_LOOKUP_TOKENS = 10  # as in transformers' documentation
 _MAX_TOKENS = 128
 _METHODS = ("reference_copy", "autoregressive", "transformers_greedy", "prompt_lookup")
 
@@ -61,9 +60,9 @@ class Case:
     """One question to one chain.
 
     Attributes:
-        given: What the chain is asked.
-        chain: With references.
-        arguments: Of the chain's call.
+        given: Input of the chain.
+        chain: The chain, with references.
+        arguments: Keyword arguments of the chain's call.
     """
 
     given: LanguageModelInput
@@ -75,7 +74,7 @@ class Case:
 
 
 def document_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
-    """Questions about chapters, the passages of all of them in one index."""
+    """Questions about chapters; one index holds the passages of all of them."""
     documents = [
         Document(
             " ".join(chapter.sentences[start : start + _PASSAGE_SENTENCES]), metadata={"title": chapter.title}
@@ -89,7 +88,7 @@ def document_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[
 
 
 def similar_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[Case]:
-    """A question in one wording, when another wording of it has been answered."""
+    """Questions in one wording, after another wording of each has been answered."""
     answers = SimilarAnswers(InMemoryVectorStore(SentenceEmbeddings()))
     learning = RetrievalCopyChain(None, chat, references=[answers])
     pairs = question_pairs(count)
@@ -116,7 +115,7 @@ _SCENARIOS: dict[str, Callable[[ChatLocal, int, random.Random], Iterator[Case]]]
 
 
 class Peers:
-    """The four ways of decoding one prompt."""
+    """The four methods of decoding one prompt."""
 
     def __init__(self, chat: ChatLocal, max_tokens: int = _MAX_TOKENS) -> None:
         self.chat = chat
@@ -125,7 +124,7 @@ class Peers:
         self._plain = Engine(engine.model, engine.tokenizer, "autoregressive")
 
     def close(self) -> None:
-        """End the engine made here."""
+        """Close the engine created here."""
         self._plain.close()
 
     def decode(
@@ -133,7 +132,7 @@ class Peers:
     ) -> tuple[list[int], float]:
         """Token ids of the answer, and seconds."""
         if method in ("transformers_greedy", "prompt_lookup"):
-            # On a thread that ends, lest torch's helper threads of this one slow down whoever is next.
+            # On a short-lived thread, so that torch's helper threads do not slow down the next method.
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(self._transformers, method, prompt, max_tokens).result()
         engine = self.chat.engine if method == "reference_copy" else self._plain
@@ -145,7 +144,7 @@ class Peers:
         return list(completion.token_ids), time.perf_counter() - begin
 
     def num_forwards(self, prompt: list[int], texts: References) -> int:
-        """What the engine needs with these references."""
+        """Decode forwards of the engine with these references."""
         params = SamplingParams(max_tokens=self.max_tokens)
         return self.chat.engine.generate([prompt], params, references=[texts])[0].stats.num_forwards
 
@@ -169,7 +168,7 @@ class Peers:
 
 
 def prepare(case: Case) -> tuple[Request, float]:
-    """What the chain asks the model, and the seconds of finding that out."""
+    """The chain's request to the model, and the seconds it took to prepare."""
     begin = time.perf_counter()
     steps = case.chain.method.prepare(case.given, retrieve=case.arguments.get("retrieve", True))
     request = drive(steps, lambda step: cast("Search", step).retriever.invoke(cast("Search", step).query))
@@ -177,7 +176,7 @@ def prepare(case: Case) -> tuple[Request, float]:
 
 
 def measure(peers: Peers, case: Case, number: int, repeats: int) -> dict[str, Any]:
-    """One case by all methods, the median of ``repeats`` runs each."""
+    """Measure one case with all methods; times are medians of ``repeats`` runs."""
     request, prepare_seconds = prepare(case)
     prompt = peers.prompt_of(request)
     texts = request.arguments.get("references", References([]))
@@ -229,7 +228,7 @@ def measure(peers: Peers, case: Case, number: int, repeats: int) -> dict[str, An
 
 
 def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One scenario's figures; times and forwards are added up over its cases before they are compared.
+    """Figures of one scenario; times and forwards are summed over its cases before taking ratios.
 
     Raises:
         ValueError: Every answer repeats itself.
@@ -265,7 +264,7 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def print_table(scenarios: dict[str, dict[str, Any]]) -> None:
-    columns = ("tokens", "a forward", "over greedy", "over lookup", "over own", "end to end", "identical")
+    columns = ("tokens", "per forward", "over greedy", "over lookup", "over own", "end to end", "identical")
     table = Table("scenario", *columns)
     for name, figures in scenarios.items():
         table.add_row(
@@ -283,12 +282,14 @@ def print_table(scenarios: dict[str, dict[str, Any]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieval", description=__doc__)
-    parser.add_argument("--cases", type=int, default=20, help="of each scenario")
-    parser.add_argument("--repeats", type=int, default=2, help="runs of each case; the median counts")
-    parser.add_argument("--seed", type=int, default=20, help="of the cases")
+    parser.add_argument("--cases", type=int, default=20, help="cases per scenario")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each case; the median is reported")
+    parser.add_argument("--seed", type=int, default=20, help="seed of the cases")
     parser.add_argument("--scenarios", nargs="+", choices=_SCENARIOS, default=list(_SCENARIOS))
     add_model_argument(parser)
-    parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS, help="of an answer (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=_MAX_TOKENS, help="maximum tokens of an answer (%(default)s)"
+    )
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     if options.cases < 1 or options.repeats < 1:
@@ -300,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         peers = Peers(chat, options.max_tokens)
         for name in options.scenarios:
             cases = list(_SCENARIOS[name](chat, options.cases, random.Random(options.seed)))
-            measure(peers, cases[0], 0, 1)  # the first calls are slow; they should count for none
+            measure(peers, cases[0], 0, 1)  # warm-up: the first calls are slow
             measured = [
                 {"scenario": name, **measure(peers, case, number, options.repeats)}
                 for number, case in enumerate(track(cases, name, console=Console(stderr=True)))

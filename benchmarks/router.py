@@ -1,8 +1,8 @@
 """How well routers decide which questions suit Skeleton-of-Thought, and how long they take.
 
-Every router decides every question of a file of labels (JSON lines: ``question``, ``use_sot``), one after
-another and in turns: the shipped one, rules alone, both (first certain), a linear model on words alone that
-is trained on the same questions, and "never". With ``--model`` a prompted router is measured, too.
+Every router decides every question of a label file (JSON lines: ``question``, ``use_sot``), alternating: the
+shipped router, rules alone, both (the first certain one decides), a linear model on words alone that is
+trained on the shipped router's questions, and "never". ``--model`` adds a prompted router.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def words_alone() -> Decide:
 
 
 def routers(model: str | None, options: dict[str, Any]) -> dict[str, Decide]:
-    """What is compared, by name."""
+    """The compared routers, by name."""
     rules, trained = RulesRouter(), TrainedRouter()
     both = first_certain_of(rules, trained)
     found: dict[str, Decide] = {
@@ -64,7 +64,7 @@ def routers(model: str | None, options: dict[str, Any]) -> dict[str, Decide]:
 
 
 def measure(questions: Sequence[LabelledQuestion], compared: dict[str, Decide]) -> dict[str, dict[str, Any]]:
-    """Decisions and the median milliseconds of each router."""
+    """The confusion counts and median milliseconds of each router."""
     decisions: dict[str, list[bool]] = {name: [] for name in compared}
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for decide in compared.values():
@@ -87,8 +87,8 @@ def measure(questions: Sequence[LabelledQuestion], compared: dict[str, Decide]) 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.router", description=__doc__)
     parser.add_argument("--labels", type=Path, required=True, help="JSON lines with question and use_sot")
-    parser.add_argument("--model", metavar="VENDOR:NAME", help="for a prompted router")
-    parser.add_argument("--base-url", metavar="URL", help="a compatible server for it")
+    parser.add_argument("--model", metavar="VENDOR:NAME", help="model of a prompted router")
+    parser.add_argument("--base-url", metavar="URL", help="compatible server for that model")
     parser.add_argument("--save", action="store_true", help="keep the result under benchmarks/results")
     options = parser.parse_args()
     questions = read_labels([options.labels])

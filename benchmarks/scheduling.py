@@ -1,18 +1,18 @@
 """What scheduling by predicted length gains over naive batches, on lengths of real answers.
 
-No model runs: the lengths are known, and the scheduler of production says who stands in which forward. A
-forward costs the same up to 16 rows and by the row beyond, or what ``--cost`` says (a file of
-``engine.width_costs.to_dict()`` as JSON). Vanilla is what everything is compared with: batches in order of
-arrival, each as long as its longest answer. The others are the parts of sequence scheduling (Zheng et al.,
-arXiv 2305.13144), each added to bins alone and all together, and the engine's slots that refill as rows end.
-Rows set aside go on from their keys and values; ``static_all_redone`` does them anew, as the paper does, and
+No model runs: the lengths are known, and the production scheduler decides which rows are in which forward.
+The cost of a forward is constant up to 16 rows and linear beyond, or read from ``--cost`` (a file of
+``engine.width_costs.to_dict()`` as JSON). The baseline is vanilla: batches in order of arrival, each as long
+as its longest answer. It is compared with the parts of sequence scheduling (Zheng et al., arXiv 2305.13144),
+each added to bins alone and all together, and with the engine's slots, which refill as rows finish.
+Preempted rows resume from their KV cache; ``static_all_redone`` restarts them, as the paper does, and
 ``static_all_by_expected`` bins by expected lengths instead of maxima.
 
-In the engine rows that have ended leave the forward, so a large batch of short answers grows cheaper as it
-runs; the figures under ``padded`` are for rows that stay in until their batch is done, as in the paper.
+In the engine, finished rows leave the forward, so a large batch of short answers gets cheaper as it runs; the
+figures under ``padded`` are for rows that stay until their batch is done, as in the paper.
 
-The predictor sees the other answers to the same prompt (the siblings, drawn at other temperatures). One that
-sees the prompt alone is measured by ``python -m benchmarks.length_prediction``.
+The predictor sees the other answers to the same prompt (the siblings, drawn at other temperatures).
+``python -m benchmarks.length_prediction`` measures predictors that see only the prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from local_backend.scheduling.lengths import LengthErrors, Prediction
 GENERATED = "t0.7"
 SIBLINGS = ("t0.0", "t0.3", "t0.5")
 _BATCH_ROWS, _GROUP_ROWS, _MAX_TOKENS = 16, 256, 512
-_STUDENT_T = 1.886  # that a draw exceeds once in ten, with three siblings: two degrees of freedom
+_STUDENT_T = 1.886  # one draw in ten exceeds this; three siblings give two degrees of freedom
 _PREDICTOR = (
     "from the siblings: the answers to the same prompt at the other temperatures, which a predictor that "
     "sees the prompt alone does not have"
@@ -46,10 +46,10 @@ _PREDICTOR = (
 
 
 def read_answers(path: Path, *, max_tokens: int = _MAX_TOKENS) -> tuple[list[int], list[list[int]]]:
-    """The lengths that are generated, and for each those of its siblings, cut to ``max_tokens``.
+    """The lengths of the answers, and for each those of its siblings, cut to ``max_tokens``.
 
     Raises:
-        ValueError: There is no line, or one lacks a length. Says which and what is expected.
+        ValueError: There is no line, or one lacks a length; the message names it and what is expected.
     """
     lengths, siblings = [], []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
@@ -74,7 +74,7 @@ def _length(record: Any, field: str, name: str, max_tokens: int) -> int:
             f"{name} has no length {field!r} (got {value!r}): every line needs the tokens of its answers at "
             f"{GENERATED}, {', '.join(SIBLINGS)}"
         )
-    # An answer that is empty takes the forward that writes its end token.
+    # An empty answer still takes the forward that generates its end token.
     return min(max_tokens, max(1, math.ceil(value)))
 
 
@@ -83,8 +83,8 @@ def predict_from_siblings(
 ) -> list[Prediction]:
     """One prediction for each answer, from its siblings alone.
 
-    Their mean is expected. The maximum is the upper end of the textbook's interval for one more draw,
-    by Student's t; nothing is fitted to the file.
+    The expected length is their mean. The maximum is the upper end of the textbook prediction interval for
+    one more draw, by Student's t; nothing is fitted to the file.
     """
     predictions = []
     for tokens in siblings:
@@ -103,12 +103,12 @@ def measure(
     group_rows: int = _GROUP_ROWS,
     max_tokens: int = _MAX_TOKENS,
 ) -> dict[str, Any]:
-    """Throughput over vanilla of every way, the share of rows set aside, and what perfect packing would give.
+    """Throughput of every policy over vanilla, the share of preempted rows, and the bound of perfect packing.
 
     Args:
-        lengths: Of the answers.
-        predictions: One for each.
-        costs: What a forward costs.
+        lengths: Lengths of the answers.
+        predictions: One for each answer.
+        costs: Cost of a forward.
         batch_rows: Rows of a batch, and slots of the engine.
         group_rows: Rows that are scheduled together.
         max_tokens: An answer is no longer than this.
@@ -141,7 +141,7 @@ def measure(
         for name, replay in replays.items()
         if name.startswith("static")
     }
-    # All places of every forward are taken, and rows stand behind as many tokens as they do on average.
+    # Every slot of every forward is taken, at the average context length.
     context = round(sum(length**2 for length in lengths) / sum(lengths) / 2)
     full_forwards = sum(lengths) / batch_rows
     bound = seconds / (full_forwards * costs(context=context, rows=batch_rows, width=1))
@@ -226,7 +226,7 @@ def _print_table(summary: Mapping[str, Any]) -> None:
     console = Console(width=100)
     console.print(table)
     console.print(f"Predicted {summary['predictor']}.")
-    console.print(f"Set aside: {summary['failure_share']:.1%} of the answers, each time counted.")
+    console.print(f"Preempted: {summary['failure_share']:.1%} of the answers, counting every preemption.")
 
 
 if __name__ == "__main__":

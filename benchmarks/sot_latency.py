@@ -1,8 +1,8 @@
-"""How much sooner Skeleton-of-Thought ends than plain decoding, on a local model.
+"""How much faster Skeleton-of-Thought is than plain decoding, on a local model.
 
-Every question is answered plainly and by Skeleton-of-Thought in one run, alternating, and in turns one or the
-other goes first. Nothing computed for one answer is left for the next. Beside the times stand the tokens, and
-how many answers repeat themselves: what a model repeats without end takes time and is worth nothing.
+Every question is answered plainly and by Skeleton-of-Thought in one run; which of them goes first alternates,
+and the prefix cache is cleared before every answer. The token counts are reported too, and how many answers
+repeat themselves, because endless repetition takes time and is worthless.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sot_chains import SkeletonOfThought
 async def measure(
     chat: ChatLocal, sot: SkeletonOfThought, question: str, *, sot_first: bool
 ) -> dict[str, Any]:
-    """Answer one question both ways; seconds, tokens and the critical path of each."""
+    """Answer one question by both methods; returns seconds, tokens and the critical path."""
     case: dict[str, Any] = {}
     for way in ("sot", "plain") if sot_first else ("plain", "sot"):
         chat.engine.forget_prefixes()
@@ -53,7 +53,7 @@ async def measure_all(questions: Sequence[str], *, repeats: int, **loading: Any)
     """The median of ``repeats`` runs for each question.
 
     Args:
-        questions: What is asked.
+        questions: The questions.
         repeats: Runs of each question.
         loading: Arguments of ``ChatLocal.from_pretrained``.
     """
@@ -76,7 +76,7 @@ async def measure_all(questions: Sequence[str], *, repeats: int, **loading: Any)
 
 
 def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The JSON line."""
+    """The summary in the JSON line."""
     by_sot = [case for case in cases if case["route"] == "sot"]
 
     def median(values: Sequence[float]) -> float | None:
@@ -118,10 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sot_latency", description=__doc__)
     add_model_argument(parser)
     parser.add_argument("--dtype", default="auto", help="number format of the model (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="of a reply, at most (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=1024, help="maximum tokens of a reply (%(default)s)"
+    )
     parser.add_argument("--questions", type=Path, help="JSON lines with a 'question' each")
-    parser.add_argument("--limit", type=int, help="only the first so many")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each question; the median counts")
+    parser.add_argument("--limit", type=int, help="use at most this many questions")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per question; the median is reported")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     try:

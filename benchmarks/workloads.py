@@ -1,7 +1,7 @@
-"""Inputs for benchmarks on whatever model: questions people ask, documents, and answers that quote them.
+"""Inputs for benchmarks on any model: common questions, documents, and answers that quote them.
 
 The documents are the chapters of the language reference that ``help()`` shows, which every Python has.
-Nothing here depends on what a model knows by heart. Knows text. Does not know models.
+Nothing here depends on what a model has memorised. Knows text. Does not know models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 VICUNA = Path(__file__).parents[2] / "shared" / "data" / "questions" / "vicuna80.jsonl"
-"""The 80 questions of the Skeleton-of-Thought paper, where they are at hand."""
+"""The 80 questions of the Skeleton-of-Thought paper, if available."""
 
 # What follows "How can I" and "What is the best way to".
 _TASKS = (
@@ -58,12 +58,12 @@ def questions(count: int | None = None, path: Path | None = None) -> list[str]:
     """Open questions, the same ones each time.
 
     Args:
-        count: How many, at most.
-        path: JSON lines with a ``question`` each; the paper's, else some of our own, unless given.
+        count: Maximum number of questions.
+        path: JSON lines with a ``question`` each; by default the paper's or, if they are missing, our own.
 
     Raises:
         FileNotFoundError: ``path`` does not exist.
-        ValueError: It holds no question.
+        ValueError: The file holds no question.
     """
     if path is None and not VICUNA.exists():
         return [f"How can I {task}?" for task in _TASKS][:count]
@@ -93,7 +93,7 @@ class Chapter:
 
     @property
     def text(self) -> str:
-        """The document."""
+        """The document's text."""
         return " ".join(self.sentences)
 
 
@@ -122,7 +122,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def quoting_answer(rng: random.Random) -> tuple[list[str], str]:
-    """Documents, and an answer that quotes passages of theirs with a few words of its own between."""
+    """Documents, and an answer that quotes passages from them with a few other words between."""
     chosen = rng.sample(chapters(), 3)
     parts = []
     for chapter in chosen:
@@ -133,7 +133,7 @@ def quoting_answer(rng: random.Random) -> tuple[list[str], str]:
 
 
 def edited_answer(rng: random.Random) -> tuple[list[str], str]:
-    """An earlier answer, and the same with a sentence left out, another moved and some words changed."""
+    """An earlier answer, and a version with one sentence removed, one moved and some words changed."""
     sentences = list(rng.choice(chapters()).sentences[:8])
     edited = list(sentences)
     del edited[rng.randrange(len(edited))]
@@ -142,7 +142,7 @@ def edited_answer(rng: random.Random) -> tuple[list[str], str]:
 
 
 def altered(text: str, rng: random.Random, share: float) -> str:
-    """``text`` with that share of its words replaced by others of its words."""
+    """``text`` with ``share`` of its words replaced by words drawn from it."""
     words = text.split(" ")
     return " ".join(rng.choice(words) if rng.random() < share else word for word in words)
 
@@ -156,7 +156,7 @@ def document_request(rng: random.Random) -> list[dict[str, str]]:
 
 
 def edit_request(rng: random.Random) -> list[dict[str, str]]:
-    """Chat turns with an answer, and the wish to have it again with a small change."""
+    """Chat turns with an answer, and a request to repeat it with a small change."""
     chapter = rng.choice(chapters())
     answer = " ".join(chapter.sentences[:5])
     old = rng.choice([word for word in re.findall(r"[a-z]+", answer) if len(word) > 4])
@@ -175,12 +175,12 @@ def edit_request(rng: random.Random) -> list[dict[str, str]]:
 
 
 def repeats_itself(token_ids: Sequence[int], *, ngram_size: int = 16, times: int = 3) -> bool:
-    """Whether an answer has lost its thread: easy to copy, and worth nothing.
+    """Whether an answer repeats itself, which makes it easy to copy and worthless.
 
     Args:
         token_ids: The answer.
-        ngram_size: Tokens in a row.
-        times: How often the same ones must come.
+        ngram_size: Length of a repeated n-gram.
+        times: How often the same n-gram must occur.
     """
     counts: dict[tuple[int, ...], int] = {}
     for start in range(len(token_ids) - ngram_size + 1):

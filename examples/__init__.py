@@ -1,1 +1,1 @@
-"""Programs to run and read; ``demo.py`` is what ``make demo`` shows."""
+"""Example programs; ``make demo`` runs ``demo.py``."""

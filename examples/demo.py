@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show(chat: ChatLocal, question: str) -> None:
-    """Print both answers, and what each took."""
+    """Print both answers with their times and forwards."""
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=PIPED_WIDTH, highlight=False)
     chat.invoke("Hello", max_tokens=2)  # the first forward is slow; it should not count against either
     stats = chat.engine.stats

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def default_chat() -> "Iterator[ChatLocal]":
-    """The default model in float32, in which ways of decoding can be compared word for word."""
+    """The default model in float32, in which decoding methods can be compared word for word."""
     from local_backend import ChatLocal
 
     with ChatLocal.default(dtype="float32", max_tokens=48) as chat:

@@ -65,7 +65,7 @@ def transformers_serve(
 
 @contextmanager
 def vllm_serve(python: str, model: Path, scratch: Path, *, timeout_seconds: float = 400) -> Iterator[int]:
-    """vLLM hosting ``model`` as "default", from an environment of its own; yields its port."""
+    """vLLM hosting ``model`` as "default", from a separate environment; yields its port."""
     port = free_port()
     command = [
         *(python, "-m", "vllm.entrypoints.openai.api_server"),

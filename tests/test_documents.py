@@ -94,7 +94,7 @@ class _Client(NotebookClient):
 
 
 def _notebooks() -> list[Any]:
-    """Each in a process of its own takes half a minute: by default the first one stands for the others."""
+    """Each takes half a minute in a separate process, so only the first one runs by default."""
     return [pytest.param(path, marks=[] if path == NOTEBOOKS[0] else pytest.mark.slow) for path in NOTEBOOKS]
 
 

@@ -1,7 +1,7 @@
 """A tiny tokenizer and random-weight models: real components, made in milliseconds.
 
-What they write is noise, so nothing can be asserted of it but invariants: that two ways of decoding agree,
-that streams add up, that everything ends.
+They write noise, so only invariants can be asserted: that two decoding methods agree, that streams add up,
+that everything ends.
 """
 
 from __future__ import annotations

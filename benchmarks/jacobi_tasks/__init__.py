@@ -1,7 +1,7 @@
-"""Three tasks at a size that trains on a laptop, with data from grammars and scores by execution.
+"""Three tasks small enough to train on a laptop, with data from grammars and scores by execution.
 
-``python -m benchmarks.jacobi_tasks train text_to_sql`` makes a plain model, tunes it for consistency
-and says what both score. Nothing of it is shipped but the grammars.
+``python -m benchmarks.jacobi_tasks train text_to_sql`` trains a plain model, tunes it for consistency
+and prints both scores. Only the grammars are shipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Command line of the tasks: ``python -m benchmarks.jacobi_tasks``.
 
-``train NAME`` makes a plain model, a smaller draft model for comparison, and the plain model tuned for
-consistency. ``score NAME`` says how many held-out cases a model answers rightly.
+``train NAME`` trains a plain model and a smaller draft model for comparison, and tunes the plain model for
+consistency. ``score NAME`` prints the share of held-out cases that a model answers correctly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jacobi_tasks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    train = commands.add_parser("train", help="make the models of a task")
+    train = commands.add_parser("train", help="train the models of a task")
     score = commands.add_parser("score", help="score a model on held-out cases")
     show = commands.add_parser("show", help="print cases")
     for command in (train, score, show):
@@ -32,11 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         nargs="+",
         choices=("plain", "draft", "tuned"),
         default=("plain", "draft", "tuned"),
-        help="only these; each needs plain",
+        help="run only these stages; the others need plain",
     )
     score.add_argument("--model", type=Path, required=True, help="folder of the model")
     score.add_argument("--cases", type=int, default=200, help="held-out cases (%(default)s)")
-    show.add_argument("--cases", type=int, default=3, help="how many (%(default)s)")
+    show.add_argument("--cases", type=int, default=3, help="number of cases (%(default)s)")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,6 +1,6 @@
-"""What a task is: cases drawn from a grammar, and a score of what a model answered.
+"""Defines a task: cases drawn from a grammar, and a score for a model's answers.
 
-Knows neither models nor training. A case belongs to one split for good, whatever else is drawn.
+Knows neither models nor training. A case always belongs to the same split, whatever else is drawn.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "test"]
-_TEST_SHARE = 12  # one prompt in so many is kept for testing
+_TEST_SHARE = 12  # one prompt in this many is held out for testing
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to ask.
+    """One prompt with its answer.
 
     Attributes:
-        prompt: What the model continues.
-        answer: A right continuation, without the end token.
-        facts: What a score is computed from, e.g. the rows of a database; JSON values only.
+        prompt: The text that the model continues.
+        answer: A correct continuation, without the end token.
+        facts: Data for the score, e.g. the rows of a database; JSON values only.
     """
 
     prompt: str
@@ -36,14 +36,14 @@ class Task(Protocol):
     name: str
 
     def make(self, rng: random.Random, split: Split) -> Case | None:
-        """Draw a case; ``None`` where the draw fell into the other split."""
+        """Draw a case; ``None`` if the draw is unusable or belongs to the other split."""
 
     def score(self, cases: Sequence[Case], texts: Sequence[str]) -> list[bool]:
-        """Whether each answer is right, judged by what it does or says rather than by how it is written."""
+        """Whether each answer is correct, judged by what it does or says, not by its wording."""
 
 
 def draw_cases(task: Task, split: Split, *, seed: int = 0) -> Iterator[Case]:
-    """Different cases without end, the same ones for the same seed."""
+    """An endless stream of distinct cases, the same for the same seed."""
     rng = random.Random(f"{task.name}:{split}:{seed}")
     seen: set[str] = set()
     while True:
@@ -54,7 +54,7 @@ def draw_cases(task: Task, split: Split, *, seed: int = 0) -> Iterator[Case]:
 
 
 def split_of(text: str) -> Split:
-    """The split a prompt belongs to, by its digest: no case for testing is ever trained on."""
+    """The split a prompt belongs to, by its digest: no test case is ever trained on."""
     digest = hashlib.sha256(text.encode()).digest()
     return "test" if int.from_bytes(digest[:4], "big") % _TEST_SHARE == 0 else "train"
 

@@ -1,13 +1,13 @@
-"""Initial weights of small models: random, but for two layers that begin as an induction pair.
+"""Initial weights of small models: random, except for two layers that start as an induction pair.
 
-Copying rests on induction heads: a head that attends to the token before, and in a layer above one that
-finds where the present token stood before and brings what followed it (Olsson and others, "In-context
-Learning and Induction Heads", 2022). From random weights a model finds them late, and until then it learns
-nothing that is copied. Here they are there from the first step, and training makes of them what it needs:
-the same idea as the mimetic initialization of Trockman and Kolter (2023), with the parts written down.
+Copying relies on induction heads: a head that attends to the previous token, and a head in a higher layer
+that finds an earlier occurrence of the current token and copies what followed it (Olsson and others,
+"In-context Learning and Induction Heads", 2022). From random weights a model learns them late, and until then
+it learns nothing that requires copying. Here they exist from the first step, and training adapts them: the
+same idea as the mimetic initialization of Trockman and Kolter (2023), with the parts written out.
 
-Knows the layout of ``transformers``' Llama: heads stand side by side in the rows of the projections, and the
-rotary embedding turns coordinate ``i`` of a head together with coordinate ``i + head_size / 2``.
+Knows the layout of ``transformers``' Llama: heads lie side by side in the rows of the projections, and the
+rotary embedding rotates coordinate ``i`` of a head together with coordinate ``i + head_size / 2``.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import torch
 from transformers import LlamaForCausalLM
 
 _EMBEDDING_SCALE = 0.05
-_CONSTANT = 3.0  # of the last coordinate of every token's embedding, in units of the others
-_NUM_FAST_PAIRS = 3  # of rotary coordinates, which tell neighbouring positions apart
-_SLOWEST_TURN = 4e-3  # radians a position: what turns less can compare contents over hundreds of positions
-_NUM_BEFORE = 3  # tokens before the present one that are compared
+_CONSTANT = 3.0  # last coordinate of every token's embedding, in units of the others
+_NUM_FAST_PAIRS = 3  # pairs of rotary coordinates that tell neighbouring positions apart
+_SLOWEST_TURN = 4e-3  # radians per position: slower pairs compare contents over hundreds of positions
+_NUM_BEFORE = 3  # previous tokens that are compared
 _NEIGHBOUR_GAIN, _MATCH_GAINS = 3.6, (3.0, 2.2, 1.8)
 
 
 @torch.no_grad()
 def begin_copying(model: LlamaForCausalLM) -> None:
-    """Write the pair of layers into a model just made; the rest of its weights stays random.
+    """Write the induction pair into a new model; its other weights stay random.
 
-    In the layer below, a head for each of the last three tokens notes which it was. In the layer above, two
-    heads look for the place before which the same tokens stood, the last of them counting most, and bring the
-    token that stands there.
+    In the lower layer, one head for each of the last three tokens notes which token it was. In the upper
+    layer, two heads look for the position that follows the same tokens, the most recent weighted highest, and
+    copy the token at that position.
 
     Args:
-        model: With two layers, four heads and room for the notes; a smaller one is left as it is.
+        model: Needs two layers, four heads and room for the notes; a smaller model is left unchanged.
     """
     config = model.config
     size = config.head_dim or config.hidden_size // config.num_attention_heads
     half = size // 2
     base = float(dict(model.config.rope_parameters or {})["rope_theta"])
-    turns = [base ** (-pair / half) for pair in range(half)]  # radians a position
+    turns = [base ** (-pair / half) for pair in range(half)]  # radians per position
     slow = torch.tensor([pair for pair, turn in enumerate(turns) if turn < _SLOWEST_TURN])
     block = 2 * len(slow) // _NUM_BEFORE  # coordinates of a head that compare one token
     noted = _NUM_BEFORE * block  # coordinates of a token that are noted
@@ -56,7 +56,7 @@ def begin_copying(model: LlamaForCausalLM) -> None:
     embedding[:, own : notes[-1] + noted] *= 0.2
     below, above = (layer.self_attn for layer in model.model.layers[:2])
 
-    for head, note in enumerate(notes):  # attends so many positions back
+    for head, note in enumerate(notes):  # attends head + 1 positions back
         _clear(below, head, size)
         first = head * size
         for pair in range(min(_NUM_FAST_PAIRS, half)):
@@ -81,11 +81,11 @@ def begin_copying(model: LlamaForCausalLM) -> None:
         columns = torch.arange(size)
         above.v_proj.weight[first + columns, first + columns] = 0.5
         above.o_proj.weight[first + columns, first + columns] = 10 * _EMBEDDING_SCALE
-    model.lm_head.weight.copy_(embedding)  # what is brought is said; of a tied head this changes nothing
+    model.lm_head.weight.copy_(embedding)  # the copied token is predicted; no change if the head is tied
 
 
 def _clear(attention: Any, head: int, size: int) -> int:
-    """Empty a head; returns its first row."""
+    """Set a head's weights to zero; returns its first row."""
     rows = slice(head * size, (head + 1) * size)
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         projection.weight[rows] = 0.0

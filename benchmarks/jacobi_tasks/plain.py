@@ -1,6 +1,6 @@
 """Plain models of a task: a tokenizer and a small Llama trained on its cases, autoregressively.
 
-Knows tasks and the trainer. Consistency comes later, by the same road as for any other model.
+Knows tasks and the trainer. Consistency training comes later, with the same code as for any other model.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class PlainOptions:
         hidden_size, num_layers, num_heads, vocabulary_size: Shape.
         num_cases: Cases it is trained on.
         num_steps: Optimizer steps.
-        batch_size: Cases of a step.
-        learning_rate: At its peak; a warm-up before, a cosine to nearly 0 behind.
-        learned_prompts: Share of cases whose prompt is learned, too; most of it is chance.
-        seed: Of weights, cases and order.
+        batch_size: Cases per step.
+        learning_rate: Peak value, after a warm-up and before a cosine decay to nearly 0.
+        learned_prompts: Share of cases whose prompt is also learned; prompts are mostly random.
+        seed: Seed of weights, cases and order.
     """
 
     hidden_size: int = 128
@@ -56,7 +56,7 @@ def train_tokenizer(cases: Sequence[Case], vocabulary_size: int) -> PreTrainedTo
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    # Words and marks with the space before them, digits one by one.
+    # Words and punctuation marks with the space before them, digits one by one.
     words = Regex(r" ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]|\s+(?!\S)|\s")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -83,7 +83,7 @@ def train_tokenizer(cases: Sequence[Case], vocabulary_size: int) -> PreTrainedTo
 
 
 def make_model(options: PlainOptions, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The untrained model, float32, seeded; where it is wide enough, it begins able to copy."""
+    """The untrained model, float32, seeded; if it is wide enough, it starts with an induction pair."""
     torch.manual_seed(options.seed)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -112,19 +112,19 @@ def train_plain(
     tokenizer: PreTrainedTokenizerFast | None = None,
     measure: Measure | None = None,
 ) -> None:
-    """Train a plain model of ``task`` and write it to ``folder``; goes on where it was interrupted.
+    """Train a plain model of ``task`` and write it to ``folder``; resumes after an interruption.
 
     Args:
-        task: What it learns.
-        folder: Where the model goes; its checkpoints lie in ``folder/checkpoints``.
+        task: The task to learn.
+        folder: Output folder; checkpoints go to ``folder/checkpoints``.
         options: Shape and length of training.
-        tokenizer: Of another model of the task, to share.
-        measure: Called a few times on the way.
+        tokenizer: Tokenizer of another model of the task, to share it.
+        measure: Called a few times during training.
     """
     cases = list(islice(draw_cases(task, "train", seed=options.seed), options.num_cases))
     if tokenizer is None:
         tokenizer = train_tokenizer(cases[:6000], options.vocabulary_size)
-    tokenizer.save_pretrained(folder)  # first: what measures the model on the way needs it
+    tokenizer.save_pretrained(folder)  # first, because ``measure`` needs it during training
     model = make_model(options, tokenizer)
     use_fast_attention(model)
     prompts = tokenizer([case.prompt for case in cases], add_special_tokens=False)["input_ids"]

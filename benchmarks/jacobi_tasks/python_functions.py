@@ -1,7 +1,7 @@
 """Python functions from their docstring, scored by running their tests in a process with a time limit.
 
-A function keeps some elements of a list, changes each and folds them into a result, or does the like to a
-string. What the docstring says in words the body does in code.
+A function filters a list of numbers or strings, changes each element and folds them into a result. The
+docstring says in words what the body does in code.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _INDENT = "    "
 
 
 class PythonFunctions:
-    """One function to write: its signature and docstring are given, its body is wanted."""
+    """One function to write: the signature and docstring are given, the body is asked for."""
 
     name = "python"
 
@@ -98,7 +98,7 @@ class PythonFunctions:
         return Case(prompt, body, {"function": function, "tests": tests})
 
     def score(self, cases: Sequence[Case], texts: Sequence[str]) -> list[bool]:
-        """Whether each function passes all its tests, in a process of its own with a time limit."""
+        """Whether each function passes all its tests, in a separate process with a time limit."""
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(passes, cases, texts))
 
@@ -125,7 +125,7 @@ print("passed", end="")
 def run_tests(code: str, facts: Mapping[str, Any], *, time_limit_seconds: float = _TIME_LIMIT_SECONDS) -> str:
     """``"passed"``, ``"failed"`` or ``"timeout"``.
 
-    The process is isolated (``-I``), has bounded memory and no input but the tests. It is no sandbox: run
+    The process is isolated (``-I``), has bounded memory and no input but the tests. It is not a sandbox: run
     the code of models you do not trust in a container.
     """
     task = json.dumps([code, facts["function"], facts["tests"]])
@@ -292,9 +292,9 @@ def _group(
 
 
 def _tests(code: str, function: str, rng: random.Random, of_strings: bool) -> list[Any] | None:
-    """Arguments and what the right body returns; ``None`` where it returns the same for all of them."""
+    """Arguments and the correct body's results; ``None`` if all results are the same."""
     names: dict[str, Any] = {}
-    exec(compile(code, "reference", "exec"), names)  # the grammar's own text
+    exec(compile(code, "reference", "exec"), names)  # code from the grammar
     tests: list[Any] = []
     for _ in range(_NUM_TESTS):
         argument: list[Any]

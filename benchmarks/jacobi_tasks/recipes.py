@@ -1,6 +1,6 @@
-"""How each task's models are made: sizes, steps and rounds, and the one call that makes them.
+"""How each task's models are trained: sizes, steps and rounds, and the function that trains them.
 
-Knows tasks, plain models and tuning. The numbers are what two CPU cores do in minutes.
+Knows tasks, plain models and tuning. The sizes train on two CPU cores in minutes.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _TUNING = TuneOptions(
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the models of a task are made.
+    """How the models of a task are trained.
 
     Attributes:
         plain, draft: Shape and training of the plain model and of the smaller draft model.
         tuning: How the plain model is tuned.
         num_prompts: Prompts it is tuned on.
-        num_examples: Further cases it learns from as they are, noise drawn on the spot.
-        only_right: Whether it learns from right answers alone.
+        num_examples: Further cases it learns from directly, with noise drawn during training.
+        only_right: Whether it learns from correct answers only.
     """
 
     plain: PlainOptions = field(default_factory=PlainOptions)
@@ -67,13 +67,13 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    # Longer, and in float32 a plain model is right in more than 95 of 100, so that a loss would not show; in
-    # word problems, too.
+    # With longer training in float32 a plain model is correct in more than 95 of 100 cases, so a loss would
+    # not show; the same holds for word problems.
     "text_to_sql": Recipe(
         plain=PlainOptions(num_steps=1000, num_cases=20_000), tuning=replace(_TUNING, num_steps=700)
     ),
-    # To say in code what is said in words is learned sooner than to look names up; much longer, and the plain
-    # model is right nearly always, so that a loss would not show.
+    # Turning words into code is learned sooner than looking up names; with much longer training the plain
+    # model is nearly always correct, so a loss would not show.
     "python": Recipe(
         plain=PlainOptions(num_steps=600, num_cases=24_000, vocabulary_size=640, learning_rate=3e-3)
     ),
@@ -86,7 +86,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-# All of it in half a minute, to try things out: it learns the look of the answers and little more.
+# Everything in half a minute, to try things out: it learns the form of the answers and little more.
 TOY = Recipe(
     plain=PlainOptions(
         hidden_size=64,
@@ -118,16 +118,16 @@ def train_task(
     *,
     stages: Sequence[str] = ("plain", "draft", "tuned"),
 ) -> Report | None:
-    """Make a task's models in ``folder/plain``, ``folder/draft`` and ``folder/tuned``; goes on where it was.
+    """Train models in ``folder/plain``, ``folder/draft`` and ``folder/tuned``; resumes after an interruption.
 
     Args:
         task: The task.
-        folder: Where they go.
-        recipe: How they are made; the task's own unless given.
-        stages: Which to make; what is finished already is left as it is.
+        folder: Output folder.
+        recipe: How they are trained; by default the task's own recipe.
+        stages: Stages to run; finished ones are left as they are.
 
     Returns:
-        What tuning did, where it was among the stages.
+        The report of tuning, or ``None`` without that stage.
     """
     recipe = recipe or RECIPES[task.name]
     max_tokens = recipe.tuning.collect.max_tokens
@@ -148,7 +148,7 @@ def train_task(
         return judge_of(task, [case_of[tuple(ids)] for ids in held_out])
 
     def accept(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[bool]:
-        """Right answers alone: what is wrong is not worth saying sooner."""
+        """Correct answers only: wrong ones are not worth speeding up."""
         some = [case_of[tuple(ids)] for ids in prompts]
         return task.score(some, [completion.text for completion in completions])
 
@@ -164,7 +164,7 @@ def train_task(
 
 
 def judge_of(task: Task, cases: Sequence[Case]) -> Quality:
-    """The share of answers to ``cases`` that are right."""
+    """A function that gives the share of correct answers to ``cases``."""
 
     def judge(completions: Sequence[Completion]) -> float:
         right = task.score(cases, [completion.text for completion in completions])
@@ -174,7 +174,7 @@ def judge_of(task: Task, cases: Sequence[Case]) -> Quality:
 
 
 def score_model(task: Task, path: Path, num_cases: int, *, max_tokens: int = 256) -> float:
-    """The share of held-out cases a model answers rightly."""
+    """The share of held-out cases that a model answers correctly."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path)
     cases = list(islice(draw_cases(task, "test"), num_cases))

@@ -1,7 +1,7 @@
 """Questions about a database and the SQL that answers them, scored by executing it on SQLite.
 
-The databases of the test split are never seen in training. There most names of tables and columns are made
-of other words of the same vocabulary, so that a small model learns to take them from the prompt.
+The databases of the test split are never seen in training. In training, most table and column names are
+replaced by other words of the same vocabulary, so that a small model learns to take them from the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.jacobi_tasks.base import Case, Split, word_list
 
 _TEST_EVERY = 4
-_MAX_STEPS = 200_000  # of SQLite's virtual machine, for one query
+_MAX_STEPS = 200_000  # steps of SQLite's virtual machine per query
 _VALUES = word_list("""
     Oslo Lima Cairo Quito Turin Porto Nantes Leeds Ghent Basel Malmo Bergen Zagreb Tartu Vilnius
     Cork Anna Bruno Clara Dario Elena Felix Greta Hugo Irma Jonas Karin Leo Marta Nils Olga Paul
@@ -102,16 +102,16 @@ class TextToSql:
             for table in (schema.first, schema.second)
         }
         case = Case(f"{described}\n{question}\n", sql, {"tables": tables, "sql": sql})
-        # To answer with no row at all must not count as right.
+        # An answer that returns no rows must not count as correct.
         return case if split == "train" or _run(case.facts, sql) else None
 
     def score(self, cases: Sequence[Case], texts: Sequence[str]) -> list[bool]:
-        """Whether each answer, run on the case's database, gives the rows that the right query gives."""
+        """Whether each answer, run on the case's database, returns the same rows as the correct query."""
         return [is_right(case.facts, text) for case, text in zip(cases, texts, strict=True)]
 
 
 def is_right(facts: Mapping[str, Any], sql: str) -> bool:
-    """Run both queries; rows must agree, in order where the right query orders them."""
+    """Run both queries; rows must match, in order if the correct query orders them."""
     right, got = _run(facts, facts["sql"]), _run(facts, sql)
     if got is not None and "ORDER BY" not in facts["sql"]:
         return sorted(right or (), key=repr) == sorted(got, key=repr)
@@ -119,7 +119,7 @@ def is_right(facts: Mapping[str, Any], sql: str) -> bool:
 
 
 def _run(facts: Mapping[str, Any], sql: str) -> list[Any] | None:
-    """Rows of a query on the case's database; ``None`` where it fails, reads nothing or takes too long."""
+    """Rows of a query on the case's database; ``None`` if it fails, selects nothing or takes too long."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for name, table in facts["tables"].items():
             connection.execute(f"CREATE TABLE {name} ({', '.join(table['columns'])})")
@@ -141,7 +141,7 @@ def _only_reading(action: int, *_: object) -> int:
 
 
 def _renamed(schema: Schema, rng: random.Random) -> Schema:
-    """The schema with most names made of other words, so that none can be known by heart."""
+    """The schema with most names replaced by other words, so that they cannot be memorised."""
     used: set[str] = {"id"}
 
     def rename(name: str) -> str:
@@ -163,7 +163,7 @@ def _renamed(schema: Schema, rng: random.Random) -> Schema:
 
 
 def _some_of(columns: tuple[str, ...], rng: random.Random) -> list[str]:
-    """All columns or a few: what is easy to look up is learned first."""
+    """All columns or a random subset: a few columns are easier to look up and are learned first."""
     if rng.random() < _ALL_COLUMNS_SHARE:
         return list(columns)
     return rng.sample(columns, rng.randrange(1, len(columns) + 1))
@@ -185,7 +185,7 @@ def _words() -> tuple[str, ...]:
 def _rows(schema: Schema, table: Table, rng: random.Random) -> list[list[Any]]:
     count = rng.randrange(14, 22)
     values = {column: rng.sample(_VALUES, 5) for column in table.texts}
-    # No number twice in a column: an order, a maximum or a limit has one right answer.
+    # No number occurs twice in a column, so an order, a maximum or a limit has one correct answer.
     numbers = {column: rng.sample(range(2, 100), count) for column in table.numbers}
     rows: list[list[Any]] = []
     for place in range(count):

@@ -1,6 +1,6 @@
 """Arithmetic word problems, answered step by step and scored on the number at the end.
 
-A story changes a count two to four times. The answer reckons each step and ends with the result.
+A story changes a count two to four times. The answer computes each step and ends with the result.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WordProblems:
 
 
 def number_of(text: str) -> int | None:
-    """The number an answer ends with; ``None`` where it gives none."""
+    """The number an answer ends with; ``None`` if it gives none."""
     found = _LAST_NUMBER.findall(text)
     return int(found[-1]) if found else None
 

@@ -1,1 +1,1 @@
-"""Sequence scheduling as its paper has it (arXiv 2305.13144): baselines to compare the engine with."""
+"""Sequence scheduling as in its paper (arXiv 2305.13144): baselines to compare the engine with."""

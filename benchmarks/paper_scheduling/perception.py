@@ -1,7 +1,7 @@
-"""Perception in advance: the model itself is asked how long the answer is that it is about to give.
+"""Perception in advance: the model is asked how long its answer will be before it answers.
 
-After Zheng et al., arXiv 2305.13144; the words of the prompts are ours. It takes no training, but a model
-that follows instructions and has seen enough of its own answers; what cannot be read as a length is no
+After Zheng et al., arXiv 2305.13144; the wording of the prompts is ours. It needs no training, but a model
+that follows instructions and has seen enough of its own answers; a reply that names no length gives no
 prediction. Knows an engine by its ``generate``. Does not know what a prediction is used for.
 """
 
@@ -26,15 +26,15 @@ QUESTION = (
     "About how many {unit} will your complete answer to it have? If you are not sure, name the larger "
     "number. Reply with that one number."
 )
-"""Asked before answering."""
+"""The question asked before answering."""
 
 ANNOUNCEMENT = "(Length of this answer in {unit}: "
-"""Begun for the model where its answer begins; it goes on with the number."""
+"""The start of an answer, which the model continues with the number."""
 
 ANNOUNCED_ANSWER = re.compile(r"\(Length of this answer in (?P<unit>tokens|words): (?P<length>[^)\n]*)\)?\s*")
 
 TOKENS_PER_WORD = 1.35
-"""Of English text, for vocabularies of some ten thousand tokens."""
+"""For English text and vocabularies of some ten thousand tokens."""
 
 _SIZES = {"sentence": 20, "line": 12, "paragraph": 80, "page": 400}  # words
 _WORDS = {
@@ -52,10 +52,10 @@ _UNIT = re.compile(r"\b(token|word|sentence|line|paragraph|page)s?\b")
 def parse_length(
     text: str, *, unit: Unit = "words", tokens_per_word: float = TOKENS_PER_WORD
 ) -> float | None:
-    """The number of tokens that a model's reply names; ``None`` where it names none.
+    """The number of tokens that a model's reply names; ``None`` if it names none.
 
-    Understands figures ("1,200", "1.5k", ranges, of which the upper end counts), small numbers in words
-    ("about two hundred") and a unit behind the number ("3 sentences"); without, the number is in ``unit``.
+    Understands figures ("1,200", "1.5k", the upper end of a range), small numbers in words ("about two
+    hundred") and a unit after the number ("3 sentences"); without a unit, the number is in ``unit``.
     """
     text = text.lower()
     match = _NUMBER.search(text)
@@ -81,7 +81,7 @@ def parse_length(
 
 
 def _number_in_words(text: str) -> tuple[float, str] | None:
-    """A number written out, and the text behind it: "a hundred and fifty words" is 150."""
+    """A number in words, and the text after it: "a hundred and fifty words" is 150."""
     total = current = 0
     end = 0
     for match in re.finditer(r"[a-z]+", text):
@@ -101,7 +101,7 @@ def _number_in_words(text: str) -> tuple[float, str] | None:
 
 
 def split_announced(text: str) -> tuple[float | None, str]:
-    """What an answer announces of its own length, in tokens, and the answer without the announcement."""
+    """The length that an answer announces, in tokens, and the answer without the announcement."""
     match = ANNOUNCED_ANSWER.match(text)
     if match is None:
         return None, text
@@ -113,15 +113,15 @@ class PerceptionInAdvance:
     """Asks the model for the length of each answer.
 
     Args:
-        engine: With the model that will answer.
-        form: ``"asked"``: in a question of its own, before answering. ``"announced"``: at the beginning of
-            the answer, whose prompt the engine has read then and keeps; :func:`split_announced` reads it from
-            an answer that was begun so and went on.
-        unit: What the model counts in; words come easier to it than tokens.
-        tokens_per_word: What a word comes to.
-        max_share: The predicted maximum, over what the model says.
-        max_tokens: Tokens of the model's reply, at most.
-        render: A question's text to the token ids of a prompt; by the tokenizer's chat template unless given.
+        engine: Engine with the model that will answer.
+        form: ``"asked"``: in a separate question before answering. ``"announced"``: at the start of the
+            answer, so that the prompt is already in the engine's prefix cache; :func:`split_announced` reads
+            the length from an answer that starts this way.
+        unit: Unit in which the model counts; words are easier for it than tokens.
+        tokens_per_word: Tokens of an average word.
+        max_share: Ratio of the predicted maximum to the length the model names.
+        max_tokens: Maximum tokens of the model's reply.
+        render: Turns a question into prompt token ids; by default with the tokenizer's chat template.
 
     Raises:
         ValueError: A question cannot be rendered, because the tokenizer has no chat template.
@@ -139,9 +139,7 @@ class PerceptionInAdvance:
         render: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         if form == "asked" and render is None and not engine.tokenizer.chat_template:
-            raise ValueError(
-                'the tokenizer has no chat template to ask with: give render, or take form="announced"'
-            )
+            raise ValueError('the tokenizer has no chat template: give render, or use form="announced"')
         if not max_share >= 1:
             raise ValueError(f"max_share must be at least 1, got {max_share}")
         self._engine = engine
@@ -155,9 +153,9 @@ class PerceptionInAdvance:
     def predict(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
     ) -> list[Prediction | None]:
-        """One prediction for each prompt, ``None`` where the reply names no length or the prompt is too long.
+        """One prediction for each prompt, ``None`` if the reply names no length or the prompt is too long.
 
-        Waits for the model, so it must not be called from the thread of the engine that it asks.
+        Blocks until the model has replied, so do not call it on the thread of the engine that it asks.
         """
         if not prompts:
             return []
@@ -173,7 +171,7 @@ class PerceptionInAdvance:
         return predictions
 
     def announcing(self, prompt: Sequence[int]) -> list[int]:
-        """The prompt with the announcement begun: what to generate from to have length and answer in one."""
+        """The prompt with the start of the announcement; generate from it to get length and answer in one."""
         begun = ANNOUNCEMENT.format(unit=self._unit)
         return [*prompt, *self._engine.tokenizer.encode(begun, add_special_tokens=False)]
 

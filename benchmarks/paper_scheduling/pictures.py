@@ -1,6 +1,6 @@
-"""Pictures of scheduling: who stands in which forward, and predicted against actual lengths.
+"""Plots of scheduling: which rows are in which forward, and predicted against actual lengths.
 
-Needs matplotlib, of the ``training`` and ``notebooks`` extras. Knows replays and predictions.
+Needs matplotlib, from the ``training`` and ``notebooks`` extras. Knows replays and predictions.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 _WRITES, _REFILL, _GOES_ON = "#1f4e79", "#5fa8d3", "#7fb069"
 _PADDING, _ASIDE = "#ece5db", "#e76f51"
 _COLOURS = {
-    "writes": _WRITES,
-    "writes in a place that became free": _REFILL,
-    "goes on, or is done anew": _GOES_ON,
+    "decodes": _WRITES,
+    "decodes in a refilled slot": _REFILL,
+    "resumed or restarted": _GOES_ON,
     "padding": _PADDING,
-    "is set aside": _ASIDE,
+    "preempted": _ASIDE,
 }
 
 
 def schedule_bars(replay: Replay) -> dict[str, list[tuple[int, int, int]]]:
-    """What is drawn of a replay, by kind: place, first forward and number of forwards of each bar.
+    """The bars of a replay by kind: slot, first forward and number of forwards of each bar.
 
-    The kinds are those of the legend. Of a row that is set aside the last forwards stand out.
+    The kinds are those of the legend. The last forwards of a preempted row are marked.
     """
     bars: dict[str, list[tuple[int, int, int]]] = {name: [] for name in _COLOURS}
     mark = max(1, replay.num_forwards // 150)
@@ -38,7 +38,7 @@ def schedule_bars(replay: Replay) -> dict[str, list[tuple[int, int, int]]]:
         written = stay.num_tokens
         if stay.end == "preempted":
             marked = min(mark, written)
-            bars["is set aside"].append((stay.place, stay.start + written - marked, marked))
+            bars["preempted"].append((stay.place, stay.start + written - marked, marked))
             written -= marked
         if written:
             bars[_kind(stay, is_again=stay.row in again)].append((stay.place, stay.start, written))
@@ -51,15 +51,15 @@ def schedule_bars(replay: Replay) -> dict[str, list[tuple[int, int, int]]]:
 
 def _kind(stay: Stay, *, is_again: bool) -> str:
     if is_again:
-        return "goes on, or is done anew"
-    return "writes in a place that became free" if stay.is_refill else "writes"
+        return "resumed or restarted"
+    return "decodes in a refilled slot" if stay.is_refill else "decodes"
 
 
 def draw_schedules(replays: Mapping[str, Replay]) -> Figure:
-    """Rows of the batch down, forwards across, one policy below the other on the same scale.
+    """Draw rows of the batch against forwards, one panel for each policy, all on the same scale.
 
     Args:
-        replays: By name.
+        replays: Replays by name.
 
     Returns:
         A matplotlib figure that is not registered with pyplot and so need not be closed.
@@ -89,7 +89,7 @@ def draw_schedules(replays: Mapping[str, Replay]) -> Figure:
                 left=[first for _, first, _ in bars],
                 height=0.86,
                 color=_COLOURS[kind],
-                edgecolor="white",  # so that rows in one place can be told apart
+                edgecolor="white",  # separates rows in the same slot
                 linewidth=0.4,
             )
         axes.set_ylim(number - 0.5, -0.5)
@@ -111,17 +111,17 @@ def draw_schedules(replays: Mapping[str, Replay]) -> Figure:
 
 
 def draw_predictions(predictions: Sequence[Prediction], num_tokens: Sequence[int]) -> Figure:
-    """Actual lengths over predicted ones, each with a line up to its predicted maximum.
+    """Draw actual against predicted lengths, each with a line up to its predicted maximum.
 
     Args:
         predictions: One for each answer.
-        num_tokens: The lengths that came.
+        num_tokens: The actual lengths.
 
     Returns:
         A matplotlib figure that is not registered with pyplot.
 
     Raises:
-        ValueError: There are none, or not as many of one as of the other.
+        ValueError: The lists are empty or differ in length.
         ImportError: Matplotlib is not installed.
     """
     errors = LengthErrors.of(predictions, num_tokens)
@@ -142,8 +142,8 @@ def draw_predictions(predictions: Sequence[Prediction], num_tokens: Sequence[int
             color=colour,
             label=name,
         )
-    axes.set_xlabel("tokens expected, and up to which maximum")
-    axes.set_ylabel("tokens that came")
+    axes.set_xlabel("predicted tokens, with a line up to the maximum")
+    axes.set_ylabel("actual tokens")
     axes.set_title(
         f"mean error {errors.mean_absolute_error:.0f} tokens, Acc-50 {errors.acc_50:.2f}, "
         f"Acc-100 {errors.acc_100:.2f}",

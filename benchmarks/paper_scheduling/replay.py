@@ -1,9 +1,9 @@
-"""What a policy would have cost on answers whose lengths are known: the real scheduler, without a model.
+"""What a policy would cost on answers of known length: the real scheduler, without a model.
 
-Every row's stay in the batch is kept, so that cost, padding and a picture can be read off. Admission goes
-through :class:`~local_backend.scheduling.waiting_queue.WaitingQueue` and batches through
+Every row's stay in the batch is recorded, to derive cost, padding and a plot from it. Admission goes through
+:class:`~local_backend.scheduling.waiting_queue.WaitingQueue` and batches through
 :class:`~benchmarks.paper_scheduling.static.MicroBatches`, as in production. Knows lengths and predictions.
-Does not know where they come from. Reading prompts is left out: it is the same for every policy.
+Does not know where they come from. Prefill is left out: it is the same for every policy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from local_backend.models.forward_cost import ForwardCost
 from local_backend.scheduling.lengths import Prediction, admission_tokens
 from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingQueue
 
-_CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be reckoned
+_CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Stay:
     """One row's uninterrupted time in the batch.
 
     Attributes:
-        row: Its number.
-        place: Where in the batch it stands.
+        row: Number of the row.
+        place: Its slot in the batch.
         start: The first forward it takes part in.
-        num_tokens: Tokens it writes, one a forward.
-        num_before: Tokens it had written and kept before.
+        num_tokens: Tokens it decodes, one per forward.
+        num_before: Tokens it had decoded and kept before.
         num_padding: Forwards it waits at the end for the longest row of its batch.
-        end: Whether the row has ended, or was set aside to go on or to be done anew.
-        is_refill: Whether it took the place of a row that had ended while others ran on.
+        end: Whether the row ended, or was preempted to resume or restart later.
+        is_refill: Whether it took the slot of a finished row while others were running.
     """
 
     row: int
@@ -53,12 +53,12 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """All stays of a policy, one forward after another.
+    """All stays under one policy.
 
     Attributes:
         stays: In order of their start.
-        num_forwards: Forwards in all.
-        num_failures: How often a row was set aside.
+        num_forwards: Total number of forwards.
+        num_failures: Number of preemptions.
     """
 
     stays: tuple[Stay, ...]
@@ -66,10 +66,10 @@ class Replay:
     num_failures: int = 0
 
     def cost(self, costs: ForwardCost, *, padded: bool = False) -> float:
-        """Seconds, or whatever ``costs`` counts in, of all forwards.
+        """Cost of all forwards, in seconds or whatever unit ``costs`` has.
 
         Args:
-            costs: What a forward costs by its rows and by the tokens before the new ones.
+            costs: Cost of a forward by its rows and its context.
             padded: Whether rows that have ended stay in the forward until their batch is done, as in
                 ``transformers.generate``; otherwise they leave it, as in the engine.
         """
@@ -86,13 +86,13 @@ class Replay:
         )
 
     def padding_share(self) -> float:
-        """The share of places in the forwards, from the first row's to the last's, where nobody writes."""
+        """The share of slots, over all forwards, that decode no token."""
         num_places = 1 + max((stay.place for stay in self.stays), default=0)
         num_written = sum(stay.num_tokens for stay in self.stays)
         return 1 - num_written / (num_places * self.num_forwards) if self.num_forwards else 0.0
 
     def _rows_and_contexts(self, padded: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each forward the rows in it, and the tokens its longest row had written before."""
+        """For each forward, its number of rows and the tokens that its longest row had decoded before."""
         changes = np.zeros(self.num_forwards + 1, dtype=np.int64)
         contexts = np.zeros(self.num_forwards, dtype=np.int64)
         for stay in self.stays:
@@ -149,14 +149,14 @@ def replay_slots(
     group_rows: int = 256,
     max_tokens: int = 512,
 ) -> Replay:
-    """Let rows begin as others end: slots refill, and the order of admission decides with whom.
+    """Refill slots as rows finish; the policy decides which row is admitted next.
 
     Args:
         num_tokens: The length of each answer, between 1 and ``max_tokens``.
         predictions: One for each answer.
-        policy: Who begins first.
+        policy: Order of admission.
         num_slots: Rows of a forward.
-        group_rows: Rows that wait together; the next group comes when all of them have ended.
+        group_rows: Rows that are queued together; the next group starts when all of them have finished.
         max_tokens: An answer is no longer than this.
 
     Raises:
@@ -191,17 +191,17 @@ def made_up_lengths(
     max_tokens: int = 512,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Lengths of several answers to each of some prompts, for tests and pictures.
+    """Random lengths of several answers per prompt, for tests and plots.
 
-    Prompts differ by a factor of about 2.5 either way and answers to one prompt by about 1.3, as a chat
-    model's do (log-normal).
+    Prompts differ by a factor of about 2.5 either way and answers to one prompt by about 1.3, as with a chat
+    model (log-normal).
 
     Args:
-        num_prompts: How many prompts.
-        num_samples: Answers to each.
+        num_prompts: Number of prompts.
+        num_samples: Answers per prompt.
         median_tokens: Half of the prompts are answered in fewer tokens.
-        max_tokens: Where answers are cut.
-        seed: Of the draw.
+        max_tokens: Length at which answers are cut.
+        seed: Seed of the draw.
     """
     rng = random.Random(seed)
     centres = [rng.gauss(math.log(median_tokens), 0.9) for _ in range(num_prompts)]

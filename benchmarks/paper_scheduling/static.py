@@ -1,8 +1,8 @@
-"""Static micro-batches: likes with likes by predicted length, decided before they run.
+"""Static micro-batches: rows of similar predicted length together, planned before they run.
 
 After Zheng et al., arXiv 2305.13144: bins of predicted lengths, variable batch size, failure collection and
-recomputation, predicted maxima, each of which can be left out. Beyond the paper a failed row may go on where
-it was set aside. Knows predictions and numbers of tokens. Does not know who runs a batch: the engine
+recomputation, predicted maxima; each part can be turned off. Beyond the paper, a preempted row may resume
+where it stopped. Knows predictions and token counts. Does not know what runs a batch: the engine
 (:mod:`~benchmarks.paper_scheduling.static_run`) and the replay (:mod:`~benchmarks.paper_scheduling.replay`)
 both do.
 """
@@ -16,28 +16,28 @@ from dataclasses import dataclass
 
 from local_backend.scheduling.lengths import Prediction
 
-_GROWTH = 1.5  # how much longer a row may become when it has outgrown its limit
-_MAX_SHARE_ASIDE = 0.5  # of the memory, before rows set aside go on without waiting for the end
+_GROWTH = 1.5  # growth of a row's limit when the row exceeds it
+_MAX_SHARE_ASIDE = 0.5  # of the memory; above it, preempted rows resume before the others are done
 
 
 @dataclass(frozen=True, slots=True)
 class StaticOptions:
-    """Which parts of the method are used, and how large things are.
+    """Which parts of the method are used, and their sizes.
 
     Attributes:
         batch_rows: Rows of a batch; with a variable batch size, of a batch of the longest answers.
         max_tokens: An answer is no longer than this.
-        group_rows: Rows that are planned together; results of a group are there before the next begins.
+        group_rows: Rows that are planned together; a group finishes before the next starts.
         bin_tokens: Width of a bin of predicted lengths; ``None`` batches in order of arrival.
         variable_batch: Whether batches of short answers hold more rows, as many as the memory of
-            ``batch_rows`` answers of ``max_tokens`` allows; rows set aside may hold half as much on top.
-        collect_failures: Whether a row that outgrows its bin is set aside; otherwise its batch goes on.
-        predict_maximum: Whether rows are binned by their predicted maximum rather than by what is expected.
-        resume: Whether a row that was set aside goes on from where it was; otherwise it is done anew.
-        max_rows: Rows of a batch, however short.
+            ``batch_rows`` answers of ``max_tokens`` allows; preempted rows may hold half as much on top.
+        collect_failures: Whether a row that exceeds its bin is preempted; otherwise its batch continues.
+        predict_maximum: Whether rows are binned by their predicted maximum, not by their expected length.
+        resume: Whether a preempted row resumes where it stopped; otherwise it restarts.
+        max_rows: Maximum rows of a batch, however short the answers.
 
     Raises:
-        ValueError: A number is below 1, or a part that needs bins is used without.
+        ValueError: A number is below 1, or a part that needs bins is used without them.
     """
 
     batch_rows: int = 16
@@ -57,12 +57,12 @@ class StaticOptions:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.bin_tokens is None and (self.variable_batch or self.collect_failures):
             raise ValueError(
-                "variable_batch and collect_failures go by the limits of bins: give bin_tokens, too"
+                "variable_batch and collect_failures need the limits of bins: give bin_tokens, too"
             )
 
     @classmethod
     def vanilla(cls, *, batch_rows: int = 16, max_tokens: int = 512, group_rows: int = 256) -> StaticOptions:
-        """Batches in order of arrival, each as long as its longest: what the others are compared with."""
+        """The baseline: batches in order of arrival, each as long as its longest answer."""
         return cls(
             batch_rows,
             max_tokens,
@@ -76,18 +76,18 @@ class StaticOptions:
 
     @property
     def memory_tokens(self) -> int:
-        """Tokens whose keys and values may be held at once."""
+        """Tokens that the KV cache may hold at once."""
         return self.batch_rows * self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows that run together until each has ended or reached its limit; nobody joins.
+    """Rows that run together until each has ended or reached its limit; no row joins later.
 
     Attributes:
         rows: Numbers of the rows in their group.
-        limits: Tokens at which each is stopped, those written before included.
-        starts: Tokens each has written before and keeps.
+        limits: Tokens at which each row is stopped, including those decoded before.
+        starts: Tokens that each row has decoded before and keeps.
     """
 
     rows: tuple[int, ...]
@@ -96,13 +96,13 @@ class MicroBatch:
 
 
 class MicroBatches:
-    """Hands out the batches of one group, and takes back the rows that outgrew theirs.
+    """Plans the batches of one group, and takes back the rows that exceeded their limit.
 
     Args:
-        predictions: One for each row; a row without is taken to be as long as it may become.
+        predictions: One for each row; a row without one is assumed to reach ``options.max_tokens``.
         options: Which parts of the method are used.
-        max_tokens: How long each answer may become; by default ``options.max_tokens``.
-        prompt_tokens: Tokens of each prompt, which take up memory, too; none by default.
+        max_tokens: Maximum length of each answer; by default ``options.max_tokens``.
+        prompt_tokens: Tokens of each prompt, which also take memory; none by default.
 
     Raises:
         ValueError: The lists differ in length, or an answer may be longer than ``options.max_tokens``.
@@ -131,7 +131,7 @@ class MicroBatches:
         self._starts = [0] * num_rows
         rows = list(range(num_rows))
         if options.bin_tokens is not None:
-            rows.sort(key=lambda row: -self._limits[row])  # stable: in a bin by arrival
+            rows.sort(key=lambda row: -self._limits[row])  # stable: by arrival within a bin
         self._waiting = deque(rows)
         self._aside: list[int] = []
         self.num_failures = 0
@@ -139,9 +139,8 @@ class MicroBatches:
     def next(self) -> MicroBatch | None:
         """The next batch; ``None`` when no row is left.
 
-        A batch begins with the bin of the longest and is filled up from the next, so that none runs with a
-        remainder of its bin alone. Rows that were set aside come last, or as soon as what they hold takes
-        up half of the memory.
+        A batch starts with the longest bin and is filled from the next one, so that no batch runs with only
+        the rest of a bin. Preempted rows come last, or as soon as they hold more than half of the memory.
         """
         held = self._held()
         if self._aside and (not self._waiting or held > _MAX_SHARE_ASIDE * self._options.memory_tokens):
@@ -164,7 +163,7 @@ class MicroBatches:
         return batch
 
     def preempt(self, row: int) -> None:
-        """A row of the last batch has reached its limit, which is below what it may become."""
+        """Preempt a row of the last batch that reached its limit but not its maximum length."""
         limit, options = self._limits[row], self._options
         assert options.bin_tokens is not None
         self.num_failures += 1
@@ -186,24 +185,24 @@ class MicroBatches:
         return min(self._options.max_tokens, width * max(1, math.ceil(num_tokens / width)))
 
     def _held(self) -> int:
-        """Tokens of the rows that were set aside, whose keys and values are kept."""
+        """Tokens of preempted rows that stay in the KV cache."""
         if not self._options.resume:
             return 0
         return sum(self._prompts[row] + self._starts[row] for row in self._aside)
 
     def _num_fitting(self, held: int) -> int:
-        """How many of the rows that wait make up the next batch; at least one."""
+        """How many of the waiting rows form the next batch; at least one."""
         options = self._options
         if not options.variable_batch:
             return min(options.batch_rows, len(self._waiting))
         room, longest_prompt = options.memory_tokens - held, 0
-        # What is held may come on top: a forward of fewer rows would cost as much. Long prompts may not.
+        # Held tokens may come on top, as a forward of fewer rows would cost as much. Long prompts may not.
         least = options.batch_rows if not any(self._prompts) else 1
-        # Sorted by limit, so the first is the longest; all rows of a batch lie in one buffer as long as that.
+        # Sorted by limit, so the first is the longest; all rows of a batch share one buffer of that length.
         limit = self._limits[self._waiting[0]]
         for number, row in enumerate(self._waiting):
             longest_prompt = max(longest_prompt, self._prompts[row])
-            limit = max(limit, self._limits[row])  # rows set aside stand before longer ones only by chance
+            limit = max(limit, self._limits[row])  # preempted rows rarely precede longer ones
             is_full = number >= options.max_rows or (number + 1) * (longest_prompt + limit) > room
             if is_full and number >= least:
                 return number

@@ -1,7 +1,7 @@
-"""Static micro-batches on an engine: each runs to its end before the next begins.
+"""Static micro-batches on an engine: each finishes before the next starts.
 
-What :mod:`~benchmarks.paper_scheduling.static` plans is carried out with the engine's public ``generate``.
-It is slower than the engine's own scheduling and there to compare with the paper. Knows an engine by that one
+Runs the plans of :mod:`~benchmarks.paper_scheduling.static` with the engine's public ``generate``. It is
+slower than the engine's own scheduling and serves to compare with the paper. Knows an engine only by that
 method.
 """
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class Generates(Protocol):
-    """What is needed of an :class:`~local_backend.Engine`."""
+    """The part of :class:`~local_backend.Engine` that is needed."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's."""
+        """The model's tokenizer."""
         ...
 
     @property
     def max_positions(self) -> int:
-        """Tokens of prompt and answer together, at most."""
+        """Maximum tokens of prompt and answer together."""
         ...
 
     def generate(
@@ -47,7 +47,7 @@ class Generates(Protocol):
 
 @dataclass(slots=True)
 class _Answer:
-    """What a row has so far."""
+    """A row's request and its completions so far."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -66,22 +66,22 @@ def run_static(
 ) -> list[Completion]:
     """Continue every prompt, in static micro-batches by predicted length.
 
-    The answers are those of ``engine.generate``. A row that outgrows its batch goes on from what it has
-    written, whose keys and values the engine still keeps if it has memory for prefixes; a sampled row, and
-    one with stop strings, processors or log probabilities, is done anew with the same seed, because it could
-    not go on exactly as it would have. Logits processors of the engine itself must not look at where the
-    prompt ends, or options.resume has to be off.
+    The answers are those of ``engine.generate``. A row that exceeds its batch's limit resumes from its tokens
+    so far, which the engine's prefix cache still holds if it has memory. A sampled row, or one with stop
+    sequences, logits processors or log probabilities, restarts with the same seed, because it could not be
+    resumed exactly. The engine's own logits processors must not depend on where the prompt ends, unless
+    ``options.resume`` is off.
 
     Args:
         engine: Runs the batches.
         prompts: Token ids of each prompt.
-        params: For each prompt; without ``max_tokens``, ``options.max_tokens`` are the most.
-        predictions: For each prompt.
+        params: One for each prompt; ``max_tokens`` defaults to ``options.max_tokens``.
+        predictions: One for each prompt.
         options: Which parts of the method are used.
         references: For each prompt, text that may be copied.
 
     Returns:
-        Completions in the order of the prompts. The statistics of one that was set aside count all its parts.
+        Completions in the order of the prompts. The statistics of a preempted one cover all its parts.
 
     Raises:
         ValueError: The lists differ in length, an answer may become longer than ``options.max_tokens``, or
@@ -122,7 +122,7 @@ def run_static(
 
 
 def _run(engine: Generates, answers: Sequence[_Answer], limits: Sequence[int]) -> None:
-    """Let each row write until its answer has ``limit`` tokens."""
+    """Let each row decode until its answer has as many tokens as its limit."""
     written = [[token for part in answer.parts for token in part.token_ids] for answer in answers]
     completions = engine.generate(
         [(*answer.prompt, *tokens) for answer, tokens in zip(answers, written, strict=True)],
@@ -137,9 +137,9 @@ def _run(engine: Generates, answers: Sequence[_Answer], limits: Sequence[int]) -
 
 
 def _seeded(params: SamplingParams, rng: Random) -> SamplingParams:
-    """With a seed, so that a row that is done anew writes what it wrote.
+    """The parameters with a seed, so that a restarted row decodes the same tokens.
 
-    Drawn again freely, those set aside, which are the long ones, would get a second chance to be short.
+    Without it, preempted rows, which are the long ones, would get a second chance to be short.
     """
     if params.is_greedy or params.seed is not None:
         return params
@@ -147,7 +147,7 @@ def _seeded(params: SamplingParams, rng: Random) -> SamplingParams:
 
 
 def _can_go_on(params: SamplingParams) -> bool:
-    """Whether prompt and beginning, continued, give what the prompt alone would have given."""
+    """Whether continuing the prompt and a partial answer gives the same as the prompt alone."""
     return params.is_greedy and not params.stop and not params.logits_processors and params.logprobs is None
 
 
@@ -158,7 +158,7 @@ def _joined(answer: _Answer, tokenizer: PreTrainedTokenizerBase) -> Completion:
         return last
     token_ids = [token for part in answer.parts for token in part.token_ids]
     text = last.text
-    if len(token_ids) > len(last.token_ids):  # it went on: the text of the parts may differ at the seams
+    if len(token_ids) > len(last.token_ids):  # it was resumed: the text of the parts may differ at the seams
         detokenizer = Detokenizer(tokenizer)
         text = detokenizer.push(token_ids) + detokenizer.finish()
     stats = Stats(

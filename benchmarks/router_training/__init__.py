@@ -1,1 +1,1 @@
-"""How the router that ships was trained: labelled questions, losses and measures. For maintainers."""
+"""How the shipped router was trained: labelled questions, losses and measures. For maintainers."""

@@ -40,16 +40,16 @@ def _parser() -> argparse.ArgumentParser:
     labels = "JSON lines with question and use_sot (0 or 1)"
     training = commands.add_parser("train", help="train a router on labelled questions")
     training.add_argument(
-        "--labels", type=Path, nargs="+", default=TRAINING, help=f"{labels}; ours by default"
+        "--labels", type=Path, nargs="+", default=TRAINING, help=f"{labels}; by default our own"
     )
-    training.add_argument("--out", type=Path, required=True, help="where the head goes, a .safetensors file")
-    training.add_argument("--plot", type=Path, help="where the calibration plot goes, an .svg file")
+    training.add_argument("--out", type=Path, required=True, help="output file of the head, .safetensors")
+    training.add_argument("--plot", type=Path, help="output file of the calibration plot, .svg")
     defaults = TrainingSettings()
     for name, what in (
-        ("cost_of_wrong_sot", "by which the threshold is chosen; a missed one costs 1"),
-        ("tversky_weight", "of the Tversky loss; the cross-entropy has weight 1"),
-        ("wrong_sot", "Tversky's weight of wrong Skeleton-of-Thoughts"),
-        ("missed_sot", "Tversky's weight of missed ones"),
+        ("cost_of_wrong_sot", "cost of a wrong SoT when choosing the threshold; a missed one costs 1"),
+        ("tversky_weight", "weight of the Tversky loss; the cross-entropy has weight 1"),
+        ("wrong_sot", "weight of wrong Skeleton-of-Thoughts in the Tversky loss"),
+        ("missed_sot", "weight of missed ones in the Tversky loss"),
         ("decay", "weight decay"),
     ):
         flag = "--" + name.replace("_", "-")
@@ -59,9 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     training.set_defaults(run=_train)
     evaluation = commands.add_parser("evaluate", help="measure a router on labelled questions")
     evaluation.add_argument("--labels", type=Path, nargs="+", required=True, help=labels)
-    evaluation.add_argument("--head", type=Path, default=SHIPPED_HEAD, help="what train wrote")
-    evaluation.add_argument("--threshold", type=float, help="in place of the trained one")
-    evaluation.add_argument("--plot", type=Path, help="where the calibration plot goes, an .svg file")
+    evaluation.add_argument("--head", type=Path, default=SHIPPED_HEAD, help="head written by train")
+    evaluation.add_argument("--threshold", type=float, help="use this threshold, not the trained one")
+    evaluation.add_argument("--plot", type=Path, help="output file of the calibration plot, .svg")
     evaluation.set_defaults(run=_evaluate)
     return parser
 
@@ -127,7 +127,7 @@ def _report(
 
 
 def _features(questions: Sequence[LabelledQuestion]) -> list[Features]:
-    # Here rather than above: "--help" should not wait for it.
+    # Imported here, so that "--help" does not wait for it.
     from rich.console import Console
     from rich.progress import track
 

@@ -1,4 +1,4 @@
-"""The calibration plot as an SVG file: what was predicted against what turned out to be."""
+"""The calibration plot as an SVG file: predicted against observed shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIZE, _MARGIN = 320, 48
 
 
 def calibration_svg(bins: Sequence[Bin], *, title: str) -> str:
-    """A plot of ``bins``; circles are the larger the more questions they stand for."""
+    """A plot of ``bins``; a circle grows with the number of its questions."""
     span = _SIZE - 2 * _MARGIN
     most = max((one.num_questions for one in bins), default=1)
 

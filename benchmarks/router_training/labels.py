@@ -1,7 +1,7 @@
-"""Files of labelled questions: one JSON object a line with ``question`` and ``use_sot``.
+"""Files of labelled questions: one JSON object per line with ``question`` and ``use_sot``.
 
-The questions that ship were written for this project; ``questions/README.md`` states the rule they are
-labelled by. Knows files and labels, not routers.
+The shipped questions were written for this project; ``questions/README.md`` states the rule for their labels.
+Knows files and labels, not routers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_labels(paths: Iterable[Path | str]) -> list[LabelledQuestion]:
 
     Raises:
         FileNotFoundError: A file does not exist.
-        ValueError: A line has another form; the text names file and line.
+        ValueError: A line is malformed; the message names file and line.
     """
     return [
         _read_line(line, f"{path}, line {number}")

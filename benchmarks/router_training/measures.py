@@ -1,4 +1,4 @@
-"""How good a router is, from what it should have said and what it said. Pure functions of numbers."""
+"""Measures of a router, from labels and its decisions or probabilities. Pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Confusion:
     """Counts of decisions. "Positive" is Skeleton-of-Thought.
 
     Attributes:
-        true_positive: Took it, rightly.
-        false_positive: Took it, wrongly.
-        false_negative: Missed it.
-        true_negative: Answered plainly, rightly.
+        true_positive: Correctly chosen.
+        false_positive: Wrongly chosen.
+        false_negative: Missed.
+        true_negative: Correctly answered plainly.
     """
 
     true_positive: int
@@ -28,7 +28,7 @@ class Confusion:
         """Counts ``decisions`` against ``labels``.
 
         Raises:
-            ValueError: They differ in number.
+            ValueError: The lengths differ.
         """
         pairs = list(zip(labels, decisions, strict=True))
         return cls(
@@ -40,18 +40,18 @@ class Confusion:
 
     @property
     def num_questions(self) -> int:
-        """How many decisions were counted."""
+        """Number of decisions."""
         return self.true_positive + self.false_positive + self.false_negative + self.true_negative
 
     @property
     def accuracy(self) -> float:
-        """The share of right decisions; 0 of nothing."""
+        """The share of correct decisions; 0 if there are none."""
         right = self.true_positive + self.true_negative
         return right / self.num_questions if self.num_questions else 0.0
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall of Skeleton-of-Thought; 0 where it is never right."""
+        """The harmonic mean of precision and recall of Skeleton-of-Thought; 0 if it is never right."""
         both = 2 * self.true_positive + self.false_positive + self.false_negative
         return 2 * self.true_positive / both if both else 0.0
 
@@ -66,12 +66,12 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Bin:
-    """Questions whose predicted probabilities are alike.
+    """Questions with similar predicted probabilities.
 
     Attributes:
         predicted: The mean of the probabilities.
         observed: The share that is labelled for Skeleton-of-Thought.
-        num_questions: How many there are.
+        num_questions: Number of questions.
     """
 
     predicted: float
@@ -96,7 +96,7 @@ def calibration(labels: Sequence[bool], probabilities: Sequence[float], *, num_b
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
-    """How far prediction and observation lie apart on average over questions ("ECE"); 0 of nothing."""
+    """Mean gap between prediction and observation over the questions ("ECE"); 0 if there are none."""
     total = sum(one.num_questions for one in bins)
     return (
         sum(one.num_questions * abs(one.predicted - one.observed) for one in bins) / total if total else 0.0
@@ -106,12 +106,12 @@ def calibration_error(bins: Sequence[Bin]) -> float:
 def cheapest_threshold(
     labels: Sequence[bool], probabilities: Sequence[float], *, cost_of_wrong_sot: float
 ) -> float:
-    """The threshold with the least cost, where a missed Skeleton-of-Thought costs 1.
+    """The threshold with the lowest cost, if a missed Skeleton-of-Thought costs 1.
 
-    Of equally cheap ones the middle of the widest gap is taken, where a new question changes least.
+    Of equally cheap ones it is the middle of the widest gap, where a new question changes least.
     """
     ordered = sorted(zip(probabilities, labels, strict=True))
-    cost = cost_of_wrong_sot * sum(not label for label in labels)  # everything takes Skeleton-of-Thought
+    cost = cost_of_wrong_sot * sum(not label for label in labels)  # if all take Skeleton-of-Thought
     best = (cost, 0.0, 0.0)
     for position, (probability, label) in enumerate(ordered):
         cost += 1.0 if label else -cost_of_wrong_sot

@@ -31,12 +31,12 @@ class TrainingSettings:
     """How a head is trained.
 
     Attributes:
-        tversky_weight: Of the Tversky loss; the cross-entropy has weight 1.
-        wrong_sot: Tversky's weight of wrong Skeleton-of-Thoughts.
-        missed_sot: Tversky's weight of missed ones.
-        decay: Weight decay, over the number of questions.
-        cost_of_wrong_sot: By which the threshold is chosen; a missed one costs 1.
-        num_folds: Into which questions are divided to be held out in turn.
+        tversky_weight: Weight of the Tversky loss; the cross-entropy has weight 1.
+        wrong_sot: Weight of wrong Skeleton-of-Thoughts in the Tversky loss.
+        missed_sot: Weight of missed ones in the Tversky loss.
+        decay: Weight decay, divided by the number of questions.
+        cost_of_wrong_sot: Cost of a wrong SoT when choosing the threshold; a missed one costs 1.
+        num_folds: Number of folds; each is held out in turn.
     """
 
     tversky_weight: float = 1.0
@@ -56,11 +56,11 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Trained:
-    """What training gives.
+    """The result of training.
 
     Attributes:
         head: Trained on all questions.
-        held_out: For each question the probability given by a head that had not seen it.
+        held_out: For each question, the probability given by a head that has not seen it.
     """
 
     head: Head
@@ -75,9 +75,9 @@ def train(
     """Trains a head.
 
     Args:
-        questions: With labels of both kinds.
-        features: Of each question.
-        settings: See there.
+        questions: Questions with labels of both kinds.
+        features: Features of each question.
+        settings: How to train; the defaults unless given.
 
     Raises:
         ValueError: There are too few questions of a kind to hold some out.
@@ -132,11 +132,11 @@ class _Matrix:
         return NUM_PLACES + int(self._dense.shape[1]) + 1
 
     def rows(self, chosen: NDArray[np.bool_]) -> _Matrix:
-        """The questions that are chosen."""
+        """The matrix of the chosen questions."""
         return _Matrix([one for one, is_chosen in zip(self._features, chosen, strict=True) if is_chosen])
 
     def scores(self, weights: Doubles) -> Doubles:
-        """Of each question, under ``weights`` of all features and, last, the bias."""
+        """Scores of the questions; ``weights`` holds one for each feature and, last, the bias."""
         words = np.bincount(
             self._row_of, weights=self._values * weights[self._places], minlength=len(self._features)
         )
@@ -144,7 +144,7 @@ class _Matrix:
         return total
 
     def gradient(self, of_scores: Doubles) -> Doubles:
-        """Of the weights, from the gradient of the scores."""
+        """The gradient of the weights, from that of the scores."""
         words = np.bincount(
             self._places, weights=self._values * of_scores[self._row_of], minlength=NUM_PLACES
         )
@@ -165,7 +165,7 @@ def _fit(matrix: _Matrix, labels: Doubles, settings: TrainingSettings) -> Double
         of_scores += settings.tversky_weight * of_probabilities * probabilities * (1 - probabilities)
         decay = settings.decay / num_questions
         penalised = weights.copy()
-        penalised[-1] = 0  # the bias is free
+        penalised[-1] = 0  # the bias is not penalised
         value = entropy + settings.tversky_weight * tversky + decay / 2 * float(penalised @ penalised)
         return value, matrix.gradient(of_scores) + decay * penalised
 
@@ -196,11 +196,11 @@ def tversky_loss(
 
 
 def minimise(loss: Callable[[Doubles], tuple[float, Doubles]], start: Doubles) -> Doubles:
-    """Where ``loss`` is least, by L-BFGS (Nocedal and Wright, Numerical Optimization, algorithm 7.5).
+    """The minimiser of ``loss``, by L-BFGS (Nocedal and Wright, Numerical Optimization, algorithm 7.5).
 
     Args:
-        loss: Gives value and gradient.
-        start: Where to begin.
+        loss: Returns value and gradient.
+        start: Starting point.
     """
     point = start
     value, gradient = loss(point)
@@ -245,8 +245,8 @@ def _inverse_hessian_times(gradient: Doubles, steps: Sequence[tuple[Doubles, Dou
 
 
 def _calibrate(scores: Doubles, labels: Doubles) -> tuple[float, float]:
-    """Slope and offset that make probabilities of held-out scores (Platt, 1999)."""
-    # Platt's targets keep the slope finite where the scores divide the labels perfectly.
+    """Slope and offset that turn held-out scores into probabilities (Platt, 1999)."""
+    # Platt's targets keep the slope finite if the scores separate the labels perfectly.
     num_positive, num_negative = labels.sum(), (1 - labels).sum()
     targets = np.where(labels == 1, (num_positive + 1) / (num_positive + 2), 1 / (num_negative + 2))
 
@@ -262,7 +262,7 @@ def _calibrate(scores: Doubles, labels: Doubles) -> tuple[float, float]:
 
 
 def _fold(question: str, num_folds: int) -> int:
-    """Where a question is held out; of the text alone, so that it does not change as others come and go."""
+    """The fold of a question; it depends on the text alone, so it does not change with other questions."""
     return zlib.crc32(b"fold:" + question.encode()) % num_folds
 
 

@@ -86,9 +86,8 @@ class PointWriter:
         call, text = self._begin(place), self._text_of(place, request)
         try:
             # An empty point is asked for once more, with a reply that the model begins itself.
-            for asked in (request, replace(request, prefill=False)):
-                if asked is not request:
-                    call, text = self._begin(place), self._text_of(place, request)
+            asked: Request | None = request
+            while asked is not None:
                 stream = self._caller.stream(call, asked, is_read=partial(self._is_read, place))
                 async with aclosing(stream) as events:
                     async for event in events:
@@ -101,8 +100,10 @@ class PointWriter:
                         if text.stopped_by:
                             break
                 self._add(place, text.end())
-                if place.pieces or not place.point or not self._method.prefills:
-                    break
+                asked = None
+                if not place.pieces and place.point and request.prefill and self._method.prefills:
+                    asked = request = replace(request, prefill=False)
+                    call, text = self._begin(place), self._text_of(place, request)
         except Exception as error:  # the failure policy decides what happens to the place
             self._add(place, text.end())
             self._fail(place, call, error)
@@ -130,7 +131,7 @@ class PointWriter:
         guards: dict[str, Guard] = {}
         if place.point:
             guards["heading"] = HeadingStripper(place.point)
-            guards["overrun"] = OverrunGuard(place.point, [point.text for point in request.skeleton])
+            guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
         if self._method.loop_guard:
             guards["loop"] = LoopGuard()
         if place.point:

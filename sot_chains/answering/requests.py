@@ -104,11 +104,7 @@ class Requests:
                 self.templates.expansion_request(question, skeleton, point, prefill=True)
                 for point in (skeleton.points[0], skeleton.points[-1])
             )
-            differing = (
-                place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other
-            )
-            num_characters = next(differing, min(len(first), len(last)))
-            self._prefix = skeleton, SharedPrefix(num_characters, self._key)
+            self._prefix = skeleton, SharedPrefix(_common_length(first, last), self._key)
         return self._prefix[1]
 
     def _shows_examples(self, *, prefill: bool) -> bool:
@@ -130,3 +126,12 @@ class Requests:
         for message in self._conversation.messages:
             digest.update(repr(message.content).encode())
         return f"sot-{digest.hexdigest()}"
+
+
+def _common_length(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginnings. By halves, since it is often asked."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low

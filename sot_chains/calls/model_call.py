@@ -245,7 +245,7 @@ class Caller:
             call.reasoning.append(reply.reasoning)
         if reply.was_open:
             self._method.expectations.opens_reasoning = True
-        if call.reasoning and not reply.text.strip():
+        if call.reasoning and not reply.has_text:
             raise ProviderError(
                 f"{self._method.provider.model_name} wrote no answer: all of about {call.reasoning_tokens} "
                 f"tokens went into reasoning (it ended with {call.finish_reason!r}); raise max_tokens, or "

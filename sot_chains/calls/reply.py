@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,11 +34,11 @@ class ReplyReader:
         is_read: Whether anything that was given out has been read.
 
     Attributes:
-        text: The answer so far, ``beginning`` included.
+        has_text: Whether the answer has any text so far.
     """
 
     def __init__(self, beginning: str, *, is_open: bool, is_read: Callable[[], bool]) -> None:
-        self.text = ""
+        self.has_text = False
         self._rest = beginning
         self._filter = ReasoningFilter(is_open=is_open)
         self._is_read = is_read
@@ -53,34 +53,37 @@ class ReplyReader:
         """Whether the reply began inside a block of reasoning that nobody had expected."""
         return self._filter.was_open
 
-    def feed(self, piece: str) -> Iterator[Event]:
-        """Yields what the next raw piece gives.
+    def feed(self, piece: str) -> Sequence[Event]:
+        """The events that the next raw piece gives.
 
         Raises:
             ProviderError: The reply does not begin as expected.
         """
         return self._events(self._filter.feed(piece))
 
-    def end(self) -> Iterator[Event]:
-        """Yields the rest, after the last piece.
+    def end(self) -> Sequence[Event]:
+        """The rest, after the last piece.
 
         Raises:
             ProviderError: The reply ended before the end of what was read already.
         """
-        yield from self._events(self._filter.end())
+        events = self._events(self._filter.end())
         if self._rest.strip():
             raise self._other_reply()
+        return events
 
-    def _events(self, text: str) -> Iterator[Event]:
+    def _events(self, text: str) -> Sequence[Event]:
+        events: list[Event] = []
         if self._filter.has_discarded:  # what was given out was reasoning
             self._filter.has_discarded = False
             if not self._is_read():
-                self.text = ""
-                yield Restarted()
+                self.has_text = False
+                events.append(Restarted())
         if text:
-            self.text += text
+            self.has_text = self.has_text or not text.isspace()
             if new := self._without_beginning(text):
-                yield TextDelta(new)
+                events.append(TextDelta(new))
+        return events
 
     def _without_beginning(self, text: str) -> str:
         """What of the next piece is new.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sot_chains.text.skeleton import Point, marker_of
@@ -79,14 +79,13 @@ class OverrunGuard:
 
     Args:
         point: The point being written.
-        headings: The headings of all points, in order.
+        headings: The headings of all points, in order, with case folded.
     """
 
-    def __init__(self, point: Point, headings: Iterable[str]) -> None:
+    def __init__(self, point: Point, headings: Sequence[str]) -> None:
         self.is_over = False
         self._number = point.number
-        self._headings = [heading.casefold() for heading in headings]
-        self._others = [h for number, h in enumerate(self._headings, 1) if number != point.number]
+        self._headings = headings
         self._held = ""  # of a line that is not decided yet, with the line breaks before it
         self._is_decided = False
         self._is_code = False
@@ -155,7 +154,9 @@ class OverrunGuard:
         return number <= len(self._headings) + 1
 
     def _is_heading(self, body: str, *, is_whole: bool) -> bool | None:
-        for heading in self._others:
+        for number, heading in enumerate(self._headings, 1):
+            if number == self._number:
+                continue
             if body.startswith(heading):
                 rest = body[len(heading) :].lstrip("* \t")
                 if rest[:1] in (":", "：") or (is_whole and not rest.rstrip(".")):
@@ -171,8 +172,7 @@ class OverrunGuard:
 
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _ONE_HAN = re.compile(rf"[{_HAN}]")
-_FIRST_HAN = "\u3040"
-_PUNCTUATION = ".,;:!?\"'*()"
+_NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
 
 
@@ -180,7 +180,7 @@ class LoopGuard:
     """Ends a text that repeats the same eight words a third time, before the repetition it is in.
 
     While words repeat earlier ones they are held back, and given out once the text goes on otherwise. In
-    scripts without spaces, two characters count as a word.
+    scripts other than Latin, sixteen words or characters count.
     """
 
     def __init__(self) -> None:
@@ -190,8 +190,7 @@ class LoopGuard:
         self._runs: dict[int, int] = {}  # by the place that would go on with it: length of the repetition
         self._held: list[str] = []
         self._rest = ""  # a word that may not be whole
-        self._counts: Counter[tuple[str, ...]] = Counter()
-        self._num_han = 0
+        self._num_repeats: Counter[tuple[str, ...]] = Counter()
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
@@ -205,49 +204,47 @@ class LoopGuard:
     def _read(self, text: str, *, is_last: bool) -> str:
         tokens = _TOKEN.findall(text)
         num_read = sum(map(len, tokens))
-        if tokens and num_read == len(text) and not is_last and not _ONE_HAN.match(text[-1]):
+        if tokens and num_read == len(text) and not is_last and text[-1:].isascii():
             num_read -= len(tokens.pop())  # the last word may go on
+        self._rest = text[num_read:]
         given: list[str] = []
         for token in tokens:
-            self._add(token, given)
-            if self.is_over:
+            word = token.strip(_NOT_COMPARED) or token
+            if word not in self._places and not self._held:  # the usual case: nothing is repeated
+                self._places[word] = [len(self._words)]
+                self._words.append(word)
+                given.append(token)
+            elif self._add(word, token, given):
+                self.is_over, self._rest = True, ""
                 break
-        self._rest = "" if self.is_over else text[num_read:]
         return "".join(given)
 
-    def _add(self, token: str, given: list[str]) -> None:
-        """Takes the next word, and gives out those that may be."""
-        word = token.strip().casefold().strip(_PUNCTUATION) or token.strip()
+    def _add(self, word: str, token: str, given: list[str]) -> bool:
+        """Takes the next word, and gives out those that are sure to stay; whether the text is a loop."""
         words, here = self._words, len(self._words)
-        places = self._places.get(word)
-        if places is None:  # the usual case: nothing is repeated
-            self._places[word] = [here]
-            self._runs = {}
-        else:
-            runs = {place + 1: length + 1 for place, length in self._runs.items() if words[place] == word}
-            for place in places:
-                runs.setdefault(place + 1, 1)
-            places.append(here)
-            self._runs = runs
+        places = self._places.setdefault(word, [])
+        runs = {place + 1: length + 1 for place, length in self._runs.items() if words[place] == word}
+        for place in places:
+            runs.setdefault(place + 1, 1)
+        places.append(here)
         words.append(word)
         self._held.append(token)
-        self._num_han += word[0] >= _FIRST_HAN and bool(_ONE_HAN.match(word))
-        num_words = _NUM_WORDS * (2 if 2 * self._num_han > here else 1)
-        if here + 1 >= num_words:
+        self._runs = runs
+        longest = max(runs.values(), default=0)
+        num_words = _NUM_WORDS * (1 if word.isascii() else 2)
+        if longest >= num_words:  # else these words have not been there before
             repeated = tuple(words[-num_words:])
-            self._counts[repeated] += 1
-            if self._counts[repeated] >= _NUM_REPEATS:
-                self.is_over = True
-                return
-        cut = len(self._held) - max(self._runs.values()) if self._runs else len(self._held)
-        if cut > 0:
-            given += self._held[:cut]
-            del self._held[:cut]
+            self._num_repeats[repeated] += 1
+            if self._num_repeats[repeated] >= _NUM_REPEATS - 1:
+                return True
+        cut = len(self._held) - longest
+        given += self._held[:cut]
+        del self._held[:cut]
+        return False
 
 
 # --- length
 
-_SPACE = re.compile(r"\s+")
 _SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
 
 
@@ -261,12 +258,23 @@ class SentenceBound:
 
     def __init__(self, max_words: int) -> None:
         self.is_over = False
-        self._num_left = float(max_words)
+        self._max_words = max_words
+        self._passed: list[str] = []  # while the bound is far away
+        self._num_passed = 0
+        self._num_left: float | None = None
         self._rest = ""
         self._is_code = False
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
+        if self._num_left is None:
+            if self._num_passed + len(piece) < self._max_words:
+                self._num_passed += len(piece)
+                self._passed.append(piece)
+                return piece
+            passed = "".join(self._passed)
+            self._num_left = self._max_words - _num_words(passed)
+            self._is_code = passed.count("```") % 2 == 1
         return self._read(self._rest + piece, is_last=False)
 
     def end(self) -> str:
@@ -274,20 +282,16 @@ class SentenceBound:
         return self._read(self._rest, is_last=True)
 
     def _read(self, text: str, *, is_last: bool) -> str:
-        if self._num_left > len(text):  # the usual case: the bound is far away
-            whole, self._rest = (text, "") if is_last else _at_last_word(text)
-            self._num_left -= _num_words(whole)
-            self._is_code ^= bool(whole.count("```") % 2)
-            return whole
-        place = 0
+        num_left, place = self._num_left or 0.0, 0
         while not self.is_over and (token := _TOKEN.match(text, place)):
             if token.end() == len(text) and not is_last:
                 break
             place = token.end()
             self._is_code ^= "```" in token[0]
-            self._num_left -= _num_words(token[0])
-            if self._num_left <= 0 and not self._is_code and _SENTENCE_END.search(token[0]):
+            num_left -= _num_words(token[0])
+            if num_left <= 0 and not self._is_code and _SENTENCE_END.search(token[0]):
                 self.is_over = True
+        self._num_left = num_left
         given = text if is_last and not self.is_over else text[:place]
         self._rest = "" if self.is_over or is_last else text[place:]
         return given
@@ -298,12 +302,3 @@ def _num_words(text: str) -> float:
     if text.isascii():
         return float(len(text.split()))
     return sum(0.5 if _ONE_HAN.search(token) else 1.0 for token in _TOKEN.findall(text))
-
-
-def _at_last_word(text: str) -> tuple[str, str]:
-    """``text`` before its last word, and that word, which may not be whole."""
-    whole = text.rstrip()
-    if len(whole) < len(text):
-        return whole, text[len(whole) :]
-    place = max((match.start() for match in _SPACE.finditer(text)), default=0)
-    return text[:place], text[place:]

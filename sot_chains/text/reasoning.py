@@ -53,6 +53,8 @@ _CERTAIN = [block for block in _BLOCKS if block.is_certain]
 _LONE_CLOSINGS = tuple(block.closing for block in _CERTAIN if block.closing not in ("<|end|>", "<channel|>"))
 _LONE = re.compile("|".join(map(re.escape, _LONE_CLOSINGS)), re.IGNORECASE)
 _OPENING = re.compile("|".join(re.escape(block.opening) for block in _CERTAIN), re.IGNORECASE)
+_LONGEST_TAG = max(len(block.closing) for block in _BLOCKS)
+_FIRST_CHARACTERS = "".join({block.opening[0] for block in _BLOCKS}).lower()
 _QUOTES = "`'\"“”‘’«»()（）「」"
 
 
@@ -78,10 +80,13 @@ class ReasoningFilter:
         self._at_start = True
         self._is_answer = False  # whether reasoning came before the text
         self._held = ""
-        self._given = ""
+        self._given: list[str] = []
 
     def feed(self, piece: str) -> str:
         """The text of the answer that is certain now."""
+        if not self._at_start and not self._held and self._block is None and not _has_tag_start(piece):
+            self._given.append(piece)  # the usual case
+            return piece
         self._held += piece
         return self._read(is_last=False)
 
@@ -99,13 +104,15 @@ class ReasoningFilter:
             else:
                 goes_on = self._pass(given, is_last=is_last)
             if not goes_on:
-                text = "".join(given)
-                self._given += text
-                return text
+                self._given += given
+                return "".join(given)
 
     def _start(self, *, is_last: bool) -> bool:
         """At the beginning of the reply, or of what follows a block of reasoning."""
         text = self._held.lstrip()
+        if text and not self._is_answer and text[0].lower() not in _FIRST_CHARACTERS:
+            self._at_start = False  # the usual case
+            return True
         if self._is_answer and (answer := _ANSWER.match(self._held)):
             self._held = self._held[answer.end() :]
             return True
@@ -154,18 +161,23 @@ class ReasoningFilter:
 
     def _pass(self, given: list[str], *, is_last: bool) -> bool:
         """In the text of the answer."""
+        if not _has_tag_start(self._held):  # the usual case
+            given.append(self._held)
+            self._held = ""
+            return False
         for end in _ANSWER_ENDS if self._is_answer else ():
             self._held = self._held.replace(end, "")
         searched = 0
         while closing := _LONE.search(self._held, searched):
             if not is_last and not self._held[closing.end() :].strip(" \t"):
                 break  # what follows tells whether it is a mention
-            before = self._given + "".join(given) + self._held[: closing.start()]
+            before = "".join([*self._given, *given, self._held[: closing.start()]])
             if self._closes(before, self._held[closing.end() :]):
                 self.reasoning += before
                 self.has_discarded = self.has_discarded or bool(self._given)
                 self.was_open = True
-                self._given, self._held = "", self._held[closing.end() :]
+                self._held = self._held[closing.end() :]
+                self._given.clear()
                 given.clear()
                 self._at_start = self._is_answer = True
                 return True
@@ -190,6 +202,10 @@ class ReasoningFilter:
         return starts_line or ends_line or line.rstrip()[-1] in ".!?。！？:"
 
 
+def _has_tag_start(text: str) -> bool:
+    return "<" in text or "[" in text or "◁" in text
+
+
 def _may_become(text: str, tag: str) -> bool:
     """Whether ``text`` is a beginning of ``tag``, the empty one included."""
     return len(text) <= len(tag) and tag[: len(text)].lower() == text.lower()
@@ -198,6 +214,8 @@ def _may_become(text: str, tag: str) -> bool:
 def _length_of_beginning(text: str, tags: tuple[str, ...]) -> int:
     """How many characters at the end of ``text`` may be the beginning of one of ``tags``."""
     longest = 0
+    if not _has_tag_start(text[-_LONGEST_TAG:]):
+        return 0
     for tag in tags:
         for length in range(min(len(tag) - 1, len(text)), longest, -1):
             if text[-length:].lower() == tag[:length].lower():

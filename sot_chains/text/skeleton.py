@@ -67,6 +67,11 @@ class Skeleton:
         """The points as a numbered list, one a line: what the expansion requests show the model."""
         return "\n".join(f"{point.number}. {point.text}" for point in self.points)
 
+    @cached_property
+    def folded(self) -> tuple[str, ...]:
+        """The headings with case folded, to compare with."""
+        return tuple(point.text.casefold() for point in self.points)
+
     def first(self, count: int | None) -> Skeleton:
         """The skeleton without the points after the first ``count``; ``None`` keeps all."""
         return self if count is None else Skeleton(self.points[:count])

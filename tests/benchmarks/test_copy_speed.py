@@ -25,7 +25,7 @@ def test_a_ratio_says_how_many_times_faster() -> None:
 
 
 def test_forced_answers_are_the_same_by_every_way(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every way of decoding writes the target, ours and others'."""
+    """Every decoding method writes the target, ours and others'."""
     tokenizer = tiny_tokenizer()
     (task,) = copy_workloads.forced_tasks(tokenizer, 1, seed=4)
     models = [aside(lambda: copy_workloads.random_llama("tiny", len(tokenizer), "cpu")) for _ in range(2)]

@@ -16,7 +16,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def _case(seed: int) -> Case:
-    """Documents, and an answer that stitches pieces of them together with words of its own."""
+    """Documents, and an answer of pieces from them with other tokens between."""
     rng = random.Random(seed)
     documents = tuple(tuple(rng.randrange(40) for _ in range(60)) for _ in range(3))
     target: list[int] = []

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.length_prediction``: prompts, a log that goes on, and what is made of it."""
+"""``python -m benchmarks.length_prediction``: prompts, a log that is resumed, and the measured errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay: every token written once, one row in a place at a time, costs as reckoned by hand."""
+"""The replay: every token written once, one row in a slot at a time, costs as computed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def known(lengths: list[int]) -> list[Prediction | None]:
 def test_vanilla_by_hand() -> None:
     lengths = [3, 10, 1, 4, 6]
     replay = replay_static(lengths, known(lengths), VANILLA)
-    # Batches of 3 and 10, of 1 and 4; the fifth row is a group of its own.
+    # Batches of 3 and 10, of 1 and 4; the fifth row is a separate group.
     assert replay.num_forwards == 10 + 4 + 6
     assert replay.cost(ForwardCost.flat(2), padded=True) == 20
     assert replay.cost(ForwardCost.flat(1), padded=True) == 2 * 14 + 6
@@ -116,8 +116,8 @@ def test_the_picture_holds_every_forward_of_every_row() -> None:
     replay = replay_static(lengths, wrong, ALL)
     assert replay.num_failures
     bars = schedule_bars(replay)
-    assert bars["is set aside"]
-    assert bars["goes on, or is done anew"]
+    assert bars["preempted"]
+    assert bars["resumed or restarted"]
     drawn = {kind: sum(width for _, _, width in places) for kind, places in bars.items()}
     assert sum(drawn.values()) - drawn["padding"] == sum(lengths)
     figure = draw_schedules({"static": replay, "slots": replay_slots(lengths, wrong, "first_come")})

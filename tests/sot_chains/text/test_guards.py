@@ -21,7 +21,7 @@ def guarded(guard: Guard, text: str, lengths: list[int]) -> str:
 
 
 def overrun(number: int) -> OverrunGuard:
-    return OverrunGuard(Point(number, HEADINGS[number - 1]), HEADINGS)
+    return OverrunGuard(Point(number, HEADINGS[number - 1]), [heading.casefold() for heading in HEADINGS])
 
 
 OWN = "Close the curtains. It helps."
