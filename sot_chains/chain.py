@@ -53,6 +53,7 @@ from sot_chains.providers.callbacks import (
 )
 from sot_chains.providers.tasks import gather_or_cancel
 from sot_chains.text.conversation import Conversation
+from sot_chains.text.examples import Detail
 from sot_chains.text.prompts import Prompts
 
 if TYPE_CHECKING:
@@ -83,7 +84,12 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             ``"openai:MODEL"`` or ``"anthropic:MODEL"``.
         router: Decides which questions are answered this way, see :mod:`sot_chains.router`; the others are
             answered plainly. All are, by default.
-        prompts: The requests sent to the model; ``Prompts.short()`` costs less with strong models.
+        prompts: The requests sent to the model. By default short ones for models that are known to be strong
+            by their name, and ones with examples as earlier turns for small local models and for servers
+            other than the vendors' own.
+        detail: How long points are: ``"brief"`` (a sentence), ``"normal"`` (two to four), ``"full"`` (a
+            paragraph that may hold a list or code).
+        loop_guard: Whether a text that repeats the same eight words three times is ended there.
         prefill: Whether replies are begun for the model, which keeps small ones on track. By default
             if the model is known to continue them, or until it has said that it does not.
         max_points: How many points an answer has at most; further ones are left away.
@@ -127,6 +133,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         *,
         router: Runnable[LanguageModelInput, Route] | None = None,
         prompts: Prompts | None = None,
+        detail: Detail = "normal",
+        loop_guard: bool = True,
         prefill: bool | None = None,
         max_points: int | None = None,
         eager: bool = False,
@@ -145,7 +153,9 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         self.deadline_seconds = positive_seconds(deadline_seconds)
         self.method = SotOptions(
             provider=provider,
-            prompts=prompts or Prompts(),
+            prompts=prompts,
+            detail=detail,
+            loop_guard=loop_guard,
             prefill=prefill,
             max_points=max_points,
             eager=eager,

@@ -58,7 +58,14 @@ class Answer:
         self._caller = Caller(method, setting)
         self._record = AnswerRecord(method)
         self._order = ReadingOrder(self._record.places)
-        self._writer = PointWriter(method, self._caller, self._record, self._order, on_arrival)
+        self._writer = PointWriter(
+            method,
+            self._caller,
+            self._record,
+            self._order,
+            continued=self._requests.continued,
+            on_arrival=on_arrival,
+        )
 
     async def write(self) -> AIMessage:
         """Writes the answer to its end.
@@ -149,19 +156,30 @@ class Answer:
         """The points of an outline that the model writes now."""
         record, is_eager = self._record, self._method.eager
         reader = OutlineReader(lambda: self._requests.skeleton_reply_start, self._method.max_points)
-        call = record.skeleton_call = record.begin(Call("skeleton", "skeleton"))
-        async with aclosing(self._caller.stream(call, self._requests.skeleton())) as events:
-            async for event in events:
-                match event:
-                    case TextDelta(text):
-                        reader.feed(text)
-                        for point in reader.take() if is_eager else ():
-                            yield self._begun(point, reader.skeleton)
-                    case Restarted():
-                        reader.restart()
-                if reader.is_over:
-                    break
-        reader.end()
+        request: Request | None = self._requests.skeleton()
+        num_calls = 0
+        while request is not None:
+            num_calls += 1
+            call = record.begin(Call("skeleton", "skeleton"))
+            record.skeleton_call = record.skeleton_call or call
+            async with aclosing(self._caller.stream(call, request)) as events:
+                async for event in events:
+                    match event:
+                        case TextDelta(text):
+                            reader.feed(text)
+                            for point in reader.take() if is_eager else ():
+                                yield self._begun(point, reader.skeleton)
+                        case Restarted():
+                            reader.restart()
+                    if reader.is_over:
+                        break
+            reader.end()
+            if is_eager:
+                break
+            if request := self._requests.more_points(reader.headings, num_calls):
+                reader = OutlineReader(lambda: None, self._method.max_points)
+                reader.feed(self._requests.templates.skeleton_prefill + request.written)
+        record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
         points = reader.take()
         record.plain_share = self._requests.plain_share()
         record.note_outline(reader.text, reader.skeleton)
@@ -218,8 +236,8 @@ class Answer:
                 raise
             self._cut_short()
         else:
-            if self._writer.errors and not self._record.has_any:
-                raise self._writer.errors[-1]
+            if not self._record.has_any:
+                raise (self._writer.errors or [ProviderError("the model wrote nothing")])[-1]
 
     def _cut_short(self) -> None:
         record, seconds = self._record, self._setting.deadline_seconds

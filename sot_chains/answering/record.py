@@ -33,6 +33,7 @@ class AnswerRecord:
         self.skeleton = Skeleton()
         self.skeleton_call: Call | None = None
         self.skeleton_reply: str | None = None
+        self.skeleton_seconds = 0.0
         self.is_plain = False
         self.is_outlined = False
         self.is_cut = False
@@ -139,7 +140,7 @@ class AnswerRecord:
             first_text_seconds=self.first_text_seconds,
             critical_path_seconds=min(
                 self.seconds,  # which is less where points are written while the outline still is
-                (skeleton_call.seconds if skeleton_call else 0.0) + max(writing, default=0.0),
+                self.skeleton_seconds + max(writing, default=0.0),
             ),
             num_calls=num_calls,
             num_requests=num_requests,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
@@ -13,11 +15,24 @@ from sot_chains.calls.options import ReplyBounds, SotOptions
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
+from sot_chains.text.examples import Detail
 from sot_chains.text.skeleton import Point, Skeleton
 
-# A small model continues with the points after its own, or repeats itself: its point is one short line.
-_POINT = ReplyBounds(stop="\n", max_tokens=120)
-_OUTLINE = ReplyBounds(stop="\n\n", max_tokens=160)
+# Where the text of a point ends, by the level of detail. A small model is stopped at the end of the line,
+# since it continues with the points after its own; its tokens are bounded, since it may repeat itself; its
+# words are few, since the longest point decides how long the answer takes.
+_SMALL_POINT: dict[Detail, ReplyBounds] = {
+    "brief": ReplyBounds(stop=("\n",), max_tokens=60, max_words=8),
+    "normal": ReplyBounds(stop=("\n",), max_tokens=150, max_words=66),
+    "full": ReplyBounds(stop=(), max_tokens=400, max_words=110),
+}
+_POINT: dict[Detail, ReplyBounds] = {
+    "brief": ReplyBounds(max_words=30),
+    "normal": ReplyBounds(max_words=90),
+    "full": ReplyBounds(max_words=300),
+}
+_FEWEST_HEADINGS, _MOST_CONTINUATIONS = 6, 3
+_SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=160)
 
 
 class Requests:
@@ -29,20 +44,56 @@ class Requests:
     """
 
     def __init__(self, method: SotOptions, conversation: Conversation) -> None:
+        provider = method.provider
+        self._method = method
         self._conversation = conversation
-        self._is_cached = isinstance(method.provider, VendorProvider)
-        self.templates = method.prompts.for_question(conversation.question)
+        self._is_cached = isinstance(provider, VendorProvider)
+        self.templates = method.prompts_in_use.for_question(conversation.question)
         # Asked of the model itself: a user may know that another one continues replies, but one that is
         # stronger needs no examples, and some vendors refuse a stop string that is a line's end.
-        self._is_small = method.provider.supports_prefill and not self._is_cached
+        self._is_small = provider.supports_prefill and not self._is_cached
+        # A vendor's models are strong enough without, and bill every token they read.
+        self._may_show_examples = bool(self.templates.examples) and (
+            self._is_small or (isinstance(provider, VendorProvider) and provider.is_elsewhere)
+        )
         self.skeleton_reply_start: str | None = None
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
     def skeleton(self) -> Request:
-        """Asks for the outline, which ends at a blank line."""
+        """Asks for the outline."""
         prefix = SharedPrefix(0, self._key) if self._is_cached else None  # what stands before the question
-        bounds = _OUTLINE if self._shows_examples(prefill=True) else None
-        return Request(self._skeleton_messages, None, prefix, bounds)
+        return Request(self._skeleton_messages, None, prefix, _SMALL_OUTLINE if self._is_small else None)
+
+    def more_points(self, headings: Sequence[str], attempt: int) -> Request | None:
+        """Asks a small model that repeats itself, or has ended early, for more headings behind those it has.
+
+        Greedily it would say the same again, so it samples, in a way that is the same every time.
+
+        Args:
+            headings: The headings so far, without repetitions.
+            attempt: How often this has been asked.
+
+        Returns:
+            ``None`` if there are enough, or the model cannot be made to go on.
+        """
+        is_enough = len(headings) >= _FEWEST_HEADINGS or len(headings) < 2
+        if is_enough or not (self._is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
+            return None
+        begun = f"{Skeleton.of(headings).text}\n{len(headings) + 1}."
+        written = begun.removeprefix(self.templates.skeleton_prefill)
+        return replace(self.skeleton(), written=written, parameters=_sampled(attempt))
+
+    def continued(self, request: Request, text: str, attempt: int) -> Request | None:
+        """Asks a small model to go on behind ``text``, where it has begun to repeat itself, by sampling.
+
+        Returns:
+            ``None`` if the text is long enough, or the model cannot be made to go on.
+        """
+        bounds = request.bounds
+        is_enough = not text or not bounds or not bounds.max_words or len(text.split()) > bounds.max_words / 2
+        if is_enough or not (self._is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
+            return None
+        return replace(request, written=f" {text.rstrip()}", parameters=_sampled(attempt))
 
     def point(self, skeleton: Skeleton, point: Point, *, is_whole: bool) -> Request:
         """Asks for one point to be written out.
@@ -53,7 +104,10 @@ class Requests:
             is_whole: Whether ``skeleton`` is the whole outline, so that all points show the same one.
         """
         prefix = self._shared_prefix(skeleton) if is_whole else None
-        bounds = _POINT if self._shows_examples(prefill=True) else None
+        detail = self._method.detail
+        bounds = _SMALL_POINT[detail] if self._is_small else _POINT[detail]
+        if not self._is_small:
+            bounds = replace(bounds, stop=_beginnings_of_next(skeleton, point))
         messages = partial(self._point_messages, skeleton, point)
         return Request(messages, point, prefix, bounds, skeleton=skeleton)
 
@@ -72,22 +126,19 @@ class Requests:
 
     def _skeleton_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         self.skeleton_reply_start = self.templates.skeleton_prefill if prefill else None
-        question = self._conversation.question
-        if self._shows_examples(prefill=prefill):
-            request = self.templates.skeleton_after_examples.format(question=question)
-            examples = self.templates.skeleton_examples()
-        else:
-            request, examples = self.templates.skeleton_request(question, prefill=prefill), []
+        request = self.templates.skeleton_request(self._conversation.question, prefill=prefill)
+        examples = self.templates.skeleton_examples(prefill=prefill) if self._shows_examples else []
         return self._asking(request, self.skeleton_reply_start, written, examples)
 
     def _point_messages(
         self, skeleton: Skeleton, point: Point, *, prefill: bool, written: str = ""
     ) -> list[BaseMessage]:
         start = self.templates.expansion_reply_start(point) if prefill else None
-        request = self.templates.expansion_request(
-            self._conversation.question, skeleton, point, prefill=prefill
+        question, detail = self._conversation.question, self._method.detail
+        request = self.templates.expansion_request(question, skeleton, point, detail=detail, prefill=prefill)
+        examples = (
+            self.templates.expansion_examples(detail=detail, prefill=prefill) if self._shows_examples else []
         )
-        examples = self.templates.expansion_examples() if self._shows_examples(prefill=prefill) else []
         return self._asking(request, start, written, examples)
 
     def _plain_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
@@ -101,18 +152,17 @@ class Requests:
         if self._prefix is None or self._prefix[0] is not skeleton:
             question = self._conversation.question
             first, last = (
-                self.templates.expansion_request(question, skeleton, point, prefill=True)
+                self.templates.expansion_request(
+                    question, skeleton, point, detail=self._method.detail, prefill=True
+                )
                 for point in (skeleton.points[0], skeleton.points[-1])
             )
             self._prefix = skeleton, SharedPrefix(_common_length(first, last), self._key)
         return self._prefix[1]
 
-    def _shows_examples(self, *, prefill: bool) -> bool:
-        """Whether earlier turns show what is asked for: to models that continue a reply, but no vendor's.
-
-        Those of the vendors are strong enough without, and bill every token they read.
-        """
-        return prefill and self._is_small and bool(self.templates.examples)
+    @property
+    def _shows_examples(self) -> bool:
+        return self._may_show_examples and not self._method.expectations.refuses_examples
 
     def _asking(
         self, request: str, start: str | None, written: str, examples: Sequence[tuple[str, str]]
@@ -128,8 +178,21 @@ class Requests:
         return f"sot-{digest.hexdigest()}"
 
 
+def _sampled(attempt: int) -> dict[str, Any]:
+    return {"temperature": 0.8, "top_p": 0.9, "seed": attempt}
+
+
+def _beginnings_of_next(skeleton: Skeleton, point: Point) -> tuple[str, ...]:
+    """Stop strings before which the text of ``point`` ends: the next point in the forms that models write."""
+    number = point.number + 1
+    if number > len(skeleton):
+        return ()
+    heading = skeleton.points[point.number].text
+    return f"\n{number}. {heading}", f"\n**{number}. {heading}", f"\n{number}. **{heading}"
+
+
 def _common_length(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginnings. By halves, since it is often asked."""
+    """How many characters two texts have in common at their beginnings."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

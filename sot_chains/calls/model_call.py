@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -31,6 +31,7 @@ from sot_chains.providers.vendor import VendorProvider, on_sent
 from sot_chains.text.skeleton import Point, Skeleton
 
 _AT_ONCE = nullcontext()
+_MOST_STOPS = 4  # that OpenAI takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Request:
         prefix: What the messages share with those of other requests.
         bounds: Where the reply ends, besides where the model ends it; for models that continue a begun reply.
         prefill: Whether the reply may be begun for the model.
+        written: What a begun reply has besides what it is begun with.
+        parameters: What the model is told besides the parameters of the answer, which go before.
         skeleton: The outline shown with a point.
     """
 
@@ -53,6 +56,8 @@ class Request:
     prefix: SharedPrefix | None = None
     bounds: ReplyBounds | None = None
     prefill: bool = True
+    written: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     skeleton: Skeleton = field(default_factory=Skeleton)
 
 
@@ -98,10 +103,11 @@ class Caller:
         while True:
             num_attempts += 1
             prefill = may_prefill and self._method.prefills
-            written = read_text if prefill else ""
+            written = request.written + read_text if prefill else ""
             messages = request.messages(prefill=prefill, written=written)
             is_open = not prefill and self._method.opens_reasoning
-            reply = ReplyReader(read_text[len(written.rstrip()) :], is_open=is_open, is_read=is_read)
+            beginning = written[len(written.rstrip()) :] if prefill else read_text
+            reply = ReplyReader(beginning if read_text else "", is_open=is_open, is_read=is_read)
             try:
                 async with (
                     self._admitted(call, request, messages),
@@ -123,6 +129,9 @@ class Caller:
                 may_prefill = False
                 continue
             except Exception as error:  # whether it is worth another attempt is decided below
+                if not call.pieces and self._learns_from(error, call):
+                    num_attempts -= 1
+                    continue
                 pause = self._pause_seconds(error, num_attempts, request)
                 if pause is None:
                     raise
@@ -130,6 +139,23 @@ class Caller:
             if not is_read():
                 read_text = ""
                 yield Restarted()
+
+    def _learns_from(self, error: Exception, call: Call) -> bool:
+        """Whether the request was refused for something that can be left out from now on: stops, examples."""
+        expectations = self._method.expectations
+        said = str(error).lower()
+        status = error.status if isinstance(error, ProviderError) else getattr(error, "status_code", None)
+        if status not in (400, 422) and type(error).__name__ != "TemplateError":
+            return False
+        if "stop" in said and not expectations.refuses_stop:
+            expectations.refuses_stop = True
+        elif any(word in said for word in ("role", "alternat", "turn", "messages")) and not (
+            expectations.refuses_examples or call.stage == "plain"
+        ):
+            expectations.refuses_examples = True
+        else:
+            return False
+        return True
 
     def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
         """How long to wait before the next attempt; ``None`` if there is to be none."""
@@ -214,12 +240,13 @@ class Caller:
 
     def _arguments(self, call: Call, request: Request) -> dict[str, Any]:
         """What the provider is told besides the messages."""
-        config, parameters = self._setting.config, dict(self._setting.parameters)
+        config = self._setting.config
+        parameters = {**request.parameters, **self._setting.parameters}
         if not nobody_listens(config):
             config = cast("RunnableConfig", {**config, "run_name": call.name})
         if request.prefix and self._is_vendor:
             parameters["prefix"] = request.prefix
-        if request.bounds and self._method.prefills:
+        if request.bounds:
             parameters |= self._bounded(request.bounds)
         return {"config": config, **parameters}
 
@@ -257,7 +284,7 @@ class Caller:
         parameters = self._setting.parameters
         most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
         expected = self._method.expectations.output_tokens(call.stage)
-        if request.bounds and self._method.prefills:
+        if request.bounds and request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
         return Tokens(
             input_tokens=num_message_tokens(messages),
@@ -275,11 +302,22 @@ class Caller:
                 return provider.setting(name)
             return given
 
-        stop = own("stop") or []
-        max_tokens = own("max_tokens")
-        if self._setting.parameters.get("max_tokens") is None:  # a bound of this call is the user's to choose
-            max_tokens = min(max_tokens or bounds.max_tokens, bounds.max_tokens)
-        return {"stop": [*([stop] if isinstance(stop, str) else stop), bounds.stop], "max_tokens": max_tokens}
+        bounded: dict[str, Any] = {}
+        if bounds.stop and self._takes_stop:
+            stop = own("stop") or []
+            bounded["stop"] = [*([stop] if isinstance(stop, str) else stop), *bounds.stop][:_MOST_STOPS]
+        if bounds.max_tokens is not None:
+            most = own("max_tokens")
+            if self._setting.parameters.get("max_tokens") is None:  # a call's bound is the user's
+                most = min(most or bounds.max_tokens, bounds.max_tokens)
+            bounded["max_tokens"] = most
+        return bounded
+
+    @property
+    def _takes_stop(self) -> bool:
+        provider = self._method.provider
+        is_model = not isinstance(provider, LangChainProvider) or provider.takes_stop
+        return is_model and not self._method.expectations.refuses_stop
 
     def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
         """Notes what the failed attempt cost, and tells the limits what the server said."""

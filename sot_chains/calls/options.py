@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
@@ -19,7 +19,8 @@ from sot_chains.calls.usage import Price, price_for
 from sot_chains.providers.base import Provider
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
-from sot_chains.text.prompts import Prompts
+from sot_chains.text.examples import Detail
+from sot_chains.text.prompts import Prompts, is_strong
 from sot_chains.text.skeleton import Point
 
 Policy = Literal["retry", "omit", "plain", "raise"]
@@ -32,12 +33,14 @@ class ReplyBounds:
     """Where a reply ends, besides where the model ends it.
 
     Attributes:
-        stop: A string before which it ends.
-        max_tokens: Its tokens, at most, unless the user has set a bound.
+        stop: Strings before which it ends.
+        max_tokens: Its tokens, at most, unless the user has set a bound; ``None`` for no bound.
+        max_words: Words after which it ends with the sentence; ``None`` for no bound.
     """
 
-    stop: str
-    max_tokens: int
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    max_words: int | None = None
 
 
 class Expectations:
@@ -47,6 +50,8 @@ class Expectations:
 
     Attributes:
         opens_reasoning: Whether replies begin inside a block of reasoning, because the template opens it.
+        refuses_examples: Whether the server or the chat template has refused earlier turns.
+        refuses_stop: Whether the server has refused stop strings.
     """
 
     _FADE = 0.98
@@ -54,6 +59,8 @@ class Expectations:
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
         self.opens_reasoning = False
+        self.refuses_examples = False
+        self.refuses_stop = False
 
     def output_tokens(self, stage: str) -> int:
         """What a call of ``stage`` is expected to write."""
@@ -69,7 +76,7 @@ class SotOptions:
     """How answers are written: what stays the same from question to question."""
 
     provider: Provider
-    prompts: Prompts
+    prompts: Prompts | None = None
     prefill: bool | None = None
     max_points: int | None = None
     eager: bool = False
@@ -79,6 +86,7 @@ class SotOptions:
     prices: Mapping[str, Price] | Price | None = None
     budget: Budget | None = None
     router: Runnable[LanguageModelInput, Any] | None = None
+    detail: Detail = "normal"
     loop_guard: bool = True
     expectations: Expectations = field(default_factory=Expectations)
 
@@ -87,6 +95,8 @@ class SotOptions:
             raise ValueError(
                 f"max_points must be at least 2, got {self.max_points}: one point is a plain answer"
             )
+        if self.detail not in get_args(Detail):
+            raise ValueError(f"detail must be one of {get_args(Detail)}, got {self.detail!r}")
         if not callable(self.on_failure) and self.on_failure not in POLICIES:
             raise ValueError(f"on_failure must be one of {POLICIES} or a function, got {self.on_failure!r}")
         if self.budget is not None and self.budget.price is not None and self.price is None:
@@ -94,6 +104,13 @@ class SotOptions:
                 f"a budget in money needs the price of {self.provider.model_name!r}: "
                 "prices={...: Price(...)}"
             )
+
+    @property
+    def prompts_in_use(self) -> Prompts:
+        """The user's prompts, or those that suit the model."""
+        if self.prompts is not None:
+            return self.prompts
+        return Prompts.short() if is_strong(self.provider.model_name) else Prompts()
 
     @property
     def prefills(self) -> bool:

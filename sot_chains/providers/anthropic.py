@@ -52,6 +52,7 @@ class AnthropicProvider(VendorProvider):
     """
 
     vendor: ClassVar[str] = "anthropic"
+    vendor_url: ClassVar[str] = _ANTHROPIC_URL
     key_variable: ClassVar[str] = "ANTHROPIC_API_KEY"
     _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (httpx2.ConnectError, httpx2.ConnectTimeout)
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -35,6 +36,11 @@ class LangChainProvider:
         model = next(_models(self.runnable))
         names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
+
+    @property
+    def takes_stop(self) -> bool:
+        """Whether every model inside is a chat model, which takes stop strings; a function may not."""
+        return all(isinstance(model, BaseChatModel) for model in _models(self.runnable))
 
     @property
     def opens_reasoning(self) -> bool:

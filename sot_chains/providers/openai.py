@@ -49,6 +49,7 @@ class OpenAIProvider(VendorProvider):
     """
 
     vendor: ClassVar[str] = "openai"
+    vendor_url: ClassVar[str] = OPENAI_URL
     key_variable: ClassVar[str] = "OPENAI_API_KEY"
     _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (httpx2.ConnectError, httpx2.ConnectTimeout)
 

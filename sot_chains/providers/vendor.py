@@ -45,6 +45,7 @@ class VendorProvider(ABC):
     """
 
     vendor: ClassVar[str]
+    vendor_url: ClassVar[str] = ""
     key_variable: ClassVar[str]
     tells_when_sent: bool = False  # whether ``on_sent`` is called for each request
     _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (ConnectionRefusedError,)
@@ -66,6 +67,11 @@ class VendorProvider(ABC):
     def model_name(self) -> str:
         """The model's name, as the server knows it."""
         return self._model
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the server is not the vendor's own, so that any model may run there."""
+        return self._base_url != self.vendor_url
 
     @property
     def supports_prefill(self) -> bool:

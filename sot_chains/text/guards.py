@@ -192,6 +192,11 @@ class LoopGuard:
         self._rest = ""  # a word that may not be whole
         self._num_repeats: Counter[tuple[str, ...]] = Counter()
 
+    def remember(self, text: str) -> None:
+        """Takes note of text that stands before the one to come."""
+        self._read(text, is_last=True)
+        self._held, self._rest, self.is_over = [], "", False
+
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
         return self._read(self._rest + piece, is_last=False)
@@ -273,7 +278,8 @@ class SentenceBound:
                 self._passed.append(piece)
                 return piece
             passed = "".join(self._passed)
-            self._num_left = self._max_words - _num_words(passed)
+            goes_on = passed[-1:].isascii() and not passed[-1:].isspace() and not piece[:1].isspace()
+            self._num_left = self._max_words - _num_words(passed) + bool(passed and goes_on)
             self._is_code = passed.count("```") % 2 == 1
         return self._read(self._rest + piece, is_last=False)
 

@@ -63,7 +63,8 @@ class OutlineReader:
         """Whether nothing that follows in the reply can add a point."""
         if not self._readings or self._num_characters > _MAX_CHARACTERS:
             return bool(self._readings)
-        return self._reading.is_over or len(self._headings()) == self._max_points
+        reading = self._reading
+        return reading.is_over or reading.has_repeated or len(reading.headings) == self._max_points
 
     @property
     def skeleton(self) -> Skeleton:
@@ -87,6 +88,11 @@ class OutlineReader:
         if not self._readings:
             start = self._reply_start()
             self._readings = [OutlineParser(start), OutlineParser()] if start else [OutlineParser()]
+
+    @property
+    def headings(self) -> list[str]:
+        """The headings read so far, without repetitions."""
+        return self._headings()[: self._max_points]
 
     def _headings(self) -> list[str]:
         return self._reading.headings if self._readings else []

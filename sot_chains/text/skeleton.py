@@ -130,12 +130,14 @@ class OutlineParser:
 
     Attributes:
         headings: The headings of the complete points, without repetitions. It only ever grows.
+        has_repeated: Whether a heading has come a second time, as from a model that is in a loop.
         is_over: Whether the list has ended, so that nothing that follows can add a point.
         second_line: The line on which the second point begins, counted from 0; ``None`` before that.
     """
 
     def __init__(self, opening: str = "") -> None:
         self.headings: list[str] = []
+        self.has_repeated = False
         self.second_line: int | None = None
         self._seen: set[str] = set()
         self._items: list[_Item] = []
@@ -248,6 +250,7 @@ class OutlineParser:
     def _add(self, heading: str) -> None:
         """Adds a heading, unless it is empty or a repetition, which differs at most in case."""
         folded = heading.casefold()
+        self.has_repeated = self.has_repeated or folded in self._seen
         if _WORD_CHARACTER.search(heading) and folded not in self._seen:
             self._seen.add(folded)
             self.headings.append(heading)

@@ -31,7 +31,7 @@ ANSWER = (
 
 
 def is_skeleton_request(text: str) -> bool:
-    templates = [wording for t in (ENGLISH, CHINESE) for wording in (t.skeleton, t.skeleton_after_examples)]
+    templates = [t.skeleton for t in (ENGLISH, CHINESE)]
     wordings = (max(wording.split("{question}"), key=len) for wording in templates)
     return any(wording[:40] in text for wording in wordings)
 
@@ -39,7 +39,7 @@ def is_skeleton_request(text: str) -> bool:
 def point_asked_for(text: str) -> str | None:
     """The heading at the end of an expansion request, ``None`` for other requests."""
     for templates in (ENGLISH, CHINESE):
-        _, found, rest = text.rpartition(templates.expansion.split("{skeleton}")[1].split("{number}")[0])
+        _, found, rest = text.rpartition(templates.expansion.split("{number}")[0].rpartition("\n\n")[2])
         if found:
             return rest.removesuffix(templates.expansion_opening).partition(". ")[2]
     return None

@@ -244,6 +244,8 @@ async def test_prompts_can_be_replaced() -> None:
 async def test_replies_are_begun_for_models_that_continue_them() -> None:
     def go_on(messages: Sequence[BaseMessage]) -> str:
         reply_start = str(messages[-1].text)
+        if reply_start.endswith("3."):
+            return ""  # there is no third point
         return " Fixed hours\n2. Dark room" if reply_start == "1." else " It helps."
 
     model = PacedChatModel(answer=go_on, supports_assistant_prefill=True)
@@ -257,7 +259,8 @@ async def test_replies_are_begun_for_models_that_continue_them() -> None:
         message = await SkeletonOfThought(wrapped).ainvoke(QUESTION)
         assert message.content == "1. **Fixed hours**: It helps.\n\n2. **Dark room**: It helps."
     starts = {str(request[-1].text) for request in model.requests}
-    assert starts == {"1.", "1. Fixed hours:", "2. Dark room:"}
+    # It is asked for more points than two, and has none.
+    assert starts == {"1.", "1. Fixed hours\n2. Dark room\n3.", "1. Fixed hours:", "2. Dark room:"}
 
 
 async def test_a_model_that_begins_anew_after_all_is_understood() -> None:
@@ -327,7 +330,11 @@ async def test_parameters_of_a_call_reach_the_model() -> None:
     model = PacedChatModel()
     await SkeletonOfThought(model).ainvoke(QUESTION, stop=["END"], temperature=0.5)
     await text_of_stream(SkeletonOfThought(model).bind(stop=["END"]), QUESTION, temperature=0.5)
-    assert model.parameters == [{"stop": ["END"], "temperature": 0.5}] * 8
+    assert len(model.parameters) == 8
+    for parameters in model.parameters:
+        assert parameters.keys() == {"stop", "temperature"}
+        assert parameters["stop"][0] == "END"
+        assert all(stop.startswith("\n") for stop in parameters["stop"][1:])  # where the next point begins
 
 
 # --- six ways of being called

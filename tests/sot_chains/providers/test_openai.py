@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -15,10 +16,12 @@ from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from sot_chains import ProviderError, SkeletonOfThought
+from sot_chains import ENGLISH, Prompts, ProviderError, SkeletonOfThought
 from sot_chains.providers import provider_of
 from tests.sot_chains.fakes import ANSWER, QUESTION, nothing_runs
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
+
+WITHOUT_EXAMPLES = Prompts({"en": replace(ENGLISH, examples=())})
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def server() -> Iterator[ChatServer]:
 
 
 def sot_at(url: str, model: str = MODEL, **options: Any) -> SkeletonOfThought:
-    return SkeletonOfThought(f"openai:{model}", base_url=url, **options)
+    return SkeletonOfThought(f"openai:{model}", base_url=url, **{"prompts": WITHOUT_EXAMPLES, **options})
 
 
 async def test_an_answer_over_http(server: ChatServer) -> None:
@@ -50,7 +53,8 @@ async def test_an_answer_over_http(server: ChatServer) -> None:
 async def test_parameters_are_fields_of_the_request(server: ChatServer) -> None:
     await sot_at(server.url).ainvoke(QUESTION, stop=["END"], temperature=0.5)
     for request in server.requests:
-        assert (request["stop"], request["temperature"]) == (["END"], 0.5)
+        assert (request["stop"][0], request["temperature"]) == ("END", 0.5)
+        assert len(request["stop"]) <= 4
         assert request["stream_options"] == {"include_usage": True}
 
 

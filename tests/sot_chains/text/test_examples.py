@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from sot_chains import CHINESE, ENGLISH, PromptTemplates, SkeletonOfThought
 from sot_chains.text.conversation import Conversation
+from sot_chains.text.examples import Detail
 from sot_chains.text.skeleton import parse_skeleton
 from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to
 
 
 @pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
 def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
-    for example, (request, reply) in zip(templates.examples, templates.skeleton_examples(), strict=True):
+    turns = templates.skeleton_examples(prefill=True)
+    for example, (request, reply) in zip(templates.examples, turns, strict=True):
         assert parse_skeleton(reply) == example.skeleton
         assert example.question in request
-    for example, (request, reply) in zip(templates.examples, templates.expansion_examples(), strict=True):
-        assert reply.startswith(templates.expansion_reply_start(example.point))
-        assert "\n" not in reply
-        assert request.endswith(example.point.text)
+    for detail in get_args(Detail):
+        turns = templates.expansion_examples(detail=detail, prefill=True)
+        for example, (request, reply) in zip(templates.examples, turns, strict=True):
+            assert reply.startswith(templates.expansion_reply_start(example.point))
+            assert "\n" not in reply
+            assert templates.lengths[detail] in request
+            assert request.endswith(example.point.text)
+        # Without a begun reply, the examples show none either.
+        for example, (_, reply) in zip(
+            templates.examples, templates.expansion_examples(detail=detail, prefill=False), strict=True
+        ):
+            assert reply == example.texts[detail]
 
 
 def test_they_stand_behind_system_messages_and_before_the_conversation() -> None:
@@ -46,10 +58,12 @@ async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(contin
         if continues and trace["route"] == "sot":
             assert len(messages) == 2 * len(ENGLISH.examples) + 2
             assert parameters["stop"] == ["END", "\n" if is_point else "\n\n"]
-            assert parameters["max_tokens"] == (120 if is_point else 160)
-        if not continues:
+            assert parameters["max_tokens"] == (150 if is_point else 160)
+        if not continues:  # nothing but the beginning of the next point ends a text
             assert len(messages) == 1
-            assert parameters["stop"] == ["END"]
+            assert parameters["stop"][0] == "END"
+            assert all(stop.startswith("\n") for stop in parameters["stop"][1:])
+            assert "max_tokens" not in parameters
 
 
 async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
@@ -67,6 +81,7 @@ async def test_a_model_the_user_vouches_for_gets_the_requests_alone() -> None:
     trace = (await SkeletonOfThought(model, prefill=True).ainvoke(QUESTION)).response_metadata["sot"]
     assert trace["route"] == "sot"
     assert {len(messages) for messages in model.requests} == {2}  # the question and the reply's beginning
-    assert all(
-        "max_tokens" not in parameters and not parameters.get("stop") for parameters in model.parameters
-    )
+    assert all("max_tokens" not in parameters for parameters in model.parameters)
+    outline, first, *_ = (parameters.get("stop") for parameters in model.parameters)
+    assert not outline
+    assert first == ["\n2. Dark room", "\n**2. Dark room", "\n2. **Dark room"]

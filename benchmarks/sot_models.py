@@ -1,0 +1,255 @@
+"""Skeleton-of-Thought on real models: speed, length and the mistakes that can be counted without a judge.
+
+Each question is answered plainly and by Skeleton-of-Thought, alternating which goes first, on every model
+that is named. Counted are outlines that copy the examples, points that run into others, empty points, answers that
+repeat the same eight words three times, and relevance: the cosine of question and answer by a sentence
+encoder, over that of the plain answer. One table and one JSON line for each model; with ``--save`` a dated
+file and a picture of the speed-up by category.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.results import RESULTS, save
+from benchmarks.workloads import VICUNA
+from local_backend import ChatLocal
+from retrieval_copy.stores.stores import SentenceEmbeddings
+from sot_chains import SkeletonOfThought
+from sot_chains.calls.usage import num_tokens
+from sot_chains.text.prompts import CHINESE, ENGLISH
+
+_NUMBER = re.compile(r"^[#*\s(（]*(\d{1,2})[*]*[.)）、．](?!\d)", re.MULTILINE)
+_EXAMPLE_HEADINGS = ENGLISH.example_headings | CHINESE.example_headings
+
+
+def is_looped(text: str) -> bool:
+    """Whether the same eight words occur three times."""
+    words = text.casefold().split()
+    counts = Counter(tuple(words[start : start + 8]) for start in range(len(words) - 7))
+    return max(counts.values(), default=0) >= 3
+
+
+def is_echoed(skeleton: Sequence[str]) -> bool:
+    """Whether most headings of an outline are those of the examples."""
+    return 2 * sum(heading.casefold() in _EXAMPLE_HEADINGS for heading in skeleton) >= max(1, len(skeleton))
+
+
+def is_overrun(number: int, text: str, skeleton: Sequence[str]) -> bool:
+    """Whether the text of a point goes on to another one: by its number and heading, or its heading alone."""
+    for line in text.splitlines()[1:]:
+        body = re.sub(_NUMBER, "", line).strip(" *#:").casefold()
+        others = [heading.casefold() for place, heading in enumerate(skeleton, 1) if place != number]
+        if any(body.startswith(heading) and len(body) <= len(heading) + 60 for heading in others if heading):
+            return True
+    return False
+
+
+async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_first: bool) -> dict[str, Any]:
+    """Answers one question by both methods."""
+    case: dict[str, Any] = {"question": question}
+    count = model.get_num_tokens if isinstance(model, ChatLocal) else num_tokens
+    for way in ("sot", "plain") if sot_first else ("plain", "sot"):
+        begin = time.perf_counter()
+        if way == "sot":
+            answer = await sot.ainvoke(question)
+        else:
+            answer = await model.ainvoke(question)
+        case[f"{way}_seconds"] = time.perf_counter() - begin
+        case[f"{way}_text"] = answer.text
+        case[f"{way}_tokens"] = count(answer.text)
+        case[f"{way}_looped"] = is_looped(answer.text)
+        if way == "sot":
+            trace = answer.response_metadata["sot"]
+            case |= {
+                "route": trace["route"],
+                "reason": trace["route_reason"],
+                "num_points": len(trace["points"]),
+                "critical_path_seconds": trace["critical_path_seconds"],
+                "skeleton_seconds": (call := trace["skeleton_call"]) and call["end_seconds"],
+                "echoed": is_echoed(trace["skeleton"]) if trace["route"] == "sot" else False,
+                "overrun": sum(
+                    is_overrun(p["number"], p["text"], trace["skeleton"]) for p in trace["points"]
+                ),
+                "empty": sum(not p["text"].strip() for p in trace["points"]),
+                "stopped": Counter(p["stopped_by"] for p in trace["points"] if p["stopped_by"]),
+            }
+    return case
+
+
+def add_relevance(cases: Sequence[dict[str, Any]]) -> None:
+    """Adds the cosine of answer and question, over that of the plain answer."""
+    encoder = SentenceEmbeddings()
+    vectors = encoder.embed_documents(
+        [c[k] or " " for c in cases for k in ("question", "sot_text", "plain_text")]
+    )
+    for number, case in enumerate(cases):
+        question, sot, plain = vectors[3 * number : 3 * number + 3]
+        of_sot, of_plain = (sum(a * b for a, b in zip(question, one, strict=True)) for one in (sot, plain))
+        case["relevance"] = of_sot / max(of_plain, 1e-6)
+
+
+def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the JSON line; over answers by Skeleton-of-Thought where not said otherwise."""
+    by_sot = [case for case in cases if case["route"] == "sot"]
+
+    def median(values: Sequence[float]) -> float | None:
+        return round(statistics.median(values), 3) if values else None
+
+    speedups = sorted(case["plain_seconds"] / case["sot_seconds"] for case in by_sot)
+    return {
+        "questions": len(cases),
+        "by_sot": len(by_sot),
+        "speedup_median": median(speedups),
+        "speedup_p10": round(speedups[len(speedups) // 10], 3) if speedups else None,
+        "tokens_ratio_median": median([c["sot_tokens"] / max(1, c["plain_tokens"]) for c in by_sot]),
+        "tokens_per_second_ratio_median": median(
+            [
+                (c["sot_tokens"] / c["sot_seconds"]) / max(1e-9, c["plain_tokens"] / c["plain_seconds"])
+                for c in by_sot
+            ]
+        ),
+        "critical_path_ratio_median": median([c["sot_seconds"] / c["critical_path_seconds"] for c in by_sot]),
+        "echoed": sum(c["echoed"] for c in by_sot),
+        "overrun": sum(c["overrun"] for c in by_sot),
+        "empty": sum(c["empty"] for c in by_sot),
+        "looped": sum(c["sot_looped"] for c in by_sot),
+        "looped_plain": sum(c["plain_looped"] for c in by_sot),
+        "relevance": median([c["relevance"] for c in by_sot]),
+        "slowest": round(max((c["sot_seconds"] / c["plain_seconds"] for c in cases), default=0.0), 3),
+    }
+
+
+def read(path: Path | None, limit: int | None) -> list[dict[str, str]]:
+    """Questions with their categories, if the file has any."""
+    path = path or VICUNA
+    lines = path.read_text("utf-8").split("\n")
+    records = [json.loads(line) for line in lines if line.strip()]
+    if limit and limit < len(records):  # of all categories alike
+        records = records[:: max(1, len(records) // limit)][:limit]
+    return [{"question": r["question"], "category": str(r.get("category", ""))} for r in records]
+
+
+async def measure_all(
+    name: str | None, questions: Sequence[dict[str, str]], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All questions on one model."""
+    cases = []
+    with ExitStack() as opened:
+        if name and name.startswith(("openai:", "anthropic:")):
+            from langchain_openai import ChatOpenAI
+
+            sot = SkeletonOfThought(
+                name, base_url=options.base_url, detail=options.detail, **_router(options)
+            )
+            model: Any = ChatOpenAI(
+                model=name.partition(":")[2], base_url=options.base_url, api_key=SecretStr("not-needed")
+            )
+        else:
+            model = opened.enter_context(
+                ChatLocal.from_pretrained(name, dtype=options.dtype, max_tokens=options.max_tokens)
+            )
+            sot = SkeletonOfThought(model, detail=options.detail, **_router(options))
+        for warm_up in questions[:2]:
+            await measure(model, sot, warm_up["question"], sot_first=False)
+        for number, one in enumerate(track(questions, name or "default", console=Console(stderr=True))):
+            case = await measure(model, sot, one["question"], sot_first=bool(number % 2))
+            cases.append({"category": one["category"], **case})
+    add_relevance(cases)
+    return cases
+
+
+def _router(options: argparse.Namespace) -> dict[str, Any]:
+    return {} if options.router else {"router": None}
+
+
+def draw(cases: Sequence[dict[str, Any]], path: Path) -> None:
+    """Speed-up by category, as in the paper's figure."""
+    from matplotlib.figure import Figure
+
+    by_category = defaultdict(list)
+    for case in cases:
+        if case["route"] == "sot":
+            by_category[case["category"] or "all"].append(case["plain_seconds"] / case["sot_seconds"])
+    names = sorted(by_category, key=lambda name: statistics.median(by_category[name]))
+    figure = Figure(figsize=(7, 0.5 + 0.4 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    axes.boxplot([by_category[name] for name in names], vert=False, tick_labels=names)
+    axes.axvline(1.0, color="#374151", linewidth=0.8)
+    axes.set_xlabel("plain seconds over Skeleton-of-Thought's")
+    figure.savefig(path, dpi=110)
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(
+        "model", "by SoT", "speed-up", "p10", "tokens", "echoed", "overrun", "empty", "looped", "relevance"
+    )
+    for row in rows:
+        table.add_row(
+            row["model"],
+            f"{row['by_sot']} of {row['questions']}",
+            *(str(row[key]) for key in ("speedup_median", "speedup_p10", "tokens_ratio_median")),
+            *(str(row[key]) for key in ("echoed", "overrun", "empty")),
+            f"{row['looped']} (plain {row['looped_plain']})",
+            str(row["relevance"]),
+        )
+    Console(width=120).print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sot_models", description=__doc__)
+    parser.add_argument(
+        "--model",
+        action="append",
+        help="folder, GGUF file or hub name, or openai:NAME; may be repeated (the default model)",
+    )
+    parser.add_argument("--base-url", help="server of openai:NAME")
+    parser.add_argument(
+        "--questions", type=Path, help="JSON lines with 'question' and 'category' (Vicuna's 80)"
+    )
+    parser.add_argument("--limit", type=int, help="use this many questions, spread over the file")
+    parser.add_argument("--detail", choices=("brief", "normal", "full"), default="normal")
+    parser.add_argument("--no-router", dest="router", action="store_false", help="take every question apart")
+    parser.add_argument("--dtype", default="auto", help="number format of local models (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="maximum of a plain reply (%(default)s)")
+    parser.add_argument("--save", action="store_true", help="keep a dated file and a picture")
+    parser.add_argument("--texts", type=Path, help="write questions and answers to this file, to be read")
+    options = parser.parse_args(arguments)
+    try:
+        questions = read(options.questions, options.limit)
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
+    rows = []
+    for name in options.model or [None]:
+        cases = asyncio.run(measure_all(name, questions, options))
+        row = {"model": Path(name).name if name else "default", "detail": options.detail, **summarize(cases)}
+        rows.append(row)
+        if options.texts:
+            with options.texts.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(case, ensure_ascii=False) + "\n" for case in cases)
+        if options.save:
+            kept = [{k: v for k, v in case.items() if not k.endswith("_text")} for case in cases]
+            path = save(f"sot_models_{row['model']}_{options.detail}", row, kept)
+            draw(cases, RESULTS / path.with_suffix(".png").name)
+    print_table(rows)
+    for row in rows:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

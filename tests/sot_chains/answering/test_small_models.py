@@ -1,0 +1,124 @@
+"""What small and reasoning models need: bounds, another try, and reasoning left out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from langchain_core.messages import BaseMessage
+
+from sot_chains import Delta, ProviderError, Retries, SkeletonOfThought
+from tests.sot_chains.fakes import ANSWER, EXPANSIONS, OUTLINE, PLAIN, QUESTION, PacedChatModel, nothing_runs
+from tests.sot_chains.faulty import FaultyProvider, what
+
+AT_ONCE = Retries(max_attempts=2, first_pause_seconds=0.0)
+LINE = "the cat sat on the mat and looked at me, "
+
+
+def answers(point: str = "", plain: str = PLAIN, outline: str = OUTLINE) -> Any:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        asked = what(messages)
+        return outline if asked == "outline" else plain if asked == "plain" else point or EXPANSIONS[asked]
+
+    return answer
+
+
+async def both(sot: SkeletonOfThought) -> dict[str, Any]:
+    """The trace of an answer whose text is the same whole and streamed."""
+    message = await sot.ainvoke(QUESTION)
+    chunks = [chunk async for chunk in sot.astream(QUESTION)]
+    assert "".join(chunk.text for chunk in chunks) == message.text
+    assert await nothing_runs()
+    trace: dict[str, Any] = message.response_metadata["sot"]
+    return trace
+
+
+async def test_a_loop_is_stopped_and_cut_back() -> None:
+    provider = FaultyProvider(answer=answers(f"Well: {LINE * 9}"), between=lambda asked: 0.001)
+    trace = await both(SkeletonOfThought(provider))
+    assert {point["text"] for point in trace["points"]} == {f"Well: {LINE.strip()}"}
+    assert {point["stopped_by"] for point in trace["points"]} == {"loop"}
+    assert trace["cost"]["estimated"] is not None  # the calls were ended before their usage came
+    assert provider.num_running == 0
+    plain = FaultyProvider(answer=answers(plain=LINE * 9, outline="none"))
+    assert (await both(SkeletonOfThought(plain)))["plain_stopped_by"] == "loop"
+    free = await both(SkeletonOfThought(provider, loop_guard=False))
+    assert len(free["points"][0]["text"]) > 300
+
+
+async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
+    text = "Go to bed.\n\n2. Dark room: Close the curtains.\n3. Less coffee: Drink none."
+    trace = await both(SkeletonOfThought(FaultyProvider(answer=answers(text))))
+    first = trace["points"][0]
+    assert (first["text"], first["stopped_by"]) == ("Go to bed.", "overrun")
+
+
+async def test_an_empty_point_is_asked_once_more_and_then_left_out() -> None:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        start = str(messages[-1].text)
+        if start.endswith("4."):
+            return ""  # there is no fourth point
+        if start.endswith(":"):  # begun for it
+            return " It helps." if "Dark room" in start else ""
+        if start == "1.":
+            return OUTLINE.removeprefix("1.")
+        return "" if "Your point is 3" in start else EXPANSIONS["Fixed hours"]
+
+    model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
+    message = await SkeletonOfThought(model).ainvoke(QUESTION)
+    points = message.response_metadata["sot"]["points"]
+    assert [point["status"] for point in points] == ["complete", "complete", "omitted"]
+    assert points[0]["text"] == EXPANSIONS["Fixed hours"]
+    assert "3." not in message.text
+
+
+async def test_points_are_as_long_as_asked_for() -> None:
+    sentences = "It helps a lot to keep the same hours every day of the week. " * 2
+    text = " ".join(f"{number}: {sentences}" for number in range(40))
+    lengths = []
+    for detail in ("brief", "normal", "full"):
+        provider = FaultyProvider(answer=answers(text))
+        trace = await both(SkeletonOfThought(provider, detail=detail, loop_guard=False))
+        assert {point["stopped_by"] for point in trace["points"]} == {"length"}
+        assert all(point["text"].endswith(".") for point in trace["points"])
+        lengths.append(len(trace["points"][0]["text"].split()))
+    assert lengths[0] < lengths[1] / 2 < lengths[2] / 4
+    with pytest.raises(ValueError, match="detail must be one of"):
+        SkeletonOfThought(FaultyProvider(), detail="long")  # type: ignore[arg-type]  # the mistake under test
+
+
+@pytest.mark.parametrize(
+    "form", ["<think>\n1. Hm\n2. Oh\n</think>\n\n", "1. Hm\n2. Oh\n</think>\n\n", "[THINK]Hm.[/THINK]"]
+)
+async def test_reasoning_reaches_neither_outline_nor_points(form: str) -> None:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        return form + answers()(messages)
+
+    trace = await both(SkeletonOfThought(FaultyProvider(answer=answer)))
+    assert trace["skeleton"] == list(EXPANSIONS)
+    assert [point["text"] for point in trace["points"]] == list(EXPANSIONS.values())
+    assert all(point["reasoning_tokens"] > 0 for point in trace["points"])
+
+
+async def test_nothing_but_reasoning_is_an_error_that_says_so() -> None:
+    class Thinker(FaultyProvider):
+        async def stream(self, messages: Any, *, config: Any, **kwargs: Any) -> Any:
+            yield Delta(reasoning="Let me think of it. " * 20)
+            yield Delta(finish_reason="length")
+
+    with pytest.raises(ProviderError, match=r"no answer: all of about \d+ tokens went into reasoning"):
+        await SkeletonOfThought(Thinker()).ainvoke(QUESTION)
+
+
+@pytest.mark.parametrize("refused", ["stop", "roles must alternate"])
+async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> None:
+    class Picky(FaultyProvider):
+        async def stream(self, messages: Any, *, config: Any, **kwargs: Any) -> Any:
+            if (refused == "stop" and kwargs.get("stop")) or (refused != "stop" and len(messages) > 2):
+                raise ProviderError(f"unsupported: {refused}", status=400)
+            async for delta in super().stream(messages[-1:], config=config):
+                yield delta
+
+    sot = SkeletonOfThought(Picky(supports_prefill=refused != "stop"), retries=AT_ONCE, prefill=False)
+    message = await sot.ainvoke(QUESTION)
+    assert message.text == ANSWER
+    assert message.response_metadata["sot"]["is_complete"]
