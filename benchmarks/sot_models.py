@@ -1,8 +1,8 @@
 """Skeleton-of-Thought on real models: speed, length and the mistakes that can be counted without a judge.
 
 Each question is answered plainly and by Skeleton-of-Thought, alternating which goes first, on every model
-that is named. Counted are outlines that copy the examples, points that run into others, empty points, answers that
-repeat the same eight words three times, and relevance: the cosine of question and answer by a sentence
+that is named. Counted are outlines that copy the examples, points that run into others, empty points, answers
+that repeat the same eight words three times, and relevance: the cosine of question and answer by a sentence
 encoder, over that of the plain answer. One table and one JSON line for each model; with ``--save`` a dated
 file and a picture of the speed-up by category.
 """
