@@ -140,7 +140,8 @@ class PacedServer:
         """The words of a point."""
         lengths = self.pace.point_tokens
         length = lengths if isinstance(lengths, int) else lengths[(number - 1) % len(lengths)]
-        return [f" {_WORDS[place % len(_WORDS)]}" for place in range(length - 1)]
+        words = random.Random(number)  # in no order that repeats, which would be taken for a loop
+        return [f" {words.choice(_WORDS)}" for _ in range(length - 1)]
 
 
 def _split(text: str) -> list[str]:
