@@ -76,7 +76,8 @@ class Requests:
         Returns:
             ``None`` if there are enough, or the model cannot be made to go on.
         """
-        is_enough = len(headings) >= _FEWEST_HEADINGS or len(headings) < 2
+        fewest = min(_FEWEST_HEADINGS, self._method.max_points or _FEWEST_HEADINGS)
+        is_enough = len(headings) >= fewest or len(headings) < 2
         if is_enough or not (self._is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
             return None
         begun = f"{Skeleton.of(headings).text}\n{len(headings) + 1}."

@@ -22,7 +22,6 @@ class OutlineReader:
         reply_start: Returns what the reply was begun with, asked when its text begins. A model may continue
             it or start again: the reading counts in which the second point begins first.
         max_points: How many points to take, at least 2; ``None`` takes all.
-
     """
 
     def __init__(self, reply_start: Callable[[], str | None], max_points: int | None) -> None:

@@ -71,6 +71,16 @@ async def test_an_empty_point_is_asked_once_more_and_then_left_out() -> None:
     assert "3." not in message.text
 
 
+async def test_no_more_points_are_asked_for_than_an_answer_may_have() -> None:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        return OUTLINE.removeprefix("1.") if str(messages[-1].text) == "1." else " It helps."
+
+    model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
+    message = await SkeletonOfThought(model, max_points=3).ainvoke(QUESTION)
+    assert len(message.response_metadata["sot"]["points"]) == 3
+    assert len(model.requests) == 4
+
+
 async def test_points_are_as_long_as_asked_for() -> None:
     sentences = "It helps a lot to keep the same hours every day of the week. " * 2
     text = " ".join(f"{number}: {sentences}" for number in range(40))
