@@ -63,8 +63,7 @@ class Answer:
             self._caller,
             self._record,
             self._order,
-            continued=self._requests.continued,
-            on_arrival=on_arrival,
+            on_arrival,
         )
 
     async def write(self) -> AIMessage:

@@ -48,7 +48,6 @@ class PointWriter:
         caller: Makes the calls.
         record: Where calls and places are recorded.
         order: The reader to wake when text has arrived.
-        continued: How to ask for the rest of a text that ended in a loop, if it is too short.
         on_arrival: Called with each piece as it is written, in the order of arrival across places.
     """
 
@@ -58,15 +57,12 @@ class PointWriter:
         caller: Caller,
         record: AnswerRecord,
         order: ReadingOrder,
-        *,
-        continued: Callable[[Request, str, int], Request | None],
         on_arrival: Callable[[PointDelta], None] | None,
     ) -> None:
         self._method = method
         self._caller = caller
         self._record = record
         self._order = order
-        self._continued = continued
         self._on_arrival = on_arrival
         self.errors: list[Exception] = []
 
@@ -89,22 +85,23 @@ class PointWriter:
             return
         call, text = self._begin(place), self._text_of(place, request)
         try:
-            num_calls, asked = 0, cast("Request | None", request)
+            asked: Request | None = request
             while asked:
-                num_kept = len(place.pieces)
-                stream = self._caller.stream(call, asked, is_read=partial(self._is_read, place, num_kept))
+                stream = self._caller.stream(call, asked, is_read=partial(self._is_read, place))
                 async with aclosing(stream) as events:
                     async for event in events:
                         match event:
                             case TextDelta(piece):
                                 self._add(place, text.feed(piece))
                             case Restarted():
-                                del place.pieces[num_kept:]
+                                place.pieces.clear()
                                 text = self._text_of(place, request)
                         if text.stopped_by:
                             break
                 self._add(place, text.end())
-                asked = self._asked_again(place, request, text, num_calls := num_calls + 1)
+                # An empty point is asked for once more, with a reply that the model begins itself.
+                is_to_repeat = not place.pieces and place.point and asked.prefill and self._method.prefills
+                asked = replace(request, prefill=False) if is_to_repeat else None
                 if asked:
                     call, text = self._begin(place), self._text_of(place, request)
         except Exception as error:  # the failure policy decides what happens to the place
@@ -124,18 +121,6 @@ class PointWriter:
                 )
         self._order.wake()
 
-    def _asked_again(
-        self, place: PointState, request: Request, text: Guarded, num_calls: int
-    ) -> Request | None:
-        """How to ask for an empty point once more, or for the rest of one that ended in a loop."""
-        if not place.point or not self._method.prefills:
-            return None
-        if not place.pieces:  # with a reply that the model begins itself
-            return replace(request, prefill=False) if num_calls == 1 else None
-        if text.stopped_by == "loop":
-            return self._continued(request, place.text, num_calls)
-        return None
-
     def _begin(self, place: PointState) -> Call:
         call = Call(f"point_{place.point.number}", "points") if place.point else Call("plain", "plain")
         place.call = self._record.begin(call)
@@ -144,16 +129,13 @@ class PointWriter:
     def _text_of(self, place: PointState, request: Request) -> Guarded:
         """Cleans the text of a place, and ends it where its model goes wrong."""
         guards: dict[str, Guard] = {}
-        written = place.text  # by earlier calls
-        if place.point and not written:
-            guards["heading"] = HeadingStripper(place.point)
         if place.point:
+            guards["heading"] = HeadingStripper(place.point)
             guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
         if self._method.loop_guard:
-            guards["loop"] = guard = LoopGuard()
-            guard.remember(written)
+            guards["loop"] = LoopGuard()
         if place.point and (bounds := request.bounds) and bounds.max_words:
-            guards["length"] = SentenceBound(bounds.max_words - len(written.split()))
+            guards["length"] = SentenceBound(bounds.max_words)
         return Guarded(guards)
 
     def _add(self, place: PointState, text: str) -> None:
@@ -171,9 +153,8 @@ class PointWriter:
         if self._record.first_text_seconds is None:
             self._record.first_text_seconds = self._caller.now()
 
-    def _is_read(self, place: PointState, num_kept: int) -> bool:
-        """Whether anything has been read beyond the pieces of earlier calls."""
-        return place.num_read > num_kept or (self._on_arrival is not None and len(place.pieces) > num_kept)
+    def _is_read(self, place: PointState) -> bool:
+        return place.num_read > 0 or (self._on_arrival is not None and bool(place.pieces))
 
     def _fail(self, place: PointState, call: Call, error: Exception) -> None:
         self.errors.append(error)

@@ -84,18 +84,6 @@ class Requests:
         written = begun.removeprefix(self.templates.skeleton_prefill)
         return replace(self.skeleton(), written=written, parameters=_sampled(attempt))
 
-    def continued(self, request: Request, text: str, attempt: int) -> Request | None:
-        """Asks a small model to go on behind ``text``, where it has begun to repeat itself, by sampling.
-
-        Returns:
-            ``None`` if the text is long enough, or the model cannot be made to go on.
-        """
-        bounds = request.bounds
-        is_enough = not text or not bounds or not bounds.max_words or len(text.split()) > bounds.max_words / 2
-        if is_enough or not (self._is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
-            return None
-        return replace(request, written=f" {text.rstrip()}", parameters=_sampled(attempt))
-
     def point(self, skeleton: Skeleton, point: Point, *, is_whole: bool) -> Request:
         """Asks for one point to be written out.
 

@@ -192,11 +192,6 @@ class LoopGuard:
         self._rest = ""  # a word that may not be whole
         self._num_repeats: Counter[tuple[str, ...]] = Counter()
 
-    def remember(self, text: str) -> None:
-        """Takes note of text that stands before the one to come."""
-        self._read(text, is_last=True)
-        self._held, self._rest, self.is_over = [], "", False
-
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
         return self._read(self._rest + piece, is_last=False)
