@@ -72,6 +72,11 @@ class PacedProvider(VendorProvider):
         super().__init__("paced", base_url="paced", api_key=None, prefill=False)
         self._seconds = seconds
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """It counts as the vendor's own server, whose models get no examples."""
+        return False
+
     def _key(self) -> str | None:
         return None
 
@@ -140,13 +145,15 @@ async def _by_sot(sot: SkeletonOfThought, num: int, config: RunnableConfig | Non
 
 async def sot_chains(num: int, seconds: float) -> int:
     """Ours, over a provider."""
-    return await _by_sot(SkeletonOfThought(PacedProvider(seconds)), num)
+    return await _by_sot(SkeletonOfThought(PacedProvider(seconds), router=None), num)
 
 
 async def sot_chains_callbacks(num: int, seconds: float) -> int:
     """Ours, over a provider, with LangChain's usage callback attached."""
     handler = UsageMetadataCallbackHandler()
-    num_points = await _by_sot(SkeletonOfThought(PacedProvider(seconds)), num, {"callbacks": [handler]})
+    num_points = await _by_sot(
+        SkeletonOfThought(PacedProvider(seconds), router=None), num, {"callbacks": [handler]}
+    )
     counted = handler.usage_metadata["paced"]["total_tokens"]
     assert counted == num * (_NUM_POINTS + 1) * _USAGE["total_tokens"], counted
     return num_points
@@ -154,7 +161,7 @@ async def sot_chains_callbacks(num: int, seconds: float) -> int:
 
 async def sot_chains_chat_model(num: int, seconds: float) -> int:
     """Ours, over a LangChain chat model."""
-    return await _by_sot(SkeletonOfThought(PacedChatModel(seconds=seconds)), num)
+    return await _by_sot(SkeletonOfThought(PacedChatModel(seconds=seconds), router=None), num)
 
 
 async def raw_asyncio(num: int, seconds: float) -> int:

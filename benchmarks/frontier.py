@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import HumanMessage
@@ -23,9 +24,12 @@ from rich.table import Table
 from benchmarks.paced_server import PacedServer, paced_server
 from benchmarks.results import save
 from sot_chains import Limits, Price, Prompts, SkeletonOfThought, close_clients
+from sot_chains.text.prompts import ENGLISH
 
 _QUESTION = "How do I get more done in a day?"
 PRICE = Price(input=0.4, output=1.6)
+# A vendor's own models get no examples; this server, being elsewhere, would.
+_PROMPTS = Prompts({"en": replace(ENGLISH, examples=())})
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain answer": {},
     "paper's schedule": {},
@@ -39,7 +43,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 async def measure_one(server: PacedServer, name: str, **options: Any) -> dict[str, float]:
     """Seconds, price and tokens of one answer under the setting ``name``."""
     before = server.input_tokens, server.output_tokens
-    sot = SkeletonOfThought("openai:paced", base_url=server.url, prices=PRICE, **SETTINGS[name], **options)
+    settings = {"prompts": _PROMPTS, "prices": PRICE, "router": None, **SETTINGS[name], **options}
+    sot = SkeletonOfThought("openai:paced", base_url=server.url, **settings)
     begin = time.perf_counter()
     if name == "plain answer":
         first = None

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.language_models import LanguageModelInput
@@ -82,8 +82,9 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     Args:
         model: A LangChain chat model, another Runnable that answers messages with a message,
             ``"openai:MODEL"`` or ``"anthropic:MODEL"``.
-        router: Decides which questions are answered this way, see :mod:`sot_chains.router`; the others are
-            answered plainly. All are, by default.
+        router: Decides which questions are answered this way; the others are answered plainly. ``"auto"`` is
+            :func:`~sot_chains.router.auto_router`, which takes some 10 ms; ``None`` answers all questions
+            point by point. Others are in :mod:`sot_chains.router`.
         prompts: The requests sent to the model. By default short ones for models that are known to be strong
             by their name, and ones with examples as earlier turns for small local models and for servers
             other than the vendors' own.
@@ -131,7 +132,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         self,
         model: str | Runnable[Any, Any] | Provider,
         *,
-        router: Runnable[LanguageModelInput, Route] | None = None,
+        router: Runnable[LanguageModelInput, Route] | Literal["auto"] | None = "auto",
         prompts: Prompts | None = None,
         detail: Detail = "normal",
         loop_guard: bool = True,
@@ -148,6 +149,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     ) -> None:
         if isinstance(model, str) and "max_retries" in options:  # as the SDKs call it, but counted by us
             retries = retries or Retries(max_attempts=options.pop("max_retries") + 1)
+        from sot_chains.router import router_of  # NumPy and a tokenizer, which an import need not wait for
+
         provider = provider_of(model, **options)
         account = provider.account if isinstance(provider, VendorProvider) else None
         self.deadline_seconds = positive_seconds(deadline_seconds)
@@ -164,7 +167,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             limiter=limiter_for(limits, account),
             prices=prices,
             budget=budget,
-            router=router,
+            router=router_of(router),
         )
         if budget is not None or (self.method.limiter and self.method.limiter.counts_tokens):
             fetch_vocabulary()

@@ -110,8 +110,8 @@ async def compare(
         board.print_plainly(console)
     comparison = Comparison(question, measured_plain, measured_sot)
     console.print(_table(comparison, counted=forwards is not None))
-    if measured_sot.route == "plain":
-        console.print(Text(f"Skeleton-of-Thought answered plainly: {measured_sot.route_reason}."))
+    route = "answered plainly" if measured_sot.route == "plain" else "Skeleton-of-Thought"
+    console.print(Text(f"Route: {route}; {measured_sot.route_reason}."))
     return comparison
 
 

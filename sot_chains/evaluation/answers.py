@@ -95,7 +95,10 @@ async def collect_answers(
         before_each: Called before each answer, to clear the model's cache of the last one.
         watch: Wraps the questions, to show progress.
     """
-    chains = {"plain": SkeletonOfThought(model, router=_AlwaysPlainly()), "sot": SkeletonOfThought(model)}
+    chains = {
+        "plain": SkeletonOfThought(model, router=_AlwaysPlainly()),
+        "sot": SkeletonOfThought(model, router=None),
+    }
     collected = []
     for number, question in enumerate(watch(questions)):
         records: dict[Way, AnswerRecord] = {}

@@ -4,6 +4,12 @@ Every router is a Runnable from chat input to a :class:`Route`: ``SkeletonOfThou
 router=TrainedRouter())``.
 """
 
+from functools import cache
+from typing import Any, Literal
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.runnables import Runnable
+
 from sot_chains.router.prompted import PromptedRouter
 from sot_chains.router.route import FirstCertainOf, Load, LoadAwareRouter, Route, Router, first_certain_of
 from sot_chains.router.rules import RULES, Rule, RulesRouter
@@ -21,5 +27,28 @@ __all__ = [
     "Rule",
     "RulesRouter",
     "TrainedRouter",
+    "auto_router",
     "first_certain_of",
+    "router_of",
 ]
+
+
+@cache
+def auto_router() -> Router:
+    """The router that chains use unless told otherwise: the rules, then the classifier that ships."""
+    return first_certain_of(RulesRouter(), TrainedRouter())
+
+
+def router_of(
+    router: Runnable[LanguageModelInput, Any] | Literal["auto"] | None,
+) -> Runnable[LanguageModelInput, Any] | None:
+    """The router meant by the argument ``router`` of a chain.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(router, str) and router == "auto":
+        return auto_router()
+    if router is None or isinstance(router, Runnable):
+        return router
+    raise TypeError(f'router must be a Runnable, "auto" or None, got {router!r}')

@@ -128,9 +128,12 @@ async def test_many_calls_at_once_share_one_engine(chat: ChatLocal) -> None:
 def test_skeletons_compose_in_both_orders(chat: ChatLocal, plain: ChatLocal) -> None:
     for references in ((), (RetrievedDocuments(),)):
         inner = RetrievalCopyChain(retriever(CLAY), chat, prompt=QUESTION_ALONE, references=references)
-        assert SkeletonOfThought(inner).invoke(ASKED).text == SkeletonOfThought(plain).invoke(ASKED).text
-    outer = RetrievalCopyChain(retriever(CLAY), SkeletonOfThought(chat), prompt=QUESTION_ALONE)
+        assert (
+            SkeletonOfThought(inner, router=None).invoke(ASKED).text
+            == SkeletonOfThought(plain, router=None).invoke(ASKED).text
+        )
+    outer = RetrievalCopyChain(retriever(CLAY), SkeletonOfThought(chat, router=None), prompt=QUESTION_ALONE)
     answer = outer.invoke(ASKED)
     assert answer.response_metadata["retrieval"]["copied_as"] == "references"
-    assert answer.text == SkeletonOfThought(plain).invoke(ASKED).text
+    assert answer.text == SkeletonOfThought(plain, router=None).invoke(ASKED).text
     assert answer.response_metadata["citations"] == []

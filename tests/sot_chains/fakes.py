@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
-from sot_chains import Delta
+from sot_chains import Delta, SkeletonOfThought
 from sot_chains.text.prompts import CHINESE, ENGLISH
 
 QUESTION = "How do I sleep well?"
@@ -28,6 +28,11 @@ ANSWER = (
     "2. **Dark room**: Close the curtains.\n\n"
     "3. **Less coffee**: Drink none after noon."
 )
+
+
+def sot_of(model: Any, **options: Any) -> SkeletonOfThought:
+    """A chain that takes every question apart, whatever it is."""
+    return SkeletonOfThought(model, **{"router": None, **options})
 
 
 def is_skeleton_request(text: str) -> bool:

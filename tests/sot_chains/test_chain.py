@@ -14,7 +14,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 
-from sot_chains import ENGLISH, Point, Prompts, PromptTemplates, SkeletonOfThought
+from sot_chains import ENGLISH, Point, Prompts, PromptTemplates
 from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,
@@ -26,6 +26,7 @@ from tests.sot_chains.fakes import (
     is_skeleton_request,
     nothing_runs,
     point_asked_for,
+    sot_of,
 )
 
 
@@ -42,7 +43,7 @@ def first_point_is_slow(messages: Sequence[BaseMessage]) -> float:
 
 async def test_points_are_written_at_once_and_put_in_order() -> None:
     model = PacedChatModel(pause=first_point_is_slow)
-    message = await SkeletonOfThought(model).ainvoke(QUESTION)
+    message = await sot_of(model).ainvoke(QUESTION)
     assert isinstance(message, AIMessage)
     assert message.content == ANSWER
     assert model.most_running == 3
@@ -51,7 +52,7 @@ async def test_points_are_written_at_once_and_put_in_order() -> None:
 
 
 async def test_usage_is_the_sum_over_all_calls() -> None:
-    message = await SkeletonOfThought(PacedChatModel()).ainvoke(QUESTION)
+    message = await sot_of(PacedChatModel()).ainvoke(QUESTION)
     assert message.usage_metadata == {"input_tokens": 4, "output_tokens": 21, "total_tokens": 25}
     trace = message.response_metadata["sot"]
     assert trace["usage"] == message.usage_metadata
@@ -60,13 +61,13 @@ async def test_usage_is_the_sum_over_all_calls() -> None:
 
 
 async def test_a_model_that_does_not_count_tokens_leaves_usage_unknown() -> None:
-    message = await SkeletonOfThought(ScriptedProvider()).ainvoke(QUESTION)
+    message = await sot_of(ScriptedProvider()).ainvoke(QUESTION)
     assert message.usage_metadata is None
     assert message.response_metadata["sot"]["usage"] is None
 
 
 async def test_trace() -> None:
-    message = await SkeletonOfThought(PacedChatModel(pause=0.002)).ainvoke(QUESTION)
+    message = await sot_of(PacedChatModel(pause=0.002)).ainvoke(QUESTION)
     trace = message.response_metadata["sot"]
     assert json.loads(json.dumps(trace)) == trace
     assert message.response_metadata["model_name"] == "paced"
@@ -96,7 +97,7 @@ async def test_chunks_add_up_to_the_message() -> None:
         return message.content, message.usage_metadata, message.response_metadata | {"sot": trace}
 
     for model in (PacedChatModel(), PacedChatModel(answer=lambda _: PLAIN)):
-        sot = SkeletonOfThought(model)
+        sot = sot_of(model)
         chunks = [chunk async for chunk in sot.astream(QUESTION)]
         merged = sum(chunks[1:], chunks[0])
         assert without_times(merged) == without_times(await sot.ainvoke(QUESTION))
@@ -106,14 +107,14 @@ async def test_chunks_add_up_to_the_message() -> None:
 
 async def test_the_first_point_streams_while_the_others_are_written() -> None:
     model = PacedChatModel(pause=first_point_is_slow)
-    seen = [(chunk.text, model.num_running) async for chunk in SkeletonOfThought(model).astream(QUESTION)]
+    seen = [(chunk.text, model.num_running) async for chunk in sot_of(model).astream(QUESTION)]
     assert "".join(text for text, _ in seen) == ANSWER
     assert seen[0] == ("1. **Fixed hours**", 3)  # as soon as the outline is known
     assert any(text == " to" for text, running in seen if running)
 
 
 async def test_points_as_they_arrive() -> None:
-    stream = SkeletonOfThought(PacedChatModel(pause=first_point_is_slow)).astream_points(QUESTION)
+    stream = sot_of(PacedChatModel(pause=first_point_is_slow)).astream_points(QUESTION)
     with pytest.raises(RuntimeError, match="not finished"):
         _ = stream.message
     deltas = [delta async for delta in stream]
@@ -128,7 +129,7 @@ async def test_points_as_they_arrive() -> None:
 
 
 async def test_points_on_the_plain_route_have_no_point() -> None:
-    stream = SkeletonOfThought(PacedChatModel(answer=lambda _: PLAIN)).astream_points(QUESTION)
+    stream = sot_of(PacedChatModel(answer=lambda _: PLAIN)).astream_points(QUESTION)
     deltas = [delta async for delta in stream]
     assert {delta.point for delta in deltas} == {None}
     assert "".join(delta.text for delta in deltas) == PLAIN == stream.message.content
@@ -139,7 +140,7 @@ async def test_without_a_usable_outline_the_answer_is_plain(outline: str) -> Non
     model = PacedChatModel(
         answer=lambda ms: outline if is_skeleton_request(str(ms[-1].text)) else answer_to(ms)
     )
-    message = await SkeletonOfThought(model).ainvoke([("system", "Be brief."), ("user", QUESTION)])
+    message = await sot_of(model).ainvoke([("system", "Be brief."), ("user", QUESTION)])
     assert message.content == PLAIN
     trace = message.response_metadata["sot"]
     assert trace["route"] == "plain"
@@ -150,10 +151,10 @@ async def test_without_a_usable_outline_the_answer_is_plain(outline: str) -> Non
 
 
 async def test_max_points() -> None:
-    message = await SkeletonOfThought(PacedChatModel(), max_points=2).ainvoke(QUESTION)
+    message = await sot_of(PacedChatModel(), max_points=2).ainvoke(QUESTION)
     assert message.response_metadata["sot"]["skeleton"] == ["Fixed hours", "Dark room"]
     with pytest.raises(ValueError, match="at least 2, got 1"):
-        SkeletonOfThought(PacedChatModel(), max_points=1)
+        sot_of(PacedChatModel(), max_points=1)
 
 
 # --- the input
@@ -165,25 +166,25 @@ async def test_max_points() -> None:
 async def test_an_empty_question_is_named(blank: Any) -> None:
     model = PacedChatModel()
     with pytest.raises(ValueError, match="question is empty"):
-        await SkeletonOfThought(model).ainvoke(blank)
+        await sot_of(model).ainvoke(blank)
     with pytest.raises(ValueError, match="question is empty"):
-        SkeletonOfThought(model).invoke(blank)
+        sot_of(model).invoke(blank)
     with pytest.raises(ValueError, match="question is empty"):
-        await text_of_stream(SkeletonOfThought(model), blank)
+        await text_of_stream(sot_of(model), blank)
     assert not model.requests
 
 
 async def test_input_that_asks_nothing() -> None:
     with pytest.raises(ValueError, match=r"no question.*\['system'\]"):
-        await SkeletonOfThought(PacedChatModel()).ainvoke([SystemMessage("Be brief.")])
+        await sot_of(PacedChatModel()).ainvoke([SystemMessage("Be brief.")])
     with pytest.raises(TypeError, match="got int"):
-        await SkeletonOfThought(PacedChatModel()).ainvoke(7)  # type: ignore[arg-type]  # the mistake under test
+        await sot_of(PacedChatModel()).ainvoke(7)  # type: ignore[arg-type]  # the mistake under test
 
 
 async def test_system_message_and_earlier_turns_reach_every_stage() -> None:
     model = PacedChatModel()
     earlier = [("system", "Be brief."), ("human", "Hello"), ("ai", "Hi!")]
-    message = await SkeletonOfThought(model).ainvoke([*earlier, ("human", QUESTION)])
+    message = await sot_of(model).ainvoke([*earlier, ("human", QUESTION)])
     assert message.content == ANSWER
     assert len(model.requests) == 4
     for request in model.requests:
@@ -195,7 +196,7 @@ async def test_system_message_and_earlier_turns_reach_every_stage() -> None:
 async def test_what_a_question_carries_besides_text_stays_with_it() -> None:
     image = {"type": "image", "url": "https://example.org/bed.png"}
     model = PacedChatModel()
-    await SkeletonOfThought(model).ainvoke([HumanMessage([{"type": "text", "text": QUESTION}, image])])
+    await sot_of(model).ainvoke([HumanMessage([{"type": "text", "text": QUESTION}, image])])
     for request in model.requests:
         blocks = request[-1].content
         assert blocks[0] == image
@@ -206,7 +207,7 @@ async def test_a_conversation_that_goes_on_after_the_question_is_answered_plainl
     call = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
     messages = [HumanMessage(QUESTION), call, ToolMessage("curtains help", tool_call_id="1")]
     model = PacedChatModel()
-    message = await SkeletonOfThought(model).ainvoke(messages)
+    message = await sot_of(model).ainvoke(messages)
     assert message.content == PLAIN
     assert message.response_metadata["sot"]["skeleton_call"] is None
     assert model.requests == [messages]
@@ -219,7 +220,7 @@ async def test_the_language_of_the_question_is_that_of_the_requests() -> None:
             return f"{label}很重要。"
         return "1、规律作息\n2、安静的卧室" if "提纲" in text else "no"
 
-    message = await SkeletonOfThought(PacedChatModel(answer=answer)).ainvoke("怎样才能睡得好？")
+    message = await sot_of(PacedChatModel(answer=answer)).ainvoke("怎样才能睡得好？")
     assert message.content == "1. **规律作息**：规律作息很重要。\n\n2. **安静的卧室**：安静的卧室很重要。"
 
 
@@ -233,7 +234,7 @@ async def test_prompts_can_be_replaced() -> None:
             return "1. a\n2. b"
         return text.partition("\n\n")[0].replace("\n", "/")
 
-    sot = SkeletonOfThought(PacedChatModel(answer=answer), prompts=Prompts({"en": own}))
+    sot = sot_of(PacedChatModel(answer=answer), prompts=Prompts({"en": own}))
     message = await sot.ainvoke("Why?")
     assert message.content == f"1. **a**: Why?|{one_line}|1|a\n\n2. **b**: Why?|{one_line}|2|b"
 
@@ -256,7 +257,7 @@ async def test_replies_are_begun_for_models_that_continue_them() -> None:
         model.with_retry(),
         model | RunnableLambda(lambda x: x),
     ):
-        message = await SkeletonOfThought(wrapped).ainvoke(QUESTION)
+        message = await sot_of(wrapped).ainvoke(QUESTION)
         assert message.content == "1. **Fixed hours**: It helps.\n\n2. **Dark room**: It helps."
     starts = {str(request[-1].text) for request in model.requests}
     # It is asked for more points than two, and has none.
@@ -264,7 +265,7 @@ async def test_replies_are_begun_for_models_that_continue_them() -> None:
 
 
 async def test_a_model_that_begins_anew_after_all_is_understood() -> None:
-    message = await SkeletonOfThought(PacedChatModel(answer=_echoing), prefill=True).ainvoke(QUESTION)
+    message = await sot_of(PacedChatModel(answer=_echoing), prefill=True).ainvoke(QUESTION)
     assert message.content == ANSWER
 
 
@@ -290,24 +291,20 @@ async def test_any_runnable_that_answers_with_a_message() -> None:
         PacedChatModel() | StrOutputParser(),
         PacedChatModel().bind(stop=["x"]),
     ):
-        assert (await SkeletonOfThought(model).ainvoke(QUESTION)).content == ANSWER
-        assert await text_of_stream(SkeletonOfThought(model), QUESTION) == ANSWER
+        assert (await sot_of(model).ainvoke(QUESTION)).content == ANSWER
+        assert await text_of_stream(sot_of(model), QUESTION) == ANSWER
 
 
 async def test_langchains_own_fakes() -> None:
     replies = ["1. Plan\n2. Plan again", "Same.", "Same."]
     expected = "1. **Plan**: Same.\n\n2. **Plan again**: Same."
-    assert (
-        await SkeletonOfThought(FakeListChatModel(responses=replies)).ainvoke(QUESTION)
-    ).content == expected
+    assert (await sot_of(FakeListChatModel(responses=replies)).ainvoke(QUESTION)).content == expected
     messages = [AIMessage(reply) for reply in replies]
-    assert (
-        await SkeletonOfThought(FakeMessagesListChatModel(responses=messages)).ainvoke(QUESTION)
-    ).content == expected
+    assert (await sot_of(FakeMessagesListChatModel(responses=messages)).ainvoke(QUESTION)).content == expected
 
 
 async def test_a_model_that_answers_with_something_else_is_named() -> None:
-    sot = SkeletonOfThought(RunnableLambda(lambda _: {"answer": 1}, name="dictator"))
+    sot = sot_of(RunnableLambda(lambda _: {"answer": 1}, name="dictator"))
     with pytest.raises(TypeError, match="dictator answered with dict"):
         await sot.ainvoke(QUESTION)
     assert await nothing_runs()
@@ -315,21 +312,21 @@ async def test_a_model_that_answers_with_something_else_is_named() -> None:
 
 def test_models_that_are_none() -> None:
     with pytest.raises(ValueError, match='supported is "openai:MODEL"'):
-        SkeletonOfThought("elsewhere:large")
+        sot_of("elsewhere:large")
     with pytest.raises(ValueError, match=r"'gpt-4'.*supported is"):
-        SkeletonOfThought("gpt-4")
+        sot_of("gpt-4")
     with pytest.raises(ValueError, match="has no name"):
-        SkeletonOfThought("openai:")
+        sot_of("openai:")
     with pytest.raises(TypeError, match="got int"):
-        SkeletonOfThought(3)  # type: ignore[arg-type]  # the mistake under test
+        sot_of(3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(TypeError, match=r"\['base_url'\] go with a model named by a string"):
-        SkeletonOfThought(PacedChatModel(), base_url="http://127.0.0.1")
+        sot_of(PacedChatModel(), base_url="http://127.0.0.1")
 
 
 async def test_parameters_of_a_call_reach_the_model() -> None:
     model = PacedChatModel()
-    await SkeletonOfThought(model).ainvoke(QUESTION, stop=["END"], temperature=0.5)
-    await text_of_stream(SkeletonOfThought(model).bind(stop=["END"]), QUESTION, temperature=0.5)
+    await sot_of(model).ainvoke(QUESTION, stop=["END"], temperature=0.5)
+    await text_of_stream(sot_of(model).bind(stop=["END"]), QUESTION, temperature=0.5)
     assert len(model.parameters) == 8
     for parameters in model.parameters:
         assert parameters.keys() == {"stop", "temperature"}
@@ -344,7 +341,7 @@ async def test_parameters_of_a_call_reach_the_model() -> None:
 def pipeline() -> Runnable[Any, str]:
     return (
         ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "{q}")])
-        | SkeletonOfThought(PacedChatModel())
+        | sot_of(PacedChatModel())
         | StrOutputParser()
     )
 
@@ -377,14 +374,14 @@ async def test_called_asynchronously(pipeline: Runnable[Any, str]) -> None:
 
 
 def test_invoke_and_then_ainvoke_on_one_object() -> None:
-    sot = SkeletonOfThought(PacedChatModel())
+    sot = sot_of(PacedChatModel())
     for _ in range(2):
         assert sot.invoke(QUESTION).content == ANSWER
         assert asyncio.run(sot.ainvoke(QUESTION)).content == ANSWER
 
 
 def test_schemas_and_graph(pipeline: Runnable[Any, str]) -> None:
-    sot = SkeletonOfThought(PacedChatModel())
+    sot = sot_of(PacedChatModel())
     assert "anyOf" in sot.get_input_jsonschema()
     assert sot.get_output_jsonschema()["title"] == "AIMessage"
     assert any(node.name == "SkeletonOfThought" for node in pipeline.get_graph().nodes.values())
@@ -396,7 +393,7 @@ def test_schemas_and_graph(pipeline: Runnable[Any, str]) -> None:
 @pytest.mark.parametrize("bound", [1, 2])
 async def test_max_concurrency_holds_for_one_answer(bound: int) -> None:
     model = PacedChatModel(pause=0.001)
-    sot = SkeletonOfThought(model)
+    sot = sot_of(model)
     assert (await sot.ainvoke(QUESTION, {"max_concurrency": bound})).content == ANSWER
     assert await text_of_stream(sot, QUESTION, config={"max_concurrency": bound}) == ANSWER
     assert model.most_running == bound
@@ -405,16 +402,16 @@ async def test_max_concurrency_holds_for_one_answer(bound: int) -> None:
 @pytest.mark.parametrize("bound", [1, 3])
 async def test_max_concurrency_holds_across_a_batch(bound: int) -> None:
     model = PacedChatModel(pause=0.001)
-    messages = await SkeletonOfThought(model).abatch([QUESTION] * 4, {"max_concurrency": bound})
+    messages = await sot_of(model).abatch([QUESTION] * 4, {"max_concurrency": bound})
     assert [message.content for message in messages] == [ANSWER] * 4
     assert model.most_running == bound
-    assert SkeletonOfThought(model).batch([QUESTION] * 2, {"max_concurrency": bound})[1].content == ANSWER
+    assert sot_of(model).batch([QUESTION] * 2, {"max_concurrency": bound})[1].content == ANSWER
     assert model.most_running == bound
 
 
 async def test_max_concurrency_of_nothing_would_wait_forever() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        await SkeletonOfThought(PacedChatModel()).ainvoke(QUESTION, {"max_concurrency": 0})
+        await sot_of(PacedChatModel()).ainvoke(QUESTION, {"max_concurrency": 0})
 
 
 async def test_what_we_add_to_the_models_time_is_little() -> None:
@@ -424,7 +421,7 @@ async def test_what_we_add_to_the_models_time_is_little() -> None:
         skeleton = "\n".join(f"{n}. Point number {n}" for n in range(1, 9))
         return skeleton if is_skeleton_request(str(messages[-1].text)) else "It is so. " * 10
 
-    sot = SkeletonOfThought(ScriptedProvider(answer, pause=0.05))
+    sot = sot_of(ScriptedProvider(answer, pause=0.05))
     best = 1.0
     for _ in range(5):
         start = time.perf_counter()
@@ -442,7 +439,7 @@ def one_point_fails(messages: Sequence[BaseMessage]) -> bool:
 
 async def test_after_an_error() -> None:
     model = PacedChatModel(pause=0.001, fail=one_point_fails)
-    sot = SkeletonOfThought(model, on_failure="raise")
+    sot = sot_of(model, on_failure="raise")
     with pytest.raises(RuntimeError, match="the model broke"):
         await sot.ainvoke(QUESTION)
     assert await nothing_runs(model)
@@ -461,9 +458,9 @@ async def test_after_an_error() -> None:
 async def test_after_a_cancellation(after_seconds: float) -> None:
     model = PacedChatModel(pause=0.003)
     for work in (
-        SkeletonOfThought(model).ainvoke(QUESTION),
-        text_of_stream(SkeletonOfThought(model), QUESTION),
-        SkeletonOfThought(model).abatch([QUESTION] * 3),
+        sot_of(model).ainvoke(QUESTION),
+        text_of_stream(sot_of(model), QUESTION),
+        sot_of(model).abatch([QUESTION] * 3),
     ):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work, after_seconds)
@@ -473,7 +470,7 @@ async def test_after_a_cancellation(after_seconds: float) -> None:
 
 async def test_after_leaving_a_stream_early() -> None:
     model = PacedChatModel(pause=0.001)
-    sot = SkeletonOfThought(model)
+    sot = sot_of(model)
     async with aclosing(sot.astream(QUESTION)) as chunks:
         async for chunk in chunks:
             if " to" in chunk.text:
@@ -494,7 +491,7 @@ async def test_after_leaving_a_stream_early() -> None:
 
 def test_after_leaving_a_synchronous_stream_early() -> None:
     model = PacedChatModel(pause=0.001)
-    for chunk in SkeletonOfThought(model).stream(QUESTION):
+    for chunk in sot_of(model).stream(QUESTION):
         if " to" in chunk.text:
             break
     del chunk
@@ -503,7 +500,7 @@ def test_after_leaving_a_synchronous_stream_early() -> None:
 
 async def test_a_failing_sibling_cancels_the_batch() -> None:
     model = PacedChatModel(pause=0.002, fail=lambda ms: "fail" in ms[-1].text)
-    sot = SkeletonOfThought(model)
+    sot = sot_of(model)
     with pytest.raises(RuntimeError, match="the model broke"):
         await sot.abatch([QUESTION, "Why do I fail?", QUESTION])
     assert await nothing_runs(model)

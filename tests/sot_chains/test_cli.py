@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from sot_chains import SkeletonOfThought
 from sot_chains.cli import main
 from sot_chains.display import compare, printable
-from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel
+from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -121,9 +120,9 @@ async def test_forwards_are_shown() -> None:
 async def test_an_answer_that_was_plain_after_all_is_said_to_be() -> None:
     out = io.StringIO()
     model = PacedChatModel(answer=lambda _: PLAIN)
-    comparison = await compare(SkeletonOfThought(model), QUESTION, console=Console(file=out, width=100))
+    comparison = await compare(sot_of(model), QUESTION, console=Console(file=out, width=100))
     assert comparison.sot.route == "plain"
-    assert "answered plainly: the skeleton has no usable points" in out.getvalue()
+    assert "Route: answered plainly; the skeleton has no usable points" in out.getvalue()
 
 
 async def test_on_a_terminal_both_grow_and_stay() -> None:

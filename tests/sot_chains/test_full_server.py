@@ -12,7 +12,7 @@ import torch
 from local_backend.models.default_model import default_model_folder
 from sot_chains import Limits, ProviderError, SkeletonOfThought, close_clients
 from tests.servers import vllm_serve
-from tests.sot_chains.fakes import nothing_runs
+from tests.sot_chains.fakes import nothing_runs, sot_of
 from tests.sot_chains.providers.test_vendors import WIRES
 
 pytestmark = pytest.mark.slow
@@ -31,8 +31,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 def sot_on(wire: str, port: int, model: str = "default", **options: Any) -> SkeletonOfThought:
     if wire == "anthropic":
-        return SkeletonOfThought(f"anthropic:{model}", base_url=f"http://127.0.0.1:{port}", **options)
-    return SkeletonOfThought(f"openai:{model}", base_url=f"http://127.0.0.1:{port}/v1", api=wire, **options)
+        return sot_of(f"anthropic:{model}", base_url=f"http://127.0.0.1:{port}", **options)
+    return sot_of(f"openai:{model}", base_url=f"http://127.0.0.1:{port}/v1", api=wire, **options)
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -15,7 +15,7 @@ from local_backend.models.default_model import default_model_folder
 from sot_chains import ProviderError, Retries, SkeletonOfThought, close_clients
 from tests.servers import Aimock, aimock, cutter, transformers_serve
 from tests.sot_chains.aimock_prompts import WHOLE
-from tests.sot_chains.fakes import other_tasks
+from tests.sot_chains.fakes import other_tasks, sot_of
 from tests.sot_chains.providers.test_vendors import WIRES, sot_on
 
 # All faults together hit one request in five.
@@ -137,13 +137,11 @@ async def test_a_real_stream_that_is_cut_is_mended(tmp_path: Path) -> None:
     retries = Retries(max_attempts=8, first_pause_seconds=0.0)
     with transformers_serve(weights, tmp_path, "--dtype", "float32") as url:
         port = int(url.split(":")[2].split("/")[0])
-        whole = await SkeletonOfThought(f"openai:{weights}", base_url=url).ainvoke(question, max_tokens=64)
+        whole = await sot_of(f"openai:{weights}", base_url=url).ainvoke(question, max_tokens=64)
         # Each has separate clients: a connection that was not cut is reused, and is not cut again.
         with cutter(port, [900, 2500, 400, 1500]) as between, cutter(port, [900] * 4) as streaming:
             sot, streamed = (
-                SkeletonOfThought(
-                    f"openai:{weights}", base_url=f"http://127.0.0.1:{one.port}/v1", retries=retries
-                )
+                sot_of(f"openai:{weights}", base_url=f"http://127.0.0.1:{one.port}/v1", retries=retries)
                 for one in (between, streaming)
             )
             message = await sot.ainvoke(question, max_tokens=64)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from sot_chains import DeadlineError, Point, ProviderError, Retries, SkeletonOfThought
-from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, nothing_runs
+from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.faulty import BROKEN, BUSY, REFUSED, FaultyProvider
 
 AT_ONCE = Retries(max_attempts=3, first_pause_seconds=0.0)
 
 
 def sot_over(provider: FaultyProvider, **options: Any) -> SkeletonOfThought:
-    return SkeletonOfThought(provider, **{"retries": AT_ONCE, **options})
+    return sot_of(provider, **{"retries": AT_ONCE, **options})
 
 
 def second_fails(error: Exception, times: int = 99) -> Any:
@@ -361,6 +361,6 @@ def test_settings_that_make_no_sense() -> None:
         ({"deadline_seconds": -1}, "deadline_seconds must be positive"),
     ):
         with pytest.raises(ValueError, match=said):
-            SkeletonOfThought(FaultyProvider(), **options)  # type: ignore[arg-type]  # the mistakes under test
+            sot_of(FaultyProvider(), **options)  # type: ignore[arg-type]  # the mistakes under test
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Retries(max_attempts=0)

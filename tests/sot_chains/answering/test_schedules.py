@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Price, Prompts, Retries, SkeletonOfThought
-from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, nothing_runs
+from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.faulty import BROKEN, FaultyProvider, what
 
 AT_ONCE = Retries(max_attempts=3, first_pause_seconds=0.0)
@@ -35,7 +35,7 @@ async def shown(sot: SkeletonOfThought, **kwargs: Any) -> tuple[str, dict[str, A
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_points_are_begun_while_the_outline_is_written(streamed: bool) -> None:
     provider = FaultyProvider(between=lambda asked: 0.01 * (asked == "outline"))
-    sot = SkeletonOfThought(provider, eager=True)
+    sot = sot_of(provider, eager=True)
     if streamed:
         text, trace = await shown(sot)
     else:
@@ -69,7 +69,7 @@ def test_the_points_are_those_of_the_plain_schedule(lines: list[str], max_points
         answers = []
         for eager in (False, True):
             provider = FaultyProvider(answer=outline("\n".join(lines)))
-            sot = SkeletonOfThought(provider, eager=eager, max_points=max_points)
+            sot = sot_of(provider, eager=eager, max_points=max_points)
             message = await sot.ainvoke(QUESTION)
             answers.append((message.text, message.response_metadata["sot"]["skeleton"]))
             assert (await shown(sot))[0] == message.text
@@ -81,7 +81,7 @@ def test_the_points_are_those_of_the_plain_schedule(lines: list[str], max_points
 
 async def test_an_outline_that_turns_out_to_be_none() -> None:
     provider = FaultyProvider(answer=outline("1. Sure, I can\nwrite that.\n"), between=lambda _: 0.001)
-    text, trace = await shown(SkeletonOfThought(provider, eager=True))
+    text, trace = await shown(sot_of(provider, eager=True))
     assert text == PLAIN
     assert trace["route"] == "plain"
     assert trace["num_requests"] == 2  # no point was begun in vain
@@ -94,7 +94,7 @@ async def test_an_outline_that_breaks_is_begun_anew() -> None:
         after_words=4,
         between=lambda asked: 0.002,
     )
-    sot = SkeletonOfThought(provider, eager=True, retries=AT_ONCE)
+    sot = sot_of(provider, eager=True, retries=AT_ONCE)
     assert (await sot.ainvoke(QUESTION)).text == ANSWER
     provider.asked.clear()
     assert (await shown(sot))[0] == ANSWER
@@ -107,14 +107,14 @@ async def test_an_outline_that_fails_while_points_are_written() -> None:
         between=lambda asked: 0.002,
     )
     with pytest.raises(type(BROKEN), match="the line broke"):
-        await SkeletonOfThought(provider, eager=True, retries=AT_ONCE).ainvoke(QUESTION)
+        await sot_of(provider, eager=True, retries=AT_ONCE).ainvoke(QUESTION)
     assert provider.num_running == 0
     assert await nothing_runs()
 
 
 async def test_a_deadline_while_the_outline_is_written() -> None:
     provider = FaultyProvider(between=lambda asked: 0.03 if asked == "outline" else 0.0)
-    sot = SkeletonOfThought(provider, eager=True, deadline_seconds=0.15)
+    sot = sot_of(provider, eager=True, deadline_seconds=0.15)
     text, trace = await shown(sot)
     assert text.startswith("1. **Fixed hours**: Go to bed at the same time.")
     assert not trace["is_complete"]
@@ -128,7 +128,7 @@ async def test_short_requests_cost_less() -> None:
     lengths = []
     for prompts in (Prompts(), Prompts.short()):
         provider = FaultyProvider(answer=outline("1. One\n2. Two"), usage=None)
-        await SkeletonOfThought(provider, prompts=prompts, prices=price).ainvoke(QUESTION)
+        await sot_of(provider, prompts=prompts, prices=price).ainvoke(QUESTION)
         lengths.append(sum(map(len, provider.requests)))
     assert lengths[1] < lengths[0] / 2
     assert "要点" in Prompts.short().for_question("怎样才能睡得好？").expansion

@@ -7,7 +7,16 @@ import pytest
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Delta, ProviderError, Retries, SkeletonOfThought
-from tests.sot_chains.fakes import ANSWER, EXPANSIONS, OUTLINE, PLAIN, QUESTION, PacedChatModel, nothing_runs
+from tests.sot_chains.fakes import (
+    ANSWER,
+    EXPANSIONS,
+    OUTLINE,
+    PLAIN,
+    QUESTION,
+    PacedChatModel,
+    nothing_runs,
+    sot_of,
+)
 from tests.sot_chains.faulty import FaultyProvider, what
 
 AT_ONCE = Retries(max_attempts=2, first_pause_seconds=0.0)
@@ -34,20 +43,20 @@ async def both(sot: SkeletonOfThought) -> dict[str, Any]:
 
 async def test_a_loop_is_stopped_and_cut_back() -> None:
     provider = FaultyProvider(answer=answers(f"Well: {LINE * 9}"), between=lambda asked: 0.001)
-    trace = await both(SkeletonOfThought(provider))
+    trace = await both(sot_of(provider))
     assert {point["text"] for point in trace["points"]} == {f"Well: {LINE.strip()}"}
     assert {point["stopped_by"] for point in trace["points"]} == {"loop"}
     assert trace["cost"]["estimated"] is not None  # the calls were ended before their usage came
     assert provider.num_running == 0
     plain = FaultyProvider(answer=answers(plain=LINE * 9, outline="none"))
-    assert (await both(SkeletonOfThought(plain)))["plain_stopped_by"] == "loop"
-    free = await both(SkeletonOfThought(provider, loop_guard=False))
+    assert (await both(sot_of(plain)))["plain_stopped_by"] == "loop"
+    free = await both(sot_of(provider, loop_guard=False))
     assert len(free["points"][0]["text"]) > 300
 
 
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
     text = "Go to bed.\n\n2. Dark room: Close the curtains.\n3. Less coffee: Drink none."
-    trace = await both(SkeletonOfThought(FaultyProvider(answer=answers(text))))
+    trace = await both(sot_of(FaultyProvider(answer=answers(text))))
     first = trace["points"][0]
     assert (first["text"], first["stopped_by"]) == ("Go to bed.", "overrun")
 
@@ -64,7 +73,7 @@ async def test_an_empty_point_is_asked_once_more_and_then_left_out() -> None:
         return "" if "Your point is 3" in start else EXPANSIONS["Fixed hours"]
 
     model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
-    message = await SkeletonOfThought(model).ainvoke(QUESTION)
+    message = await sot_of(model).ainvoke(QUESTION)
     points = message.response_metadata["sot"]["points"]
     assert [point["status"] for point in points] == ["complete", "complete", "omitted"]
     assert points[0]["text"] == EXPANSIONS["Fixed hours"]
@@ -76,7 +85,7 @@ async def test_no_more_points_are_asked_for_than_an_answer_may_have() -> None:
         return OUTLINE.removeprefix("1.") if str(messages[-1].text) == "1." else " It helps."
 
     model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
-    message = await SkeletonOfThought(model, max_points=3).ainvoke(QUESTION)
+    message = await sot_of(model, max_points=3).ainvoke(QUESTION)
     assert len(message.response_metadata["sot"]["points"]) == 3
     assert len(model.requests) == 4
 
@@ -87,13 +96,13 @@ async def test_points_are_as_long_as_asked_for() -> None:
     lengths = []
     for detail in ("brief", "normal", "full"):
         provider = FaultyProvider(answer=answers(text))
-        trace = await both(SkeletonOfThought(provider, detail=detail, loop_guard=False))
+        trace = await both(sot_of(provider, detail=detail, loop_guard=False))
         assert {point["stopped_by"] for point in trace["points"]} == {"length"}
         assert all(point["text"].endswith(".") for point in trace["points"])
         lengths.append(len(trace["points"][0]["text"].split()))
     assert lengths[0] < lengths[1] / 2 < lengths[2] / 4
     with pytest.raises(ValueError, match="detail must be one of"):
-        SkeletonOfThought(FaultyProvider(), detail="long")  # type: ignore[arg-type]  # the mistake under test
+        sot_of(FaultyProvider(), detail="long")  # type: ignore[arg-type]  # the mistake under test
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ async def test_reasoning_reaches_neither_outline_nor_points(form: str) -> None:
     def answer(messages: Sequence[BaseMessage]) -> str:
         return form + answers()(messages)
 
-    trace = await both(SkeletonOfThought(FaultyProvider(answer=answer)))
+    trace = await both(sot_of(FaultyProvider(answer=answer)))
     assert trace["skeleton"] == list(EXPANSIONS)
     assert [point["text"] for point in trace["points"]] == list(EXPANSIONS.values())
     assert all(point["reasoning_tokens"] > 0 for point in trace["points"])
@@ -116,7 +125,7 @@ async def test_nothing_but_reasoning_is_an_error_that_says_so() -> None:
             yield Delta(finish_reason="length")
 
     with pytest.raises(ProviderError, match=r"no answer: all of about \d+ tokens went into reasoning"):
-        await SkeletonOfThought(Thinker()).ainvoke(QUESTION)
+        await sot_of(Thinker()).ainvoke(QUESTION)
 
 
 @pytest.mark.parametrize("refused", ["stop", "roles must alternate"])
@@ -128,7 +137,7 @@ async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> N
             async for delta in super().stream(messages[-1:], config=config):
                 yield delta
 
-    sot = SkeletonOfThought(Picky(supports_prefill=refused != "stop"), retries=AT_ONCE, prefill=False)
+    sot = sot_of(Picky(supports_prefill=refused != "stop"), retries=AT_ONCE, prefill=False)
     message = await sot.ainvoke(QUESTION)
     assert message.text == ANSWER
     assert message.response_metadata["sot"]["is_complete"]

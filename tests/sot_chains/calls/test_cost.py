@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from sot_chains import Budget, BudgetError, Price, SkeletonOfThought
+from sot_chains import Budget, BudgetError, Price
 from sot_chains.calls import usage
 from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.usage import (
@@ -24,7 +24,7 @@ from sot_chains.calls.usage import (
     price_for,
     tokens_of,
 )
-from tests.sot_chains.fakes import ANSWER, QUESTION
+from tests.sot_chains.fakes import ANSWER, QUESTION, sot_of
 from tests.sot_chains.faulty import FaultyProvider, what
 
 # --- estimates
@@ -81,7 +81,7 @@ async def test_with_a_vocabulary_control_tokens_in_a_question_are_text(
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
     await usage.vocabulary()
     assert num_tokens("<|endoftext|>") == 13
-    sot = SkeletonOfThought(FaultyProvider(), budget=Budget(tokens=100_000))
+    sot = sot_of(FaultyProvider(), budget=Budget(tokens=100_000))
     assert (await sot.ainvoke("What does <|endoftext|> mean?")).text == ANSWER
 
 
@@ -151,7 +151,7 @@ def provider(num_points: int = 8) -> FaultyProvider:
 
 @pytest.mark.usefixtures("forgotten")
 async def test_a_budget_that_is_large_enough_changes_nothing() -> None:
-    sot = SkeletonOfThought(FaultyProvider(), budget=Budget(tokens=10_000))
+    sot = sot_of(FaultyProvider(), budget=Budget(tokens=10_000))
     for _ in range(3):  # each answer has all of it
         message = await sot.ainvoke(QUESTION)
         assert message.text == ANSWER
@@ -164,7 +164,7 @@ async def test_the_smaller_the_budget_the_fewer_points(eager: bool) -> None:
     written = []
     for allowed in (800, 1200, 2200, 20_000):
         asked = provider()
-        sot = SkeletonOfThought(asked, budget=Budget(tokens=allowed), eager=eager)
+        sot = sot_of(asked, budget=Budget(tokens=allowed), eager=eager)
         trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
         statuses = [point["status"] for point in trace["points"]]
         num_whole = statuses.count("complete")
@@ -181,13 +181,13 @@ async def test_the_smaller_the_budget_the_fewer_points(eager: bool) -> None:
 async def test_a_budget_refuses_before_it_spends() -> None:
     asked = provider()
     with pytest.raises(BudgetError, match=r"too small for skeleton: about \d+ tokens with 100 left"):
-        await SkeletonOfThought(asked, budget=Budget(tokens=100)).ainvoke(QUESTION)
+        await sot_of(asked, budget=Budget(tokens=100)).ainvoke(QUESTION)
     assert not asked.requests
     with pytest.raises(BudgetError, match="too small for point_8") as caught:
-        await SkeletonOfThought(asked, budget=Budget(tokens=300)).ainvoke(QUESTION)
+        await sot_of(asked, budget=Budget(tokens=300)).ainvoke(QUESTION)
     assert len(asked.requests) == 1
     assert caught.value.trace is not None  # to go on from with a larger one
-    message = await SkeletonOfThought(asked).ainvoke(QUESTION, resume=caught.value.trace)
+    message = await sot_of(asked).ainvoke(QUESTION, resume=caught.value.trace)
     assert message.response_metadata["sot"]["is_complete"]
     assert len(asked.requests) == 9
 
@@ -198,14 +198,14 @@ async def test_money_and_a_budget_for_all_answers_together() -> None:
     budget = Budget(price=0.002, scope="total")
     slow = FaultyProvider()
     slow.pause = lambda asked, _: 0.05  # so that they are written at the same time
-    sot = SkeletonOfThought(slow, prices=prices, budget=budget)
+    sot = sot_of(slow, prices=prices, budget=budget)
     results = await asyncio.gather(*(sot.ainvoke(QUESTION) for _ in range(5)), return_exceptions=True)
     whole = [r for r in results if isinstance(r, AIMessage) and r.response_metadata["sot"]["is_complete"]]
     assert 0 < len(whole) < 5
     # What was reserved and not used is available again: usage was far less than estimated.
     assert (await sot.ainvoke(QUESTION)).text == ANSWER
     with pytest.raises(ValueError, match="needs the price of 'faulty'"):
-        SkeletonOfThought(provider(), budget=budget)
+        sot_of(provider(), budget=budget)
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -213,7 +213,7 @@ async def test_money_and_a_budget_for_all_answers_together() -> None:
 async def test_a_call_that_is_not_sent_costs_nothing(policy: Any) -> None:
     budget = Budget(tokens=2000, scope="total")
     waiting = FaultyProvider(pause=lambda asked, _: 10.0 * (asked != "outline"))
-    sot = SkeletonOfThought(waiting, budget=budget, on_failure=policy)
+    sot = sot_of(waiting, budget=budget, on_failure=policy)
     task = asyncio.create_task(sot.ainvoke(QUESTION, {"max_concurrency": 1}))
     await asyncio.sleep(0.1)
     task.cancel()

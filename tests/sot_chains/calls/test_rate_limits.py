@@ -12,13 +12,13 @@ from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 
 from benchmarks.limits import Metered, measure_limit, most_in_a_window
-from sot_chains import Delta, Limits, ProviderError, SkeletonOfThought
+from sot_chains import Delta, Limits, ProviderError
 from sot_chains.calls.rate_limits import Limiter, limiter_for, next_question
 from sot_chains.calls.token_window import TokenWindow
 from sot_chains.providers import RateLimits
 from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
 from tests.sot_chains.answering import virtual_time
-from tests.sot_chains.fakes import QUESTION, ScriptedProvider, answer_to, other_tasks
+from tests.sot_chains.fakes import QUESTION, ScriptedProvider, answer_to, other_tasks, sot_of
 
 # --- the window of tokens
 
@@ -85,7 +85,7 @@ def test_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def work() -> None:
         limits = Limits(max_concurrent=3, key="at once")
-        sots = [SkeletonOfThought(Counting(answer_to, 0.1), limits=limits) for _ in range(2)]
+        sots = [sot_of(Counting(answer_to, 0.1), limits=limits) for _ in range(2)]
         await asyncio.gather(*(sot.ainvoke(QUESTION) for sot in sots for _ in range(10)))
         assert not other_tasks()
 
@@ -154,7 +154,7 @@ def test_what_the_server_says_closes_the_door(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_request_that_can_never_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        sot = SkeletonOfThought(Metered(0.0), limits=Limits(tokens_per_minute=60, key="too small"))
+        sot = sot_of(Metered(0.0), limits=Limits(tokens_per_minute=60, key="too small"))
         with pytest.raises(ProviderError, match=r"about \d+ tokens can never be sent.*tokens_per_minute=60"):
             await sot.ainvoke("What is there to say?")
 
@@ -198,7 +198,7 @@ def test_limits_that_would_wait_forever(wrong: dict[str, Any]) -> None:
 async def test_threads_share_an_account() -> None:
     """The queue belongs to no event loop: synchronous calls wait in it with asynchronous ones."""
     limits = Limits(max_concurrent=1, key="threads")
-    sot = SkeletonOfThought(ScriptedProvider(pause=0.001), limits=limits)
+    sot = sot_of(ScriptedProvider(pause=0.001), limits=limits)
     answers = await asyncio.gather(
         *(asyncio.to_thread(sot.invoke, QUESTION) for _ in range(4)),
         *(sot.ainvoke(QUESTION) for _ in range(4)),
@@ -268,7 +268,7 @@ def test_usage_is_what_the_window_holds_in_the_end() -> None:
             yield Delta(usage=usage, finish_reason="stop")
 
     limits = Limits(tokens_per_minute=100_000, key="frugal")
-    SkeletonOfThought(Frugal(), limits=limits).invoke(QUESTION)
+    sot_of(Frugal(), limits=limits).invoke(QUESTION)
     limiter = limiter_for(limits, None)
     assert limiter is not None
     assert limiter._tokens is not None

@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
-from sot_chains import SkeletonOfThought
 from sot_chains.providers import blocking
-from tests.sot_chains.fakes import QUESTION, PacedChatModel
+from tests.sot_chains.fakes import QUESTION, PacedChatModel, sot_of
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -51,7 +50,7 @@ def test_errors_come_back() -> None:
 
 def test_a_synchronous_call_on_the_background_loop_itself_is_refused() -> None:
     async def nested() -> None:
-        SkeletonOfThought(PacedChatModel()).invoke(QUESTION)
+        sot_of(PacedChatModel()).invoke(QUESTION)
 
     with pytest.raises(RuntimeError, match="use the awaitable method"):
         blocking.run(nested)

@@ -14,7 +14,7 @@ from langchain_core.tracers.schemas import Run
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from sot_chains import SkeletonOfThought
-from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION, PacedChatModel
+from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION, PacedChatModel, sot_of
 
 CALLS = ["skeleton", "point_1", "point_2", "point_3"]
 
@@ -40,7 +40,7 @@ async def test_each_call_is_a_named_child_run() -> None:
     config = RunnableConfig(
         callbacks=[recorder], run_name="mine", run_id=run_id, tags=["t"], metadata={"m": 1}
     )
-    message = await SkeletonOfThought(PacedChatModel()).ainvoke(QUESTION, config)
+    message = await sot_of(PacedChatModel()).ainvoke(QUESTION, config)
     (root,) = recorder.roots
     assert (root.name, root.id, root.run_type) == ("mine", run_id, "chain")
     assert message.id == f"lc_run--{run_id}"
@@ -57,7 +57,7 @@ async def test_an_error_is_told_to_all_runs() -> None:
     recorder = Recorder()
     model = PacedChatModel(fail=lambda ms: "Your point is 2" in ms[-1].text)
     with pytest.raises(RuntimeError, match="the model broke"):
-        await SkeletonOfThought(model, on_failure="raise").ainvoke(QUESTION, {"callbacks": [recorder]})
+        await sot_of(model, on_failure="raise").ainvoke(QUESTION, {"callbacks": [recorder]})
     (root,) = recorder.roots
     assert root.error is not None
     assert next(child for child in root.child_runs if child.name == "answer").error is not None
@@ -67,7 +67,7 @@ async def test_an_error_is_told_to_all_runs() -> None:
 @pytest.mark.parametrize("way", ["ainvoke", "invoke", "astream", "stream", "astream_points"])
 async def test_tokens_are_counted_once(way: str) -> None:
     usage = UsageMetadataCallbackHandler()
-    sot, config = SkeletonOfThought(PacedChatModel()), RunnableConfig(callbacks=[usage])
+    sot, config = sot_of(PacedChatModel()), RunnableConfig(callbacks=[usage])
     match way:
         case "ainvoke":
             await sot.ainvoke(QUESTION, config)
@@ -83,7 +83,7 @@ async def test_tokens_are_counted_once(way: str) -> None:
 
 
 async def test_events_show_points_by_name_and_the_answer_in_order() -> None:
-    sot = SkeletonOfThought(PacedChatModel(pause=slow_first_point))
+    sot = sot_of(PacedChatModel(pause=slow_first_point))
     events = [event async for event in sot.astream_events(QUESTION, version="v2")]
     started = [event["name"] for event in events if event["event"] == "on_chat_model_start"]
     assert started == ["answer", *CALLS] or set(started) == {"answer", *CALLS}
@@ -150,7 +150,7 @@ class Graph:
 @pytest.mark.parametrize("way", ["ainvoke", "ainvoke without config", "astream", "invoke", "stream"])
 async def test_langgraph_streams_the_answer_in_order_and_once(way: str, plain: bool) -> None:
     model = PacedChatModel(answer=lambda _: PLAIN) if plain else PacedChatModel(pause=slow_first_point)
-    messages = [message async for message in Graph(SkeletonOfThought(model), way).aread()]
+    messages = [message async for message in Graph(sot_of(model), way).aread()]
     assert "".join(message.text for message in messages) == (PLAIN if plain else ANSWER)
     assert len(messages) > 5
     assert len({message.id for message in messages}) == 1
@@ -158,16 +158,14 @@ async def test_langgraph_streams_the_answer_in_order_and_once(way: str, plain: b
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 def test_langgraph_called_synchronously(way: str) -> None:
-    messages = Graph(SkeletonOfThought(PacedChatModel(pause=slow_first_point)), way).read()
+    messages = Graph(sot_of(PacedChatModel(pause=slow_first_point)), way).read()
     assert "".join(message.text for message in messages) == ANSWER
     assert len(messages) > 5
     assert all(isinstance(message, AIMessageChunk) for message in messages)
 
 
 async def test_the_graphs_final_state_holds_the_answer_and_its_trace() -> None:
-    state = await Graph(SkeletonOfThought(PacedChatModel()), "ainvoke").graph.ainvoke(
-        {"messages": [("user", QUESTION)]}
-    )
+    state = await Graph(sot_of(PacedChatModel()), "ainvoke").graph.ainvoke({"messages": [("user", QUESTION)]})
     assert state["messages"][-1].content == ANSWER
     assert state["messages"][-1].response_metadata["sot"]["route"] == "sot"
 
@@ -183,7 +181,7 @@ async def test_handlers_of_concurrent_answers_are_kept_apart() -> None:
             self.names.append(str(name))
 
     handlers = [Names() for _ in range(3)]
-    sot = SkeletonOfThought(PacedChatModel(pause=0.001))
+    sot = sot_of(PacedChatModel(pause=0.001))
     await asyncio.gather(*(sot.ainvoke(QUESTION, {"callbacks": [handler]}) for handler in handlers))
     configs = [RunnableConfig(callbacks=[handler]) for handler in handlers]
     await sot.abatch([QUESTION] * 3, configs)

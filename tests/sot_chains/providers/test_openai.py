@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from sot_chains import ENGLISH, Prompts, ProviderError, SkeletonOfThought
 from sot_chains.providers import provider_of
-from tests.sot_chains.fakes import ANSWER, QUESTION, nothing_runs
+from tests.sot_chains.fakes import ANSWER, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 
 WITHOUT_EXAMPLES = Prompts({"en": replace(ENGLISH, examples=())})
@@ -31,7 +31,7 @@ def server() -> Iterator[ChatServer]:
 
 
 def sot_at(url: str, model: str = MODEL, **options: Any) -> SkeletonOfThought:
-    return SkeletonOfThought(f"openai:{model}", base_url=url, **{"prompts": WITHOUT_EXAMPLES, **options})
+    return sot_of(f"openai:{model}", base_url=url, **{"prompts": WITHOUT_EXAMPLES, **options})
 
 
 async def test_an_answer_over_http(server: ChatServer) -> None:
@@ -162,7 +162,7 @@ async def test_keys(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_without_a_key_openai_is_not_asked() -> None:
     with pytest.raises(ProviderError, match=r"no API key for https://api.openai.com/v1.*OPENAI_API_KEY"):
-        await SkeletonOfThought("openai:gpt-4.1").ainvoke(QUESTION)
+        await sot_of("openai:gpt-4.1").ainvoke(QUESTION)
 
 
 async def test_callbacks_see_chat_models(server: ChatServer) -> None:
@@ -187,7 +187,7 @@ async def test_callbacks_see_chat_models(server: ChatServer) -> None:
 
 async def test_langchains_own_openai_model(server: ChatServer) -> None:
     model = ChatOpenAI(model=MODEL, base_url=server.url, api_key=SecretStr("any"), stream_usage=True)
-    message = await SkeletonOfThought(model).ainvoke(QUESTION)
+    message = await sot_of(model).ainvoke(QUESTION)
     assert message.content == ANSWER
     assert message.usage_metadata is not None
     assert message.usage_metadata["output_tokens"] == 21

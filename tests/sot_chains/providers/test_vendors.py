@@ -14,7 +14,7 @@ from sot_chains.providers import SharedPrefix, VendorProvider
 from sot_chains.providers.anthropic import request_of
 from tests.servers import Aimock, aimock
 from tests.sot_chains.aimock_prompts import LABELS, MARKED, WHOLE
-from tests.sot_chains.fakes import nothing_runs
+from tests.sot_chains.fakes import nothing_runs, sot_of
 
 QUESTION = "What is there to say?"
 WIRES = ["chat", "anthropic"]
@@ -25,8 +25,8 @@ def sot_on(wire: str, server: Aimock, model: str = "m-1", **options: Any) -> Ske
     """Skeleton-of-Thought on one of aimock's wires."""
     options = {"prompts": MARKED, "retries": NO_PAUSES, **options}
     if wire == "anthropic":
-        return SkeletonOfThought(f"anthropic:{model}", base_url=server.anthropic_url, **options)
-    return SkeletonOfThought(f"openai:{model}", base_url=server.openai_url, **options)
+        return sot_of(f"anthropic:{model}", base_url=server.anthropic_url, **options)
+    return sot_of(f"openai:{model}", base_url=server.openai_url, **options)
 
 
 @pytest.fixture(scope="module")

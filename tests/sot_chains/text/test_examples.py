@@ -7,11 +7,11 @@ from typing import get_args
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from sot_chains import CHINESE, ENGLISH, PromptTemplates, SkeletonOfThought
+from sot_chains import CHINESE, ENGLISH, PromptTemplates
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.examples import Detail
 from sot_chains.text.skeleton import parse_skeleton
-from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to
+from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to, sot_of
 
 
 @pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
@@ -52,7 +52,7 @@ def test_they_stand_behind_system_messages_and_before_the_conversation() -> None
 @pytest.mark.parametrize("continues", [True, False])
 async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(continues: bool) -> None:
     model = PacedChatModel(answer=answer_to, supports_assistant_prefill=continues)
-    trace = (await SkeletonOfThought(model).ainvoke(QUESTION, stop=["END"])).response_metadata["sot"]
+    trace = (await sot_of(model).ainvoke(QUESTION, stop=["END"])).response_metadata["sot"]
     for messages, parameters in zip(model.requests, model.parameters, strict=True):
         is_point = messages[-1].text.endswith(":")
         if continues and trace["route"] == "sot":
@@ -69,8 +69,8 @@ async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(contin
 async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
     model = PacedChatModel(answer=answer_to, supports_assistant_prefill=True)
     bound = model.bind(stop=["OWN"], max_tokens=7)
-    await SkeletonOfThought(bound.with_config(tags=["a"])).ainvoke(QUESTION)
-    await SkeletonOfThought(model).ainvoke(QUESTION, max_tokens=500)
+    await sot_of(bound.with_config(tags=["a"])).ainvoke(QUESTION)
+    await sot_of(model).ainvoke(QUESTION, max_tokens=500)
     (first, *_), last = model.parameters, model.parameters[-1]
     assert (first["stop"], first["max_tokens"]) == (["OWN", "\n\n"], 7)
     assert last["max_tokens"] == 500
@@ -78,7 +78,7 @@ async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
 
 async def test_a_model_the_user_vouches_for_gets_the_requests_alone() -> None:
     model = PacedChatModel(answer=answer_to)
-    trace = (await SkeletonOfThought(model, prefill=True).ainvoke(QUESTION)).response_metadata["sot"]
+    trace = (await sot_of(model, prefill=True).ainvoke(QUESTION)).response_metadata["sot"]
     assert trace["route"] == "sot"
     assert {len(messages) for messages in model.requests} == {2}  # the question and the reply's beginning
     assert all("max_tokens" not in parameters for parameters in model.parameters)
