@@ -170,6 +170,9 @@ async def measure_all(
         for number, one in enumerate(track(questions, name or "default", console=Console(stderr=True))):
             case = await measure(model, sot, one["question"], sot_first=bool(number % 2))
             cases.append({"category": one["category"], **case})
+            if options.texts:  # as they come: a long run may be broken off
+                with options.texts.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(cases[-1], ensure_ascii=False) + "\n")
     add_relevance(cases)
     return cases
 
@@ -239,9 +242,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cases = asyncio.run(measure_all(name, questions, options))
         row = {"model": Path(name).name if name else "default", "detail": options.detail, **summarize(cases)}
         rows.append(row)
-        if options.texts:
-            with options.texts.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(case, ensure_ascii=False) + "\n" for case in cases)
         if options.save:
             kept = [{k: v for k, v in case.items() if not k.endswith("_text")} for case in cases]
             path = save(f"sot_models_{row['model']}_{options.detail}", row, kept)

@@ -23,7 +23,7 @@ from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError
 from sot_chains.providers.tasks import Tasks, cancel_and_wait
 from sot_chains.text.conversation import Conversation
-from sot_chains.text.outline import OutlineReader
+from sot_chains.text.outline import OutlineReader, fault_of
 from sot_chains.text.reply_text import AnswerRenderer
 from sot_chains.text.skeleton import Point, Skeleton
 
@@ -149,31 +149,42 @@ class Answer:
             return None
         config = RunnableConfig(**{**self._setting.config, "run_name": "route"})
         route = await self._method.router.ainvoke(list(self.conversation.messages), config)
-        return None if route.use_sot else f"{route.router} router: {route.reason}"
+        reason = f"{route.router} router: {route.reason}"
+        if not route.use_sot:
+            return reason
+        self._record.router_reason = reason
+        return None
 
     async def _outlined(self) -> AsyncGenerator[_Begun, None]:
         """The points of an outline that the model writes now."""
         record, is_eager = self._record, self._method.eager
         reader = OutlineReader(lambda: self._requests.skeleton_reply_start, self._method.max_points)
         request: Request | None = self._requests.skeleton()
-        num_calls = 0
+        num_calls, fault = 0, None
         while request is not None:
             num_calls += 1
             call = record.begin(Call("skeleton", "skeleton"))
             record.skeleton_call = record.skeleton_call or call
-            async with aclosing(self._caller.stream(call, request)) as events:
-                async for event in events:
-                    match event:
-                        case TextDelta(text):
-                            reader.feed(text)
-                            for point in reader.take() if is_eager else ():
-                                yield self._begun(point, reader.skeleton)
-                        case Restarted():
-                            reader.restart()
-                    if reader.is_over:
-                        break
-            reader.end()
-            if is_eager:
+            try:
+                async with aclosing(self._caller.stream(call, request)) as events:
+                    async for event in events:
+                        match event:
+                            case TextDelta(text):
+                                reader.feed(text)
+                                for point in reader.take() if is_eager else ():
+                                    yield self._begun(point, reader.skeleton)
+                            case Restarted():
+                                reader.restart()
+                        if reader.is_over:
+                            break
+            except ProviderError:
+                if num_calls == 1:
+                    raise
+                break  # the points there are make an answer, too
+            finally:
+                reader.end()
+            fault = fault_of(reader.headings, self._requests.templates.example_headings)
+            if is_eager or fault:
                 break
             if request := self._requests.more_points(reader.headings, num_calls):
                 reader = OutlineReader(lambda: None, self._method.max_points)
@@ -181,8 +192,8 @@ class Answer:
         record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
         points = reader.take()
         record.plain_share = self._requests.plain_share()
-        record.note_outline(reader.text, reader.skeleton)
-        for point in points:
+        record.note_outline(reader.text, reader.skeleton, fault)
+        for point in points if record.places or not fault else ():
             yield self._begun(point, record.skeleton)
 
     def _begun(self, point: Point, skeleton: Skeleton) -> _Begun:

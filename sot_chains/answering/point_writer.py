@@ -20,6 +20,8 @@ from sot_chains.text.guards import Guard, Guarded, LoopGuard, OverrunGuard, Sent
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
 
+_CUT = ("length", "max_tokens")  # finish reasons of OpenAI and Anthropic for a reply that is not whole
+
 
 class PointDelta(NamedTuple):
     """A text delta of one point.
@@ -98,7 +100,7 @@ class PointWriter:
                                 text = self._text_of(place, request)
                         if text.stopped_by:
                             break
-                self._add(place, text.end())
+                self._add(place, text.end(is_cut=call.finish_reason in _CUT))
                 # An empty point is asked for once more, with a reply that the model begins itself.
                 is_to_repeat = not place.pieces and place.point and asked.prefill and self._method.prefills
                 asked = replace(request, prefill=False) if is_to_repeat else None
@@ -135,7 +137,8 @@ class PointWriter:
         if self._method.loop_guard:
             guards["loop"] = LoopGuard()
         if place.point and (bounds := request.bounds) and bounds.max_words:
-            guards["length"] = SentenceBound(bounds.max_words)
+            is_bounded = bounds.max_tokens is not None
+            guards["length"] = SentenceBound(bounds.max_words, gives_sentences=is_bounded)
         return Guarded(guards)
 
     def _add(self, place: PointState, text: str) -> None:

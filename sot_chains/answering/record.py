@@ -21,6 +21,7 @@ class AnswerRecord:
         is_plain: Whether the model answers in one piece.
         is_outlined: Whether the route is known, and all points with it.
         is_cut: Whether the outline is not whole.
+        router_reason: Why the router has chosen Skeleton-of-Thought, if one was asked.
         has_failed: Whether the answer ended with an error.
         plain_share: The question's share of the skeleton request, by characters: what a plain answer would
             have read of what the skeleton's call did.
@@ -39,6 +40,7 @@ class AnswerRecord:
         self.is_cut = False
         self.has_failed = False
         self.route_reason = ""
+        self.router_reason = ""
         self.seconds = 0.0
         self.first_text_seconds: float | None = None
         self.plain_share = 0.0
@@ -48,16 +50,16 @@ class AnswerRecord:
         self.calls.append(call)
         return call
 
-    def note_outline(self, reply: str, skeleton: Skeleton) -> None:
-        """Records the finished outline, and the route that follows from it."""
+    def note_outline(self, reply: str, skeleton: Skeleton, fault: str | None) -> None:
+        """Records the finished outline, and the route that follows from it or from its ``fault``."""
         self.skeleton, self.skeleton_reply = skeleton, reply
         if self.places and len(skeleton) < 2:  # begun by an attempt that failed; the next one is no outline
             self.cut_outline("the outline broke off, and was none when it was asked for again")
-        elif len(skeleton) < 2:
-            found = "1 usable point" if len(skeleton) else "no usable points"
-            self.route_reason = f"the skeleton has {found}, fewer than 2"
+        elif fault and not self.places:
+            self.route_reason = fault
         else:
-            self.route_reason = f"the skeleton has {len(skeleton)} points"
+            because = f", {self.router_reason}" if self.router_reason else ""
+            self.route_reason = f"the skeleton has {len(skeleton)} points{because}"
 
     def cut_outline(self, reason: str) -> None:
         """Records that the outline is not whole: the answer has the points that were begun."""

@@ -29,8 +29,8 @@ class Guard(Protocol):
         """The text that is sure to stay now."""
         ...
 
-    def end(self) -> str:
-        """The rest, after the last piece."""
+    def end(self, *, is_cut: bool = False) -> str:
+        """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
         ...
 
 
@@ -56,11 +56,11 @@ class Guarded:
                 self.stopped_by = name
         return piece
 
-    def end(self) -> str:
-        """The rest, after the last piece."""
+    def end(self, *, is_cut: bool = False) -> str:
+        """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
         text = ""
         for guard in self._guards.values():
-            text = (guard.feed(text) if text else "") + ("" if guard.is_over else guard.end())
+            text = (guard.feed(text) if text else "") + ("" if guard.is_over else guard.end(is_cut=is_cut))
         return text
 
 
@@ -96,7 +96,7 @@ class OverrunGuard:
         self._held += piece
         return self._read(is_last=False)
 
-    def end(self) -> str:
+    def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece."""
         return self._read(is_last=True).rstrip()
 
@@ -172,6 +172,7 @@ class OverrunGuard:
 
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _ONE_HAN = re.compile(rf"[{_HAN}]")
+_SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
 
@@ -179,8 +180,9 @@ _NUM_WORDS, _NUM_REPEATS = 8, 3
 class LoopGuard:
     """Ends a text that repeats the same eight words a third time, before the repetition it is in.
 
-    While words repeat earlier ones they are held back, and given out once the text goes on otherwise. In
-    scripts other than Latin, sixteen words or characters count.
+    While words repeat earlier ones they are held back, and given out once the text goes on otherwise. From
+    the second time on whole sentences are given out only, so that the text ends with one. In scripts other
+    than Latin, sixteen words or characters count.
     """
 
     def __init__(self) -> None:
@@ -196,7 +198,7 @@ class LoopGuard:
         """The text that is sure to stay."""
         return self._read(self._rest + piece, is_last=False)
 
-    def end(self) -> str:
+    def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece."""
         given = self._read(self._rest, is_last=True)
         return "" if self.is_over else given + "".join(self._held) + self._rest
@@ -210,7 +212,7 @@ class LoopGuard:
         given: list[str] = []
         for token in tokens:
             word = token.strip(_NOT_COMPARED) or token
-            if word not in self._places and not self._held:  # the usual case: nothing is repeated
+            if word not in self._places and not self._held and not self._num_repeats:  # the usual case
                 self._places[word] = [len(self._words)]
                 self._words.append(word)
                 given.append(token)
@@ -231,21 +233,22 @@ class LoopGuard:
         self._held.append(token)
         self._runs = runs
         longest = max(runs.values(), default=0)
-        num_words = _NUM_WORDS * (1 if word.isascii() else 2)
-        if longest >= num_words:  # else these words have not been there before
-            repeated = tuple(words[-num_words:])
+        num_compared = _NUM_WORDS * (1 if word.isascii() else 2)
+        if longest >= num_compared:  # else these words have not been there before
+            repeated = tuple(words[-num_compared:])
             self._num_repeats[repeated] += 1
             if self._num_repeats[repeated] >= _NUM_REPEATS - 1:
                 return True
-        cut = len(self._held) - longest
+        cut = max(0, len(self._held) - longest)
+        if self._num_repeats:
+            ends = [n for n, held in enumerate(self._held[:cut], 1) if _SENTENCE_END.search(held)]
+            cut = ends[-1] if ends else 0
         given += self._held[:cut]
         del self._held[:cut]
         return False
 
 
 # --- length
-
-_SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
 
 
 class SentenceBound:
@@ -254,51 +257,54 @@ class SentenceBound:
     Args:
         max_words: Words from which on the next end of a sentence is the end of the text. In scripts without
             spaces, two characters count as a word.
+        gives_sentences: Whether what follows the first sentence is given out in whole sentences or lines, so
+            that a text that is cut at a number of tokens ends with one, too.
     """
 
-    def __init__(self, max_words: int) -> None:
+    def __init__(self, max_words: int, *, gives_sentences: bool = False) -> None:
         self.is_over = False
-        self._max_words = max_words
-        self._passed: list[str] = []  # while the bound is far away
-        self._num_passed = 0
-        self._num_left: float | None = None
+        self._num_left = float(max_words)
+        self._gives_sentences = gives_sentences
         self._rest = ""
+        self._num_counted = 0  # characters of the rest whose words have been counted
         self._is_code = False
+        self._has_sentence = False
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
-        if self._num_left is None:
-            if self._num_passed + len(piece) < self._max_words:
-                self._num_passed += len(piece)
-                self._passed.append(piece)
-                return piece
-            passed = "".join(self._passed)
-            goes_on = passed[-1:].isascii() and not passed[-1:].isspace() and not piece[:1].isspace()
-            self._num_left = self._max_words - _num_words(passed) + bool(passed and goes_on)
-            self._is_code = passed.count("```") % 2 == 1
         return self._read(self._rest + piece, is_last=False)
 
-    def end(self) -> str:
-        """The rest, after the last piece."""
-        return self._read(self._rest, is_last=True)
+    def end(self, *, is_cut: bool = False) -> str:
+        """The rest, after the last piece; not a sentence that is cut, or that leads to a list not written."""
+        given = self._read(self._rest, is_last=True)
+        if self.is_over or (self._has_sentence and (is_cut or self._rest.rstrip().endswith((":", "：")))):
+            return given
+        return given + self._rest
 
     def _read(self, text: str, *, is_last: bool) -> str:
-        num_left, place = self._num_left or 0.0, 0
+        place, shown = self._num_counted, 0
         while not self.is_over and (token := _TOKEN.match(text, place)):
             if token.end() == len(text) and not is_last:
                 break
+            if self._holds and "\n" in token[0]:
+                shown = place
             place = token.end()
             self._is_code ^= "```" in token[0]
-            num_left -= _num_words(token[0])
-            if num_left <= 0 and not self._is_code and _SENTENCE_END.search(token[0]):
-                self.is_over = True
-        self._num_left = num_left
-        given = text if is_last and not self.is_over else text[:place]
-        self._rest = "" if self.is_over or is_last else text[place:]
-        return given
+            self._num_left -= num_words(token[0])
+            ends = not self._is_code and bool(_SENTENCE_END.search(token[0]))
+            self.is_over = ends and self._num_left <= 0
+            self._has_sentence |= ends
+            if ends or not self._holds:
+                shown = place
+        self._rest, self._num_counted = text[shown:], place - shown
+        return text[:shown]
+
+    @property
+    def _holds(self) -> bool:
+        return self._gives_sentences and self._has_sentence
 
 
-def _num_words(text: str) -> float:
+def num_words(text: str) -> float:
     """Words of ``text``, where two characters of a script without spaces count as one."""
     if text.isascii():
         return float(len(text.split()))

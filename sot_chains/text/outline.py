@@ -5,11 +5,32 @@ Knows skeletons, not models: what a reply was begun with is asked of the caller.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Collection, Sequence
 
+from sot_chains.text.guards import num_words
 from sot_chains.text.skeleton import OutlineParser, Point, Skeleton
 
 _MAX_CHARACTERS = 20_000  # a longer reply is no outline
+_MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer already
+
+
+def fault_of(headings: Sequence[str], example_headings: Collection[str]) -> str | None:
+    """Why ``headings`` are no outline of an answer; ``None`` if they are one.
+
+    Args:
+        headings: The headings of the outline.
+        example_headings: Those of the examples that the model was shown, with case folded.
+    """
+    if len(headings) < 2:
+        found = "1 usable point" if headings else "no usable points"
+        return f"the skeleton has {found}, fewer than 2"
+    if 2 * sum(heading.casefold() in example_headings for heading in headings) >= len(headings):
+        return "the skeleton copies the headings of the examples"
+    words = statistics.median(map(num_words, headings))
+    if words > _MAX_WORDS:
+        return f"the points of the skeleton are whole paragraphs, of {words:g} words by the median"
+    return None
 
 
 class OutlineReader:

@@ -33,7 +33,7 @@ class HeadingStripper:
         self._held = self._held[len(shown) :]
         return shown
 
-    def end(self) -> str:
+    def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece."""
         if self._deciding:
             self._decide(ended=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -412,22 +411,6 @@ async def test_max_concurrency_holds_across_a_batch(bound: int) -> None:
 async def test_max_concurrency_of_nothing_would_wait_forever() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         await sot_of(PacedChatModel()).ainvoke(QUESTION, {"max_concurrency": 0})
-
-
-async def test_what_we_add_to_the_models_time_is_little() -> None:
-    """Ideal is the skeleton and then all points: 100 ms. The bound leaves room for a busy machine."""
-
-    def answer(messages: Sequence[BaseMessage]) -> str:
-        skeleton = "\n".join(f"{n}. Point number {n}" for n in range(1, 9))
-        return skeleton if is_skeleton_request(str(messages[-1].text)) else "It is so. " * 10
-
-    sot = sot_of(ScriptedProvider(answer, pause=0.05))
-    best = 1.0
-    for _ in range(5):
-        start = time.perf_counter()
-        await sot.ainvoke(QUESTION)
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.115
 
 
 # --- nothing left running

@@ -7,6 +7,7 @@ import pytest
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Delta, ProviderError, Retries, SkeletonOfThought
+from sot_chains.text.prompts import ENGLISH
 from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,
@@ -141,3 +142,34 @@ async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> N
     message = await sot.ainvoke(QUESTION)
     assert message.text == ANSWER
     assert message.response_metadata["sot"]["is_complete"]
+
+
+async def test_an_outline_that_copies_the_examples_costs_no_more_than_itself() -> None:
+    copied = "\n".join(f"{n}. {point.text}" for n, point in enumerate(ENGLISH.examples[0].skeleton, 1))
+    provider = FaultyProvider(answer=answers(outline=copied))
+    trace = await both(sot_of(provider))
+    assert (trace["route"], trace["num_calls"]) == ("plain", 2)
+    assert "copies the headings" in trace["route_reason"]
+
+
+async def test_a_model_that_refuses_to_go_on_with_its_outline_keeps_what_there_is() -> None:
+    class Greedy(PacedChatModel):
+        async def _astream(self, *args: Any, **kwargs: Any) -> Any:
+            if "temperature" in kwargs:
+                raise ProviderError("temperature is not supported", status=400)
+            async for chunk in super()._astream(*args, **kwargs):
+                yield chunk
+
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        return OUTLINE.removeprefix("1.") if str(messages[-1].text) == "1." else " It helps."
+
+    message = await sot_of(Greedy(answer=answer, supports_assistant_prefill=True)).ainvoke(QUESTION)
+    assert message.response_metadata["sot"]["skeleton"] == list(EXPANSIONS)
+    assert message.response_metadata["sot"]["is_complete"]
+
+
+async def test_the_trace_has_the_reason_of_the_router() -> None:
+    message = await SkeletonOfThought(PacedChatModel()).ainvoke(QUESTION)
+    assert "trained router" in message.response_metadata["sot"]["route_reason"]
+    with pytest.raises(TypeError, match='router must be a Runnable, "auto" or None'):
+        SkeletonOfThought(PacedChatModel(), router="rules")  # type: ignore[arg-type]  # the mistake

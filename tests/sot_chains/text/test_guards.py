@@ -122,11 +122,43 @@ words = st.lists(
 ).map("".join)
 
 
-@given(words, st.lists(st.integers(1, 4), max_size=60), st.sampled_from(["overrun", "loop", "bound"]))
+@given(
+    words,
+    st.lists(st.integers(1, 4), max_size=60),
+    st.sampled_from(["overrun", "loop", "bound", "sentences"]),
+)
 def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: list[int], kind: str) -> None:
     def made() -> Guard:
-        return overrun(1) if kind == "overrun" else LoopGuard() if kind == "loop" else SentenceBound(3)
+        return {
+            "overrun": lambda: overrun(1),
+            "loop": LoopGuard,
+            "bound": lambda: SentenceBound(3),
+            "sentences": lambda: SentenceBound(3, gives_sentences=True),
+        }[kind]()
 
     whole = guarded(made(), text, [])
     assert guarded(made(), text, lengths).rstrip() == whole.rstrip()
     assert text.startswith(whole)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_bounded_text_ends_with_a_sentence_where_its_model_was_cut(size: int) -> None:
+    def read(text: str, *, is_cut: bool) -> str:
+        guard = SentenceBound(60, gives_sentences=True)
+        given = "".join(guard.feed(text[place : place + size]) for place in range(0, len(text), size))
+        return given + guard.end(is_cut=is_cut)
+
+    assert read("Water it well. Then feed it ev", is_cut=True) == "Water it well."
+    assert read("Water it well. Then feed it", is_cut=False) == "Water it well. Then feed it"
+    assert read("Water it well. Use these:", is_cut=False) == "Water it well."
+    assert read("Water it ev", is_cut=True) == "Water it ev"  # there is nothing else
+    assert read("Do this. As here:\n- one\n- tw", is_cut=True) == "Do this. As here:\n- one"
+
+
+def test_a_loop_is_cut_back_to_a_sentence() -> None:
+    line = "The best way to keep it alive is to give it {} and then to wait."
+    text = " ".join(line.format(what) for what in ("light", "water", "soil", "air", "food"))
+    guard = LoopGuard()
+    given = "".join(guard.feed(piece + " ") for piece in text.split(" "))
+    assert guard.is_over
+    assert given.rstrip().endswith("and then to wait.")

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sot_chains.text.outline import OutlineReader
+from sot_chains.text.outline import OutlineReader, fault_of
+from sot_chains.text.prompts import ENGLISH
 from sot_chains.text.skeleton import OutlineParser, Point, parse_skeleton
 from tests.sot_chains.text.test_skeleton import list_like
 
@@ -111,3 +112,19 @@ def test_another_attempt_adds_to_what_was_given_out(first: str, second: str, len
     assert [point.number for point in given] == list(range(1, len(given) + 1))
     assert len({point.text.casefold() for point in given}) == len(given) <= 5
     assert list(reader.skeleton)[: len(given)] == given
+
+
+@pytest.mark.parametrize(
+    ("headings", "fault"),
+    [
+        ([], "no usable points"),
+        (["Sleep"], "1 usable point"),
+        (["Enough daylight", "Careful watering", "Fresh soil each spring", "Sleep"], "copies the headings"),
+        (["word " * 26, "word " * 30, "Sleep"], "whole paragraphs"),
+        (["Enough daylight", "Sleep", "Food"], None),
+        (["词" * 20, "睡眠"], None),
+    ],
+)
+def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | None) -> None:
+    found = fault_of(headings, ENGLISH.example_headings)
+    assert found is None if fault is None else fault in str(found)
