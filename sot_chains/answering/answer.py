@@ -23,7 +23,7 @@ from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError
 from sot_chains.providers.tasks import Tasks, cancel_and_wait
 from sot_chains.text.conversation import Conversation
-from sot_chains.text.outline import OutlineReader, fault_of
+from sot_chains.text.outline import fault_of
 from sot_chains.text.reply_text import AnswerRenderer
 from sot_chains.text.skeleton import Point, Skeleton
 
@@ -158,7 +158,7 @@ class Answer:
     async def _outlined(self) -> AsyncGenerator[_Begun, None]:
         """The points of an outline that the model writes now."""
         record, is_eager = self._record, self._method.eager
-        reader = OutlineReader(lambda: self._requests.skeleton_reply_start, self._method.max_points)
+        reader = self._requests.outline_reader(lambda: self._requests.skeleton_reply_start)
         request: Request | None = self._requests.skeleton()
         num_calls, fault = 0, None
         while request is not None:
@@ -179,15 +179,13 @@ class Answer:
                             break
             except ProviderError:
                 if num_calls == 1:
-                    raise
-                break  # the points there are make an answer, too
-            finally:
-                reader.end()
+                    raise  # else the points there are make an answer, too
+            reader.end(is_cut=reader.is_over or call.is_cut_off)
             fault = fault_of(reader.headings, self._requests.templates.example_headings)
             if is_eager or fault:
                 break
             if request := self._requests.more_points(reader.headings, num_calls):
-                reader = OutlineReader(lambda: None, self._method.max_points)
+                reader = self._requests.outline_reader(lambda: None)
                 reader.feed(self._requests.templates.skeleton_prefill + request.written)
         record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
         points = reader.take()

@@ -20,8 +20,6 @@ from sot_chains.text.guards import Guard, Guarded, LoopGuard, OverrunGuard, Sent
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
 
-_CUT = ("length", "max_tokens")  # finish reasons of OpenAI and Anthropic for a reply that is not whole
-
 
 class PointDelta(NamedTuple):
     """A text delta of one point.
@@ -100,7 +98,7 @@ class PointWriter:
                                 text = self._text_of(place, request)
                         if text.stopped_by:
                             break
-                self._add(place, text.end(is_cut=call.finish_reason in _CUT))
+                self._add(place, text.end(is_cut=call.is_cut_off))
                 # An empty point is asked for once more, with a reply that the model begins itself.
                 is_to_repeat = not place.pieces and place.point and asked.prefill and self._method.prefills
                 asked = replace(request, prefill=False) if is_to_repeat else None

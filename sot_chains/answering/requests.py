@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.examples import Detail
+from sot_chains.text.outline import OutlineReader
 from sot_chains.text.skeleton import Point, Skeleton
 
 # Where the text of a point ends, by the level of detail. A small model is stopped at the end of the line,
@@ -32,6 +33,7 @@ _POINT: dict[Detail, ReplyBounds] = {
     "full": ReplyBounds(max_words=300),
 }
 _FEWEST_HEADINGS, _MOST_CONTINUATIONS = 6, 3
+_MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
 _SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=160)
 
 
@@ -63,6 +65,11 @@ class Requests:
         """Asks for the outline."""
         prefix = SharedPrefix(0, self._key) if self._is_cached else None  # what stands before the question
         return Request(self._skeleton_messages, None, prefix, _SMALL_OUTLINE if self._is_small else None)
+
+    def outline_reader(self, reply_start: Callable[[], str | None]) -> OutlineReader:
+        """A reader of the reply to :meth:`skeleton`, which was begun with what ``reply_start`` returns."""
+        most_alike = _MOST_ALIKE if self._is_small else 1.0
+        return OutlineReader(reply_start, self._method.max_points, most_alike)
 
     def more_points(self, headings: Sequence[str], attempt: int) -> Request | None:
         """Asks a small model that repeats itself, or has ended early, for more headings behind those it has.

@@ -169,6 +169,11 @@ class Call:
         self.usage, self.attempt = None, estimated
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether the model was stopped at a number of tokens, in the words of OpenAI or Anthropic."""
+        return self.finish_reason in ("length", "max_tokens")
+
+    @property
     def text(self) -> str:
         """The text of the attempt so far, as the model wrote it."""
         return "".join(self.pieces)

@@ -43,10 +43,14 @@ class OutlineReader:
         reply_start: Returns what the reply was begun with, asked when its text begins. A model may continue
             it or start again: the reading counts in which the second point begins first.
         max_points: How many points to take, at least 2; ``None`` takes all.
+        most_alike: See :class:`~sot_chains.text.skeleton.OutlineParser`.
     """
 
-    def __init__(self, reply_start: Callable[[], str | None], max_points: int | None) -> None:
+    def __init__(
+        self, reply_start: Callable[[], str | None], max_points: int | None, most_alike: float = 1.0
+    ) -> None:
         self._reply_start = reply_start
+        self._most_alike = most_alike
         self._max_points = max_points
         self._given: list[str] = []
         self.restart()
@@ -66,11 +70,17 @@ class OutlineReader:
         for reading in self._readings:
             reading.feed(text)
 
-    def end(self) -> None:
-        """Reads the end of the reply."""
+    def end(self, *, is_cut: bool = False) -> None:
+        """Reads the end of the reply.
+
+        Args:
+            is_cut: Whether it was broken off, so that the point being written may not be whole. It is left
+                away if there are two others.
+        """
         self._begin()
         for reading in self._readings:
-            reading.end()
+            if not is_cut or len(reading.headings) < 2:
+                reading.end()
         self._is_ended = True
 
     @property
@@ -107,7 +117,8 @@ class OutlineReader:
     def _begin(self) -> None:
         if not self._readings:
             start = self._reply_start()
-            self._readings = [OutlineParser(start), OutlineParser()] if start else [OutlineParser()]
+            openings = [start, ""] if start else [""]
+            self._readings = [OutlineParser(opening, self._most_alike) for opening in openings]
 
     @property
     def headings(self) -> list[str]:

@@ -127,6 +127,8 @@ class OutlineParser:
 
     Args:
         opening: What the text begins with, before anything is fed.
+        most_alike: The share of common words, of all words of two headings, from which on one counts as a
+            repetition of the other.
 
     Attributes:
         headings: The headings of the complete points, without repetitions. It only ever grows.
@@ -135,8 +137,9 @@ class OutlineParser:
         second_line: The line on which the second point begins, counted from 0; ``None`` before that.
     """
 
-    def __init__(self, opening: str = "") -> None:
+    def __init__(self, opening: str = "", most_alike: float = 1.0) -> None:
         self.headings: list[str] = []
+        self._most_alike = most_alike
         self.has_repeated = False
         self.second_line: int | None = None
         self._seen: set[str] = set()
@@ -250,10 +253,19 @@ class OutlineParser:
     def _add(self, heading: str) -> None:
         """Adds a heading, unless it is empty or a repetition, which differs at most in case."""
         folded = heading.casefold()
-        self.has_repeated = self.has_repeated or folded in self._seen
-        if _WORD_CHARACTER.search(heading) and folded not in self._seen:
+        is_repetition = folded in self._seen or (
+            self._most_alike < 1.0 and any(_alike(folded, seen) >= self._most_alike for seen in self._seen)
+        )
+        self.has_repeated = self.has_repeated or is_repetition
+        if _WORD_CHARACTER.search(heading) and not is_repetition:
             self._seen.add(folded)
             self.headings.append(heading)
+
+
+def _alike(one: str, other: str) -> float:
+    """The share of words, or of characters where no spaces are written, that two headings have in common."""
+    words, others = (set(text.split() if " " in text else text) for text in (one, other))
+    return len(words & others) / max(1, len(words | others))
 
 
 def _indent(line: str) -> int:
