@@ -90,6 +90,7 @@ class OverrunGuard:
         self._is_decided = False
         self._is_code = False
         self._next_in_list = 0
+        self._has_line = False
 
     def feed(self, piece: str) -> str:
         """The text that is sure to belong to the point."""
@@ -115,7 +116,7 @@ class OverrunGuard:
                 if begins:
                     self.is_over, self._held = True, ""
                     break
-                self._is_decided = True
+                self._is_decided = self._has_line = True
             given.append(self._held[: breaks + len(line)])
             self._held = body[len(line) :]
             if not line_break or not self._held.strip("\n"):
@@ -142,7 +143,7 @@ class OverrunGuard:
     def _is_numbered_like_other(self, number: int, rest: str, *, is_whole: bool) -> bool | None:
         if number in (1, self._next_in_list) or number == self._number:
             heading = self._headings[number - 1] if number <= len(self._headings) else ""
-            if heading and number != self._number:
+            if heading and (number != self._number or self._has_line):  # with its own, it begins again
                 begun = rest.casefold()
                 if begun.startswith(heading):
                     return True

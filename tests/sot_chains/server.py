@@ -1,4 +1,4 @@
-"""A small server that speaks OpenAI's chat wire, on loopback and in threads."""
+"""A small server that speaks OpenAI's chat wire and Anthropic's, on loopback and in threads."""
 
 import json
 import socket
@@ -27,6 +27,7 @@ class ChatServer(ThreadingHTTPServer):
         self.pause_seconds = 0.0
         self.key: str | None = None
         self.break_off = False
+        self.cuts_bytes = False  # whether every byte is a chunk of its own
         self.answer = answer_to
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
@@ -36,7 +37,11 @@ class ChatServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+        return f"{self.anthropic_url}/v1"
+
+    @property
+    def anthropic_url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def all_closed(self, within_seconds: float = 5.0) -> bool:
         deadline = time.monotonic() + within_seconds
@@ -57,7 +62,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        key = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        key = (self.headers.get("Authorization") or self.headers.get("X-Api-Key") or "").removeprefix(
+            "Bearer "
+        )
         with self.server.lock:
             self.server.requests.append(request)
             self.server.keys.append(key)
@@ -67,6 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(401, "wrong key")
             elif request["model"] != self.server.model:
                 self._refuse(404, f"The model `{request['model']}` does not exist")
+            elif self.path.endswith("/messages"):
+                self._stream_events(request)
             else:
                 self._stream(request)
         except (BrokenPipeError, ConnectionResetError):
@@ -108,6 +117,29 @@ class _Handler(BaseHTTPRequestHandler):
         self._write(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 
+    def _stream_events(self, request: dict[str, Any]) -> None:
+        """Anthropic's wire."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        pieces = words(self.server.answer(convert_to_messages(request["messages"])))
+        usage = {"input_tokens": len(request["messages"]), "output_tokens": 1}
+        message: dict[str, Any] = {"id": "m", "type": "message", "role": "assistant", "content": []}
+        message["model"] = request["model"]
+        self._event("message_start", message={**message, "usage": usage})
+        self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        for piece in pieces:
+            time.sleep(self.server.pause_seconds)
+            self._event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+        self._event("content_block_stop", index=0)
+        self._event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": len(pieces)})
+        self._event("message_stop")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self._write(f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode())
+
     def _send(self, request: dict[str, Any], **fields: Any) -> None:
         chunk = {
             "id": "c",
@@ -119,8 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
     def _write(self, data: bytes) -> None:
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.wfile.flush()
+        for piece in (bytes([byte]) for byte in data) if self.server.cuts_bytes else (data,):
+            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            self.wfile.flush()
 
 
 @contextmanager
