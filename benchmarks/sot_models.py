@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -32,32 +31,7 @@ from local_backend import ChatLocal
 from retrieval_copy.stores.stores import SentenceEmbeddings
 from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens
-from sot_chains.text.prompts import CHINESE, ENGLISH
-
-_NUMBER = re.compile(r"^[#*\s(（]*(\d{1,2})[*]*[.)）、．](?!\d)", re.MULTILINE)
-_EXAMPLE_HEADINGS = ENGLISH.example_headings | CHINESE.example_headings
-
-
-def is_looped(text: str) -> bool:
-    """Whether the same eight words occur three times."""
-    words = text.casefold().split()
-    counts = Counter(tuple(words[start : start + 8]) for start in range(len(words) - 7))
-    return max(counts.values(), default=0) >= 3
-
-
-def is_echoed(skeleton: Sequence[str]) -> bool:
-    """Whether most headings of an outline are those of the examples."""
-    return 2 * sum(heading.casefold() in _EXAMPLE_HEADINGS for heading in skeleton) >= max(1, len(skeleton))
-
-
-def is_overrun(number: int, text: str, skeleton: Sequence[str]) -> bool:
-    """Whether the text of a point goes on to another one: by its number and heading, or its heading alone."""
-    for line in text.splitlines()[1:]:
-        body = re.sub(_NUMBER, "", line).strip(" *#:").casefold()
-        others = [heading.casefold() for place, heading in enumerate(skeleton, 1) if place != number]
-        if any(body.startswith(heading) and len(body) <= len(heading) + 60 for heading in others if heading):
-            return True
-    return False
+from sot_chains.evaluation.mistakes import is_looped, mistakes_of
 
 
 async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_first: bool) -> dict[str, Any]:
@@ -73,8 +47,9 @@ async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_firs
         case[f"{way}_seconds"] = time.perf_counter() - begin
         case[f"{way}_text"] = answer.text
         case[f"{way}_tokens"] = count(answer.text)
-        case[f"{way}_looped"] = is_looped(answer.text)
-        if way == "sot":
+        if way == "plain":
+            case["plain_looped"] = is_looped(answer.text)
+        else:
             trace = answer.response_metadata["sot"]
             case |= {
                 "route": trace["route"],
@@ -82,11 +57,7 @@ async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_firs
                 "num_points": len(trace["points"]),
                 "critical_path_seconds": trace["critical_path_seconds"],
                 "skeleton_seconds": (call := trace["skeleton_call"]) and call["end_seconds"],
-                "echoed": is_echoed(trace["skeleton"]) if trace["route"] == "sot" else False,
-                "overrun": sum(
-                    is_overrun(p["number"], p["text"], trace["skeleton"]) for p in trace["points"]
-                ),
-                "empty": sum(not p["text"].strip() for p in trace["points"]),
+                **mistakes_of(answer.text, trace),
                 "stopped": Counter(p["stopped_by"] for p in trace["points"] if p["stopped_by"]),
             }
     return case
@@ -128,7 +99,7 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "echoed": sum(c["echoed"] for c in by_sot),
         "overrun": sum(c["overrun"] for c in by_sot),
         "empty": sum(c["empty"] for c in by_sot),
-        "looped": sum(c["sot_looped"] for c in by_sot),
+        "looped": sum(c["looped"] for c in by_sot),
         "looped_plain": sum(c["plain_looped"] for c in by_sot),
         "relevance": median([c["relevance"] for c in by_sot]),
         "slowest": round(max((c["sot_seconds"] / c["plain_seconds"] for c in cases), default=0.0), 3),

@@ -7,8 +7,8 @@ is not generated: it is whichever of the two its router picks, plus the router's
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from langchain_core.language_models import LanguageModelInput
@@ -17,6 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.evaluation.data import Question, Store, key_of
+from sot_chains.evaluation.mistakes import mistakes_of
 from sot_chains.providers import Provider
 from sot_chains.router.route import Route, Router
 from sot_chains.text.conversation import Conversation
@@ -44,6 +45,7 @@ class AnswerRecord:
         input_tokens: Input tokens of all calls; ``None`` if the model does not count them.
         output_tokens: Output tokens of all calls, likewise.
         has_failed: Whether there is no answer to compare.
+        mistakes: How often each mistake of :mod:`sot_chains.evaluation.mistakes` was made.
     """
 
     text: str
@@ -58,6 +60,7 @@ class AnswerRecord:
     input_tokens: int | None = None
     output_tokens: int | None = None
     has_failed: bool = False
+    mistakes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ def _record(text: str, trace: SotTrace) -> AnswerRecord:
         input_tokens=usage["input_tokens"] if usage else None,
         output_tokens=usage["output_tokens"] if usage else None,
         has_failed=not text.strip(),
+        mistakes=mistakes_of(text, trace),
     )
 
 

@@ -12,6 +12,7 @@ from html import escape
 from sot_chains.evaluation.answers import NAMES, Way
 from sot_chains.evaluation.figures import Bar, Dot, bars, scatter, stacked
 from sot_chains.evaluation.judge import ASPECTS, GENERAL
+from sot_chains.evaluation.mistakes import MISTAKES
 from sot_chains.evaluation.results import ALL, Evaluation, Judged, NetWinRate, WayFigures, median
 
 _STYLE = """
@@ -217,7 +218,8 @@ def _times(judged: Sequence[Judged], category: str) -> list[tuple[str, tuple[flo
 def _category_table(ways: Sequence[Way], by_category: dict[str, list[WayFigures]]) -> str:
     heads = (
         *("category", "way", "questions", "by SoT", "speed-up", "net win rate", "wins", "ties", "losses"),
-        *("points", "words a point", "words", "outline's share of time"),
+        *("points", "words a point", "words", "words over plain", "outline's share of time"),
+        *(*MISTAKES, "plain looped"),
     )
     rows: list[list[_Cell]] = []
     for category, row in by_category.items():
@@ -235,7 +237,10 @@ def _category_table(ways: Sequence[Way], by_category: dict[str, list[WayFigures]
                     figures.num_points,
                     figures.words_per_point,
                     figures.words,
+                    figures.words_over_plain,
                     figures.skeleton_share,
+                    *(figures.mistakes[name] for name in MISTAKES),
+                    figures.plain_looped,
                 ]
             )
     return _table(heads, rows, text_columns=(0, 1, 5))

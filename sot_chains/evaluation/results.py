@@ -14,6 +14,7 @@ import numpy as np
 
 from sot_chains.evaluation.answers import Answers, Way, length_of
 from sot_chains.evaluation.judge import CRITERIA, FAILURES, Comparison
+from sot_chains.evaluation.mistakes import MISTAKES
 
 _NUM_RESAMPLES = 2000
 _LOW, _HIGH = 2.5, 97.5
@@ -171,6 +172,9 @@ class WayFigures:
         num_points: Mean number of points of those answers.
         words_per_point: Mean number of words per point.
         words: Mean number of words per answer.
+        words_over_plain: Median of the words of answers by Skeleton-of-Thought over those of the plain ones.
+        mistakes: How often each mistake was made, see :mod:`sot_chains.evaluation.mistakes`.
+        plain_looped: How many of the plain answers to the same questions repeat themselves.
         prefill_overhead: Prompt tokens over those of the plain answers; ``None`` if they are not counted.
     """
 
@@ -184,6 +188,9 @@ class WayFigures:
     num_points: float
     words_per_point: float
     words: float
+    words_over_plain: float
+    mistakes: dict[str, int]
+    plain_looped: int
     prefill_overhead: float | None
 
     @classmethod
@@ -214,6 +221,15 @@ class WayFigures:
             num_points=mean([len(record.point_lengths) for record in by_sot]),
             words_per_point=mean([length for record in by_sot for length in record.point_lengths]),
             words=mean([length_of(record.text) for record in ours]),
+            words_over_plain=median(
+                [
+                    length_of(a.text) / max(1, length_of(b.text))
+                    for a, b in zip(ours, plain, strict=True)
+                    if a.route == "sot"
+                ]
+            ),
+            mistakes={name: sum(record.mistakes.get(name, 0) for record in ours) for name in MISTAKES},
+            plain_looped=sum(record.mistakes.get("looped", 0) for record in plain),
             prefill_overhead=sum(a for a, _ in counted) / sum(b for _, b in counted) if counted else None,
         )
 
