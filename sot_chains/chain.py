@@ -59,8 +59,7 @@ from sot_chains.text.prompts import Prompts
 if TYPE_CHECKING:
     from sot_chains.router.route import Route
 
-# LangGraph leaves runs with this tag out of its "messages" stream: points arrive in no order, and the
-# run "answer" shows them in order.
+# LangGraph leaves runs with this tag out of its "messages" stream: the run "answer" shows points in order.
 _TAG_NOSTREAM = "nostream"
 
 
@@ -82,9 +81,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     Args:
         model: A LangChain chat model, another Runnable that answers messages with a message,
             ``"openai:MODEL"`` or ``"anthropic:MODEL"``.
-        router: Decides which questions are answered this way; the others are answered plainly. ``"auto"`` is
-            :func:`~sot_chains.router.auto_router`, which takes some 10 ms; ``None`` answers all questions
-            point by point. Others are in :mod:`sot_chains.router`.
+        router: Decides which questions are answered this way and which plainly, see :mod:`sot_chains.router`.
+            ``"auto"`` are the rules and the trained router, some 10 ms; ``None`` takes all questions apart.
         prompts: The requests sent to the model. By default short ones for models that are known to be strong
             by their name, and ones with examples as earlier turns for small local models and for servers
             other than the vendors' own.
@@ -94,9 +92,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         prefill: Whether replies are begun for the model, which keeps small ones on track. By default
             if the model is known to continue them, or until it has said that it does not.
         max_points: How many points an answer has at most; further ones are left away.
-        eager: Whether a point is written as soon as the next one begins in the outline. Its request shows the
-            outline up to it. Worth it where earlier points are longer or calls are limited: 1.2 to 1.3 times
-            as fast there in ``benchmarks.frontier``, not slower elsewhere.
+        eager: Whether a point is written as soon as the next one begins in the outline, with the outline up to
+            it. Pays where earlier points are longer or calls are limited (``benchmarks.frontier``).
         on_failure: What to do about a point whose call fails. ``"retry"`` tries again and at last returns
             the answer without it, marked in the trace; ``"omit"`` leaves it out; ``"plain"`` answers the
             question in one piece instead, unless text has been read; ``"raise"`` raises. A function of point
