@@ -1,10 +1,10 @@
 """Offline generation of a large file: ``python -m local_backend.batch IN.jsonl OUT.jsonl``.
 
 A line of the input holds "messages" (answered), "prompt" (text, continued as it is) or "prompt_ids", and
-optionally "id", "references", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed" and "stop". The
-output has one line for each, in the same order: "line", its number in the input; "id"; "text",
-"finish_reason", "num_prompt_tokens" and "num_tokens", or "error" if it could not be answered. It is written
-when all lines are answered; after a kill the same command resumes the run.
+optionally "id", "references", "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+"frequency_penalty", "seed" and "stop". The output has one line for each, in the same order: "line", its
+number in the input; "id"; "text", "finish_reason", "num_prompt_tokens" and "num_tokens", or "error" if it
+could not be answered. It is written when all lines are answered; after a kill the same command resumes.
 """
 
 from __future__ import annotations

@@ -86,14 +86,14 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         prompts: The requests sent to the model. By default short ones for models that are known to be strong
             by their name, and ones with examples as earlier turns for small local models and for servers
             other than the vendors' own.
-        detail: How long points are: ``"brief"`` (a sentence), ``"normal"`` (two to four), ``"full"`` (a
-            paragraph that may hold a list or code).
-        loop_guard: Whether a text that repeats the same eight words three times is ended there.
+        detail: How long points are: ``"brief"`` (a sentence), ``"normal"`` (two to four) or ``"full"``.
+        loop_guard: Whether a text that repeats the same eight words three times is ended there. Small local
+            models get a ``presence_penalty`` of 1.5 then, unless theirs is not 0.
         prefill: Whether replies are begun for the model, which keeps small ones on track. By default
             if the model is known to continue them, or until it has said that it does not.
         max_points: How many points an answer has at most; further ones are left away.
-        eager: Whether a point is written as soon as the next one begins in the outline, with the outline up to
-            it. Pays where earlier points are longer or calls are limited (``benchmarks.frontier``).
+        eager: Whether a point is written once the next one begins in the outline, with the outline up to it.
+            Pays where earlier points are longer or calls are limited (``benchmarks.frontier``).
         on_failure: What to do about a point whose call fails. ``"retry"`` tries again and at last returns
             the answer without it, marked in the trace; ``"omit"`` leaves it out; ``"plain"`` answers the
             question in one piece instead, unless text has been read; ``"raise"`` raises. A function of point

@@ -40,7 +40,10 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, An
     return [*map(int, token_ids)], len(tokenizer.encode(begun, add_special_tokens=False))
 
 
-PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+PARAMETERS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty"),
+)
 """Fields of :class:`~local_backend.requests.sampling.SamplingParams` set on a chat model or per call."""
 
 # LangChain adds `stream`.

@@ -66,6 +66,7 @@ class ChatLocal(BaseChatModel):
         top_p: Sample among the most likely tokens that together have this probability.
         top_k: Sample among this many most likely tokens; 0 is all.
         min_p: Sample among tokens at least this share as likely as the most likely one; 0 is all.
+        presence_penalty, frequency_penalty: Make tokens less likely that the answer already has.
         seed: The same seed gives the same answer.
         stop: Stop strings; an answer ends before them.
         logprobs: Whether ``response_metadata["logprobs"]`` has log probabilities, in OpenAI's format.
@@ -92,6 +93,8 @@ class ChatLocal(BaseChatModel):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     stop: list[str] | None = None
     logprobs: bool = False
@@ -193,9 +196,8 @@ class ChatLocal(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         names = ("model_name", *PARAMETERS, "stop", "logprobs", "top_logprobs")
-        # Two models may share a name: the cache must not return one's answers for the other.
-        path = {"model_path": str(getattr(self.engine.model, "name_or_path", ""))}
-        return {**path, **{name: getattr(self, name) for name in names}}
+        path = str(getattr(self.engine.model, "name_or_path", ""))  # two models may share a name
+        return {"model_path": path, **{name: getattr(self, name) for name in names}}
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         """The parameters recorded in traces."""
@@ -296,7 +298,7 @@ class ChatLocal(BaseChatModel):
         The engine's scheduler orders them. LangChain's own ``batch`` would run only a few at a time.
         """
         if inputs:
-            # With a configuration for each input, LangChain takes the number of threads from the first.
+            # LangChain takes the number of threads from the first configuration.
             configs = list(config) if isinstance(config, Sequence) else [ensure_config(config)]
             if configs and configs[0].get("max_concurrency") is None:
                 most = max(_MAX_BATCH_THREADS, 4 * self.engine.max_rows)

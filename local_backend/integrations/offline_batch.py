@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from local_backend.engine.engine import Engine
-from local_backend.integrations.chat_format import chat_prompt, text_of
+from local_backend.integrations.chat_format import PARAMETERS, chat_prompt, text_of
 from local_backend.integrations.ordered_output import OrderedOutput
 from local_backend.requests.outputs import Completion, Update
 from local_backend.requests.sampling import SamplingParams
@@ -29,7 +29,7 @@ _EXPECTED = (
     'a "prompt" (text, which is continued as it is), "messages" (a list of {"role", "content"}, which are '
     'answered) or "prompt_ids" (a list of token ids)'
 )
-_PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
+_PARAMETERS = (*PARAMETERS, "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def read_request(
 
     Args:
         record: A ``prompt``, ``messages`` or ``prompt_ids``; optionally ``references``, ``max_tokens``,
-            ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``seed`` and ``stop``.
+            ``temperature``, ``top_p``, ``top_k``, ``min_p``, the penalties, ``seed`` and ``stop``.
         tokenizer: The model's.
         defaults: Parameters that the line does not set.
         seed: The line's, if it sets none; the same in every run.

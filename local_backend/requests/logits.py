@@ -93,6 +93,25 @@ class RowLogits:
         return self._token_ids[:, :size]
 
 
+class AnswerPenalties:
+    """Makes tokens less likely that an answer already has, by OpenAI's formula.
+
+    Args:
+        num_prompt_tokens: Tokens before the answer, which do not count.
+        presence: Subtracted from the logit of each token of the answer.
+        frequency: Subtracted as often as the answer has the token.
+    """
+
+    def __init__(self, num_prompt_tokens: int, presence: float, frequency: float) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._presence, self._frequency = presence, frequency
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores ``[1, vocabulary]`` of the token after ``token_ids``, ``[1, tokens]``."""
+        seen, counts = token_ids[0, self._num_prompt_tokens :].unique(return_counts=True)
+        return scores.index_add(1, seen, -(self._presence + self._frequency * counts)[None].to(scores))
+
+
 class LogitsRules:
     """Rules for every row of an engine, from a snapshot of the model's ``generation_config``.
 

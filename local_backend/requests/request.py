@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from local_backend.requests.logits import LogitsRules
+from local_backend.requests.logits import AnswerPenalties, LogitsProcessorLike, LogitsRules
 from local_backend.requests.outputs import Detokenizer, Update
 from local_backend.requests.sampling import SamplingParams
 from local_backend.requests.sequence import Row
@@ -185,6 +185,11 @@ class RowMaker:
         room = self._max_positions - len(prompt)
         max_length = len(prompt) + min(room, params.max_tokens or room)
         context = prompt[len(prompt) - num_context_tokens :] if num_context_tokens else ()
+        processors: tuple[LogitsProcessorLike, ...] = params.logits_processors
+        if params.presence_penalty or params.frequency_penalty:
+            num_before = len(prompt) - num_context_tokens
+            penalties = AnswerPenalties(num_before, params.presence_penalty, params.frequency_penalty)
+            processors = (penalties, *processors)
         return Row(
             prompt_token_ids=prompt,
             params=params,
@@ -194,7 +199,7 @@ class RowMaker:
             detokenizer=Detokenizer(self._tokenizer, params.stop + self._rules.stop, context),
             listener=listener,
             references=self._reference_tokens(references),
-            logits=self._rules.for_row(prompt, max_length, params.logits_processors),
+            logits=self._rules.for_row(prompt, max_length, processors),
         )
 
 

@@ -25,6 +25,8 @@ class SamplingParams:
         top_p: Sample among the most likely tokens that together have this probability.
         top_k: Sample among this many most likely tokens; 0 is all tokens.
         min_p: Sample among tokens with at least this fraction of the highest probability; 0 is all tokens.
+        presence_penalty: Subtracted from the logits of tokens that the answer has, as in OpenAI's API.
+        frequency_penalty: Subtracted once for each time that the answer has the token.
         seed: The same seed gives the same text; ``None`` draws one.
         stop: Stop strings; the text ends before the first one.
         stop_token_ids: Further end tokens besides the model's own.
@@ -50,6 +52,8 @@ class SamplingParams:
     min_p: float = 0.0
     logprobs: int | None = None
     logits_processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -62,6 +66,9 @@ class SamplingParams:
             raise ValueError(f"top_k must be 0 (all tokens) or more, got {self.top_k}")
         if not 0 <= self.min_p < 1:
             raise ValueError(f"min_p must be 0 (all tokens) or more, below 1, got {self.min_p}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= (penalty := getattr(self, name)) <= 2:
+                raise ValueError(f"{name} must be from -2 to 2, got {penalty}")
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs must be None or the number of alternatives, got {self.logprobs}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from sot_chains.calls.model_call import Request
 from sot_chains.calls.options import ReplyBounds, SotOptions
 from sot_chains.providers.base import SharedPrefix
+from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.examples import Detail
@@ -24,7 +25,7 @@ from sot_chains.text.skeleton import Point, Skeleton
 # words are few, since the longest point decides how long the answer takes.
 _SMALL_POINT: dict[Detail, ReplyBounds] = {
     "brief": ReplyBounds(stop=("\n",), max_tokens=60, max_words=8),
-    "normal": ReplyBounds(stop=("\n",), max_tokens=150, max_words=66),
+    "normal": ReplyBounds(stop=("\n",), max_tokens=90, max_words=30),
     "full": ReplyBounds(stop=(), max_tokens=400, max_words=110),
 }
 _POINT: dict[Detail, ReplyBounds] = {
@@ -32,7 +33,8 @@ _POINT: dict[Detail, ReplyBounds] = {
     "normal": ReplyBounds(max_words=90),
     "full": ReplyBounds(max_words=300),
 }
-_FEWEST_HEADINGS, _MOST_CONTINUATIONS = 6, 3
+_FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 6, 8, 3  # small models lose count
+_PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
 _MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
 _SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=160)
 
@@ -58,6 +60,16 @@ class Requests:
         self._may_show_examples = bool(self.templates.examples) and (
             self._is_small or (isinstance(provider, VendorProvider) and provider.is_elsewhere)
         )
+        # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
+        # and leaves it at that takes the penalty; one that is given for a call goes before.
+        takes_penalty = (
+            self._is_small
+            and method.loop_guard
+            and isinstance(provider, LangChainProvider)
+            and provider.setting("presence_penalty") == 0
+        )
+        self._against_loops = {"presence_penalty": _PRESENCE_PENALTY} if takes_penalty else {}
+        self._max_points = method.max_points or (_MOST_HEADINGS if self._is_small else None)
         self.skeleton_reply_start: str | None = None
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
@@ -69,7 +81,7 @@ class Requests:
     def outline_reader(self, reply_start: Callable[[], str | None]) -> OutlineReader:
         """A reader of the reply to :meth:`skeleton`, which was begun with what ``reply_start`` returns."""
         most_alike = _MOST_ALIKE if self._is_small else 1.0
-        return OutlineReader(reply_start, self._method.max_points, most_alike)
+        return OutlineReader(reply_start, self._max_points, most_alike)
 
     def more_points(self, headings: Sequence[str], attempt: int) -> Request | None:
         """Asks a small model that repeats itself, or has ended early, for more headings behind those it has.
@@ -83,7 +95,7 @@ class Requests:
         Returns:
             ``None`` if there are enough, or the model cannot be made to go on.
         """
-        fewest = min(_FEWEST_HEADINGS, self._method.max_points or _FEWEST_HEADINGS)
+        fewest = min(_FEWEST_HEADINGS, self._max_points or _FEWEST_HEADINGS)
         is_enough = len(headings) >= fewest or len(headings) < 2
         if is_enough or not (self._is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
             return None
@@ -105,7 +117,7 @@ class Requests:
         if not self._is_small:
             bounds = replace(bounds, stop=_beginnings_of_next(skeleton, point))
         messages = partial(self._point_messages, skeleton, point)
-        return Request(messages, point, prefix, bounds, skeleton=skeleton)
+        return Request(messages, point, prefix, bounds, parameters=self._against_loops, skeleton=skeleton)
 
     def plain(self) -> Request:
         """Asks what the user asks."""

@@ -158,8 +158,8 @@ ENGLISH = PromptTemplates(
         "Question: {question}\n\n"
         "Outline of the answer:\n{skeleton}\n\n"
         "Several writers work on this outline at once and each takes one point. "
-        "Write out your point in {length}, in the language of the question. "
-        "Leave the other points alone, do not repeat the heading, and add no introduction.\n\n"
+        "Write out your point in {length}, in the language of the question, and name what the question is "
+        "about. Leave the other points alone, do not repeat the heading, and add no introduction.\n\n"
         "Your point is {number}. {point}"
     ),
 )

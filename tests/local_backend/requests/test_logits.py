@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from local_backend import Engine, SamplingParams
+from local_backend.requests.logits import AnswerPenalties
 from local_backend.requests.sampling import probabilities
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.local_backend.engine.test_engine import RandomTrees
@@ -357,3 +358,28 @@ def test_min_p_keeps_tokens_by_their_share_of_the_likeliest() -> None:
         SamplingParams(min_p=1.0)
     with pytest.raises(ValueError, match="logprobs must be None"):
         SamplingParams(logprobs=-1)
+
+
+def test_penalties_are_openais_and_count_the_answer_alone() -> None:
+    token_ids, scores = torch.tensor([[1, 1, 2, 2, 3]]), torch.zeros(1, 5)
+    penalized = AnswerPenalties(2, presence=0.5, frequency=0.25)(token_ids, scores)
+    torch.testing.assert_close(penalized, torch.tensor([[0.0, 0.0, -1.0, -0.75, 0.0]]))
+    assert not scores.any()
+    assert not AnswerPenalties(5, presence=0.5, frequency=0.25)(token_ids, scores).any()
+    with pytest.raises(ValueError, match="presence_penalty must be from -2 to 2"):
+        SamplingParams(presence_penalty=2.5)
+
+
+@pytest.mark.parametrize("penalties", [{"presence_penalty": 1.5}, {"frequency_penalty": 0.7}])
+def test_penalized_answers_are_the_same_with_drafts(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, penalties: dict[str, float]
+) -> None:
+    prompts = ragged_prompts(3, seed=23)
+    params = SamplingParams(max_tokens=40, **penalties)  # type: ignore[arg-type]  # two of its fields
+    with Engine(model, tokenizer, "autoregressive") as engine:
+        plain = [one.token_ids for one in engine.generate(prompts, params)]
+        free = [one.token_ids for one in engine.generate(prompts, SamplingParams(max_tokens=40))]
+    trees = RandomTrees({tuple(p): answer for p, answer in zip(prompts, plain, strict=True)})
+    with Engine(model, tokenizer, trees) as engine:
+        assert [one.token_ids for one in engine.generate(prompts, params)] == plain
+    assert plain != free
