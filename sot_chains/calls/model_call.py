@@ -105,7 +105,8 @@ class Caller:
             prefill = may_prefill and self._method.prefills
             written = request.written + read_text if prefill else ""
             messages = request.messages(prefill=prefill, written=written)
-            is_open = not prefill and self._method.opens_reasoning
+            is_begun = prefill and (call.stage != "plain" or bool(written))
+            is_open = not is_begun and self._method.opens_reasoning
             beginning = written[len(written.rstrip()) :] if prefill else read_text
             reply = ReplyReader(beginning if read_text else "", is_open=is_open, is_read=is_read)
             try:

@@ -19,6 +19,7 @@ from tests.sot_chains.fakes import (
     sot_of,
 )
 from tests.sot_chains.faulty import FaultyProvider, what
+from tests.sot_chains.router.test_routers import Always
 
 AT_ONCE = Retries(max_attempts=2, first_pause_seconds=0.0)
 LINE = "the cat sat on the mat and looked at me, "
@@ -173,3 +174,17 @@ async def test_the_trace_has_the_reason_of_the_router() -> None:
     assert "trained router" in message.response_metadata["sot"]["route_reason"]
     with pytest.raises(TypeError, match='router must be a Runnable, "auto" or None'):
         SkeletonOfThought(PacedChatModel(), router="rules")  # type: ignore[arg-type]  # the mistake
+
+
+async def test_reasoning_that_the_template_opens_stays_out_of_plain_answers() -> None:
+    class Thinker(PacedChatModel):
+        opens_reasoning: bool = True
+
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        return f"The user asks how. 1. Hm\n2. Oh\n</think>\n\n{PLAIN}"
+
+    model = Thinker(answer=answer, supports_assistant_prefill=True)
+    plainly = Always(use_sot=False)
+    assert (await SkeletonOfThought(model, router=plainly).ainvoke(QUESTION)).text == PLAIN
+    chunks = [chunk.text async for chunk in SkeletonOfThought(model, router=plainly).astream(QUESTION)]
+    assert "".join(chunks) == PLAIN
