@@ -17,9 +17,7 @@ import torch
 from transformers import Cache
 
 from local_backend.caching.cache_layer import Places, RowsLayer
-from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache, num_shared
-
-__all__ = ["Prefix", "RaggedKVCache", "num_shared"]
+from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache
 
 _FIRST_ROWS, _FIRST_COLUMNS = 4, 256
 _NO_LIMIT = 2**31

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from local_backend.requests.outputs import Update
+from local_backend.requests.outputs import Completion, Update
 
 
 class Steps(Protocol):
@@ -80,15 +80,18 @@ class Worker:
 
 
 def _merge(updates: deque[Update]) -> Update:
+    """One update that says what all of them say; raises the error that ended the row, if one did."""
+    last = updates[-1]
+    if last.error is not None:
+        raise last.error
     text = "".join(update.text for update in updates)
     token_ids = tuple(token for update in updates for token in update.token_ids)
-    last = updates[-1]
     updates.clear()
-    return Update(text, token_ids, last.completion, last.error)
+    return Update(text, token_ids, last.completion)
 
 
 class ThreadMailbox:
-    """Delivers updates to a reader that blocks its thread."""
+    """Delivers the updates of one row to a reader that blocks its thread."""
 
     def __init__(self) -> None:
         self._updates: deque[Update] = deque()
@@ -101,15 +104,29 @@ class ThreadMailbox:
             self._arrived.notify()
 
     def get(self) -> Update:
-        """All updates received so far, merged into one; waits for at least one."""
+        """All updates received so far, merged into one; waits for at least one.
+
+        Raises:
+            Exception: The error that ended the row.
+        """
         with self._arrived:
             while not self._updates:
                 self._arrived.wait()
             return _merge(self._updates)
 
+    def completion(self) -> Completion:
+        """The finished row; waits for it.
+
+        Raises:
+            Exception: The error that ended the row.
+        """
+        while (completion := self.get().completion) is None:
+            pass
+        return completion
+
 
 class LoopMailbox:
-    """Delivers updates to a reader in the running event loop."""
+    """Delivers the updates of one row to a reader in the running event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -130,7 +147,7 @@ class LoopMailbox:
             self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def get(self) -> Update:
-        """All updates received so far, merged into one; waits for at least one."""
+        """:meth:`ThreadMailbox.get` without blocking the thread."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()

@@ -93,6 +93,3 @@ def _load_transformers(
 
     tokenizer = AutoTokenizer.from_pretrained(path_or_name)
     return AutoModelForCausalLM.from_pretrained(path_or_name, **options), tokenizer
-
-
-__all__ = ["bf16_is_fast", "load"]
