@@ -155,8 +155,6 @@ class Engine:
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
 
-    # Requests ------------------------------------------------------------------------------------
-
     def make_row(
         self,
         prompt: Sequence[int],
@@ -269,8 +267,6 @@ class Engine:
             yield update
         finally:
             self.cancel([row])
-
-    # The engine itself ---------------------------------------------------------------------------
 
     @property
     def width_costs(self) -> ForwardCost:
