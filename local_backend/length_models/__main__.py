@@ -50,14 +50,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(given: argparse.Namespace) -> None:
     from local_backend.length_models.features import HiddenStates
-    from local_backend.length_models.quantiles import MIN_EXAMPLES, FitOptions
+    from local_backend.length_models.quantiles import MIN_EXAMPLES
     from local_backend.length_models.trained import TrainedLengths
 
     model, examples = _load(given)
     learned, held_out = _split(examples, given.seed)
     if len(learned) < MIN_EXAMPLES:
         raise ValueError(f"{given.data} holds {len(examples)} answers: give at least {2 * MIN_EXAMPLES}")
-    predictor = TrainedLengths.fit(HiddenStates(model), learned, FitOptions(seed=given.seed))
+    predictor = TrainedLengths.fit(HiddenStates(model), learned, seed=given.seed)
     predictor.save(given.output)
     _report(predictor, learned, held_out)
 

@@ -1,26 +1,22 @@
-"""Features of a prompt: the model's hidden states, or an embedding of its text.
+"""Features of a prompt: the model's hidden states over it.
 
-Knows a ``transformers`` model's hidden states and any embedding function. Does not know lengths.
+Knows a ``transformers`` model's hidden states. Does not know lengths.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Embed = Callable[[list[str]], Sequence[Sequence[float]]]
-"""Texts to vectors, e.g. the ``embed_documents`` of a LangChain ``Embeddings``."""
+    from transformers import PreTrainedModel
 
 
 class Features(Protocol):
-    """Computes features of prompts."""
+    """Computes features of prompts; others than hidden states, such as text embeddings, may be given."""
 
     @property
     def name(self) -> str:
@@ -85,27 +81,3 @@ class HiddenStates:
         mean = (states * is_token[:, :, None]).sum(1) / lengths[:, None]
         most = states.masked_fill(~is_token[:, :, None], -torch.inf).amax(1)
         return torch.cat([mean, most, lengths[:, None].float().log()], dim=1).cpu()
-
-
-class TextEmbeddings:
-    """A sentence embedding of the prompt's text, and the prompt's length.
-
-    Args:
-        tokenizer: Decodes prompts into text.
-        embed: Texts to vectors.
-    """
-
-    name = "embedding"
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, embed: Embed) -> None:
-        self._tokenizer = tokenizer
-        self._embed = embed
-
-    def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Features ``[prompts, embedding size + 1]``."""
-        if not prompts:
-            return torch.zeros(0, 0)
-        texts = [str(self._tokenizer.decode(list(prompt), skip_special_tokens=True)) for prompt in prompts]
-        vectors = torch.tensor([list(vector) for vector in self._embed(texts)], dtype=torch.float32)
-        lengths = torch.tensor([[math.log(max(1, len(prompt)))] for prompt in prompts])
-        return torch.cat([vectors, lengths], dim=1)

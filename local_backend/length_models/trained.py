@@ -10,7 +10,7 @@ from pathlib import Path
 
 from local_backend.length_models.features import Features
 from local_backend.length_models.length_log import LengthExample
-from local_backend.length_models.quantiles import FitOptions, QuantileEnsemble, fit_quantiles
+from local_backend.length_models.quantiles import QuantileEnsemble, fit_quantiles
 from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction
 
@@ -30,16 +30,15 @@ class TrainedLengths:
         self._networks = networks
 
     @classmethod
-    def fit(
-        cls, features: Features, examples: Sequence[LengthExample], options: FitOptions | None = None
-    ) -> TrainedLengths:
-        """Learn from prompts and the lengths of their answers.
+    def fit(cls, features: Features, examples: Sequence[LengthExample], *, seed: int = 0) -> TrainedLengths:
+        """Learn from prompts and the lengths of their answers; the same seed gives the same predictor.
 
         Raises:
             ValueError: There are too few of them.
         """
         described = features([example.prompt_ids for example in examples])
-        return cls(features, fit_quantiles(described, [example.num_tokens for example in examples], options))
+        lengths = [example.num_tokens for example in examples]
+        return cls(features, fit_quantiles(described, lengths, seed=seed))
 
     def predict(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
