@@ -50,12 +50,11 @@ def new_figure(**options: Any) -> Figure:
     return Picture(layout="constrained", **options)
 
 
-def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = None) -> Figure:
+def landings(completions: Mapping[str, Completion]) -> Figure:
     """Draw the tokens of each completion of one prompt from left to right, one block per forward.
 
     Args:
         completions: By name, e.g. the drafter's.
-        max_tokens: Show only this many first tokens.
 
     Returns:
         A matplotlib figure that is not registered with pyplot and so need not be closed.
@@ -67,26 +66,21 @@ def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = 
     if not completions:
         raise ValueError("there is nothing to draw: give at least one completion")
     longest = max(len(completion.token_ids) for completion in completions.values())
-    shown = min(longest, max_tokens or longest)
-
     figure = new_figure(figsize=(10, 0.9 + _ROW_INCHES * len(completions)))
     axes = figure.add_subplot()
     for height, completion in enumerate(completions.values()):
         start = 0
         for landed in completion.stats.tokens_by_forward:
-            width = min(landed, shown - start)
-            if width <= 0:
-                break
-            axes.broken_barh([(start, width)], (height - 0.4, 0.8), color=_shade(landed), edgecolor="white")
-            if width >= 3:
-                axes.text(start + width / 2, height, str(landed), ha="center", va="center", color="white")
+            axes.broken_barh([(start, landed)], (height - 0.4, 0.8), color=_shade(landed), edgecolor="white")
+            if landed >= 3:
+                axes.text(start + landed / 2, height, str(landed), ha="center", va="center", color="white")
             start += landed
         stats = completion.stats
         summary = f"{stats.num_forwards} forwards, {stats.tokens_per_forward:.1f} tokens each"
-        axes.text(shown * 1.01, height, summary, va="center", fontsize=9)
+        axes.text(longest * 1.01, height, summary, va="center", fontsize=9)
     axes.set_yticks(range(len(completions)), list(completions))
-    axes.set_xlim(0, shown * 1.3)
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= shown])
+    axes.set_xlim(0, longest * 1.3)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= longest])
     axes.set_xlabel("token of the answer; one block is one forward")
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)

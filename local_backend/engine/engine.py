@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cache, partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from local_backend.caching.kv_cache import RaggedKVCache
@@ -341,7 +340,5 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,6 +136,7 @@ class ModelRunner:
         return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
 
 
+@dataclass(frozen=True, slots=True)
 class TreeShape:
     """Positions of the new tokens, and which of them attend to each other.
 
@@ -145,10 +147,9 @@ class TreeShape:
             ``None`` if all drafts are chains, so that each token attends to those before it.
     """
 
-    def __init__(self, lengths: Tensor, positions: Tensor, ancestors: Tensor | None) -> None:
-        self.lengths = lengths
-        self.positions = positions
-        self.ancestors = ancestors
+    lengths: Tensor
+    positions: Tensor
+    ancestors: Tensor | None
 
     @classmethod
     def of(

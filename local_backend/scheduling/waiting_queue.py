@@ -92,9 +92,6 @@ class WaitingQueue(Generic[ItemT]):
         """The waiting items, in order of arrival."""
         return (item for _, item in list(self._by_arrival))
 
-    def __contains__(self, item: object) -> bool:
-        return item in self._waiters
-
     def add(self, item: ItemT, *, predicted_tokens: float | None, now: float) -> None:
         """Queue ``item`` behind earlier arrivals.
 
