@@ -31,9 +31,8 @@ from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.integrations.chat_format import chat_prompt
-from local_backend.length_models.features import HiddenStates
 from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
-from local_backend.length_models.trained import TrainedLengths
+from local_backend.length_models.trained import HiddenStates, TrainedLengths
 from local_backend.scheduling.lengths import (
     MAX_QUANTILE,
     LengthErrors,

@@ -296,13 +296,8 @@ class Engine:
         return self._running.num_free - len(self._intake)
 
     @property
-    def cache_bytes(self) -> int:
-        """Memory that keys and values take now, prefix cache included."""
-        return self._cache.num_bytes
-
-    @property
     def peak_cache_bytes(self) -> int:
-        """The most memory that keys and values have taken so far."""
+        """The most memory that keys and values have taken so far, prefix cache included."""
         return self._cache.peak_bytes
 
     def forget_prefixes(self) -> None:

@@ -49,9 +49,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(given: argparse.Namespace) -> None:
-    from local_backend.length_models.features import HiddenStates
     from local_backend.length_models.quantiles import MIN_EXAMPLES
-    from local_backend.length_models.trained import TrainedLengths
+    from local_backend.length_models.trained import HiddenStates, TrainedLengths
 
     model, examples = _load(given)
     learned, held_out = _split(examples, given.seed)
@@ -63,13 +62,10 @@ def _train(given: argparse.Namespace) -> None:
 
 
 def _evaluate(given: argparse.Namespace) -> None:
-    from local_backend.length_models.features import HiddenStates
-    from local_backend.length_models.trained import TrainedLengths
+    from local_backend.length_models.trained import HiddenStates, TrainedLengths
 
     model, examples = _load(given)
-    predictor: LengthPredictor
-    predictor = TrainedLengths.load(given.predictor, HiddenStates(model))
-    _report(predictor, examples, examples)
+    _report(TrainedLengths.load(given.predictor, HiddenStates(model)), examples, examples)
 
 
 def _load(given: argparse.Namespace) -> tuple[PreTrainedModel, list[LengthExample]]:

@@ -7,10 +7,9 @@ know requests.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -234,16 +233,5 @@ def run_in_short_lived_thread(work: Callable[[], object]) -> None:
     Raises:
         Exception: Whatever ``work`` raises.
     """
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="local_backend.run_in_short_lived_thread", daemon=True)
-    thread.start()
-    thread.join()
-    done.result()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(work).result()

@@ -15,7 +15,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import SamplingParams
 from local_backend.length_models import quantiles
-from local_backend.length_models.features import HiddenStates
 from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
 from local_backend.length_models.quantiles import (
     QuantileEnsemble,
@@ -23,7 +22,7 @@ from local_backend.length_models.quantiles import (
     fit_quantiles,
     pinball,
 )
-from local_backend.length_models.trained import TrainedLengths
+from local_backend.length_models.trained import HiddenStates, TrainedLengths
 from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, ObservedLengths, Prediction
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
