@@ -6,10 +6,10 @@ It references the engine only while working, so an unreferenced engine is collec
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from local_backend.requests.outputs import Completion, Update
@@ -79,14 +79,13 @@ class Worker:
             del steps, step
 
 
-def _merge(updates: deque[Update]) -> Update:
+def _merge(updates: Sequence[Update]) -> Update:
     """One update that says what all of them say; raises the error that ended the row, if one did."""
     last = updates[-1]
     if last.error is not None:
         raise last.error
     text = "".join(update.text for update in updates)
     token_ids = tuple(token for update in updates for token in update.token_ids)
-    updates.clear()
     return Update(text, token_ids, last.completion)
 
 
@@ -94,14 +93,11 @@ class ThreadMailbox:
     """Delivers the updates of one row to a reader that blocks its thread."""
 
     def __init__(self) -> None:
-        self._updates: deque[Update] = deque()
-        self._arrived = threading.Condition()
+        self._updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
 
     def put(self, update: Update) -> None:
         """Add an update; called from the engine's thread."""
-        with self._arrived:
-            self._updates.append(update)
-            self._arrived.notify()
+        self._updates.put(update)
 
     def get(self) -> Update:
         """All updates received so far, merged into one; waits for at least one.
@@ -109,10 +105,10 @@ class ThreadMailbox:
         Raises:
             Exception: The error that ended the row.
         """
-        with self._arrived:
-            while not self._updates:
-                self._arrived.wait()
-            return _merge(self._updates)
+        updates = [self._updates.get()]
+        while not self._updates.empty():
+            updates.append(self._updates.get())
+        return _merge(updates)
 
     def completion(self) -> Completion:
         """The finished row; waits for it.
@@ -130,9 +126,7 @@ class LoopMailbox:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._updates: deque[Update] = deque()
-        self._lock = threading.Lock()
-        self._arrived = asyncio.Event()
+        self._updates: asyncio.Queue[Update] = asyncio.Queue()
 
     def put(self, update: Update) -> None:
         """Add an update; called from the engine's thread.
@@ -140,17 +134,11 @@ class LoopMailbox:
         Raises:
             RuntimeError: The reader's event loop is closed.
         """
-        with self._lock:
-            wake = not self._updates
-            self._updates.append(update)
-        if wake:
-            self._loop.call_soon_threadsafe(self._arrived.set)
+        self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
     async def get(self) -> Update:
         """:meth:`ThreadMailbox.get` without blocking the thread."""
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            with self._lock:
-                if self._updates:
-                    return _merge(self._updates)
+        updates = [await self._updates.get()]
+        while not self._updates.empty():
+            updates.append(self._updates.get_nowait())
+        return _merge(updates)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from local_backend.requests.prompt_file import json_lines, read_prompts
 
@@ -46,7 +46,7 @@ class LengthLog:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO | None = self.path.open("a", encoding="utf-8")
+        self._file = self.path.open("a", encoding="utf-8")
         self._lock = threading.Lock()
 
     def add(
@@ -68,7 +68,7 @@ class LengthLog:
             record |= {"temperature": params.temperature, "max_tokens": params.max_tokens}
         line = json.dumps(record, ensure_ascii=False) + "\n"
         with self._lock:
-            if self._file is None:
+            if self._file.closed:
                 raise ValueError(f"the log {self.path} is closed: open another LengthLog to go on")
             self._file.write(line)
             self._file.flush()
@@ -76,9 +76,7 @@ class LengthLog:
     def close(self) -> None:
         """Close the file; adding then raises."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._file.close()
 
     def __enter__(self) -> LengthLog:
         return self
