@@ -122,11 +122,16 @@ class ThreadMailbox:
 
 
 class LoopMailbox:
-    """Delivers the updates of one row to a reader in the running event loop."""
+    """Delivers the updates of one row to a reader in the running event loop.
+
+    Wakes the loop for the first unread update only: a loop that cannot keep up is not woken for each of them.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._updates: asyncio.Queue[Update] = asyncio.Queue()
+        self._updates: list[Update] = []
+        self._lock = threading.Lock()
+        self._arrived = asyncio.Event()
 
     def put(self, update: Update) -> None:
         """Add an update; called from the engine's thread.
@@ -134,11 +139,16 @@ class LoopMailbox:
         Raises:
             RuntimeError: The reader's event loop is closed.
         """
-        self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
+        with self._lock:
+            self._updates.append(update)
+            is_first = len(self._updates) == 1
+        if is_first:
+            self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def get(self) -> Update:
         """:meth:`ThreadMailbox.get` without blocking the thread."""
-        updates = [await self._updates.get()]
-        while not self._updates.empty():
-            updates.append(self._updates.get_nowait())
+        await self._arrived.wait()
+        self._arrived.clear()
+        with self._lock:
+            updates, self._updates = self._updates, []
         return _merge(updates)
