@@ -2,7 +2,7 @@
 
 A model with random weights is forced to generate the same answers with ``span_copy`` for every n (tokens that
 must match) and k (tokens copied), and with ``reference_copy``, which chooses at every step. Reports forwards
-and seconds of decoding; ``local_backend.plots.ablation`` draws them.
+and seconds of decoding; ``draw`` plots them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -24,6 +24,10 @@ from benchmarks.peers import Run, Task, aside, run_engine
 from benchmarks.results import save
 from local_backend import ChatLocal, Drafter, SpanCopy
 from local_backend.drafting import drafter_of
+from local_backend.plots import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MATCHES, COPIES = (1, 2, 3, 4, 5), (5, 10, 15, 20, 25, 30)
 
@@ -85,6 +89,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _cell(cell: dict[str, float]) -> str:
     return f"{cell['tokens_per_forward']:.2f} / {cell['milliseconds_per_token']:.1f}"
+
+
+def draw(results: Mapping[str, Any], *, figure: str = "tokens_per_forward") -> Figure:
+    """Draw the effect of match length and copy length, beside a drafter that adapts both.
+
+    Args:
+        results: What the command prints: ``n`` and ``k``, a table of each figure by both, and the figures of
+            ``adaptive``.
+        figure: ``"tokens_per_forward"`` or ``"milliseconds_per_token"``.
+
+    Returns:
+        A matplotlib figure that is not registered with pyplot and so need not be closed.
+
+    Raises:
+        ValueError: There is no such figure in ``results``.
+        ImportError: Matplotlib is not installed.
+    """
+    if figure not in results:
+        raise ValueError(f"the results hold no {figure!r}; they hold {', '.join(sorted(results))}")
+    picture = new_figure(figsize=(7, 3.6))
+    axes = picture.add_subplot()
+    for number, n in enumerate(results["n"]):
+        shade = str(0.8 - 0.8 * number / len(results["n"]))  # grey, the darker the longer the match
+        axes.plot(results["k"], results[figure][number], marker="o", color=shade, label=f"match of {n}")
+    adaptive = results["adaptive"][figure]
+    axes.axhline(adaptive, color="tab:blue", linestyle="--")
+    axes.text(results["k"][0], adaptive, "reference copy", va="bottom", fontsize=9)
+    axes.set_xlabel("tokens copied behind a match")
+    axes.set_ylabel(figure.replace("_", " "))
+    axes.set_xticks(results["k"])
+    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return picture
 
 
 if __name__ == "__main__":

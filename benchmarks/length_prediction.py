@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -30,9 +31,8 @@ from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.integrations.chat_format import chat_prompt
-from local_backend.length_models.features import HiddenStates, TextEmbeddings
 from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
-from local_backend.length_models.trained import TrainedLengths
+from local_backend.length_models.trained import HiddenStates, TrainedLengths
 from local_backend.scheduling.lengths import (
     MAX_QUANTILE,
     LengthErrors,
@@ -41,6 +41,12 @@ from local_backend.scheduling.lengths import (
     quantile_of,
 )
 from local_backend.training.trajectory_store import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Embed = Callable[[list[str]], Sequence[Sequence[float]]]
+"""Texts to vectors, e.g. the ``embed_documents`` of a LangChain ``Embeddings``."""
 
 PAPER_ACC_100 = 0.81
 _LOGS = Path("build") / "length_prediction"
@@ -56,6 +62,30 @@ TASKS = {
     "title": "Give a title of at most five words to this text: {sentence}",
     "yes_no": "Answer with yes or no only: is {title} a part of the Python language?",
 }
+
+
+class TextEmbeddings:
+    """A sentence embedding of the prompt's text, and the prompt's length.
+
+    Args:
+        tokenizer: Decodes prompts into text.
+        embed: Texts to vectors.
+    """
+
+    name = "embedding"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, embed: Embed) -> None:
+        self._tokenizer = tokenizer
+        self._embed = embed
+
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Features ``[prompts, embedding size + 1]``."""
+        if not prompts:
+            return torch.zeros(0, 0)
+        texts = [str(self._tokenizer.decode(list(prompt), skip_special_tokens=True)) for prompt in prompts]
+        vectors = torch.tensor([list(vector) for vector in self._embed(texts)], dtype=torch.float32)
+        lengths = torch.tensor([[math.log(max(1, len(prompt)))] for prompt in prompts])
+        return torch.cat([vectors, lengths], dim=1)
 
 
 def task_prompts(engine: Engine, count: int) -> list[tuple[str, list[int]]]:
@@ -109,7 +139,7 @@ def measure(
     engine: Engine,
     examples: Sequence[LengthExample],
     *,
-    embed: Callable[[list[str]], list[list[float]]] | None = None,
+    embed: Embed | None = None,
 ) -> dict[str, Any]:
     """Errors of every predictor on held-out prompts, and by how much the light predictor's loss is lower.
 
@@ -158,7 +188,7 @@ def measure(
     }
 
 
-def _embedding() -> Callable[[list[str]], list[list[float]]]:
+def _embedding() -> Embed:
     from retrieval_copy import SentenceEmbeddings
 
     return SentenceEmbeddings().embed_documents

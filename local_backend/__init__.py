@@ -47,30 +47,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ChatLocal": "integrations.chat_local",
-    "Combined": "drafting",
-    "Completion": "requests.outputs",
-    "Draft": "drafting.draft",
-    "Drafter": "drafting",
-    "Engine": "engine.engine",
-    "Jacobi": "drafting",
-    "Lookahead": "drafting",
-    "Outcome": "drafting.draft",
-    "ParallelDecoding": "integrations.custom_generate",
-    "ReferenceCopy": "drafting",
-    "References": "requests.request",
-    "SamplingParams": "requests.sampling",
-    "Scheduling": "scheduling.lengths",
-    "SpanCopy": "drafting",
-    "write_custom_generate": "integrations.custom_generate",
+    "drafting": ("Combined", "Drafter", "Jacobi", "Lookahead", "ReferenceCopy", "SpanCopy"),
+    "drafting.draft": ("Draft", "Outcome"),
+    "engine.engine": ("Engine",),
+    "integrations.chat_local": ("ChatLocal",),
+    "integrations.custom_generate": ("ParallelDecoding", "write_custom_generate"),
+    "requests.outputs": ("Completion",),
+    "requests.request": ("References",),
+    "requests.sampling": ("SamplingParams",),
+    "scheduling.lengths": ("Scheduling",),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f"{__name__}.{_HOMES[name]}")
+        module = import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -1,4 +1,4 @@
-"""Plots of decoding: tokens emitted by each forward, text copied from references, gains from copying.
+"""Plots of decoding: tokens emitted by each forward, text copied from references, progress of training.
 
 Matplotlib is imported, and needed, only when a plot is drawn.
 """
@@ -22,14 +22,39 @@ _ROW_INCHES = 0.55
 _PALE, _DARK = (0.83, 0.88, 0.93), (0.13, 0.40, 0.60)
 _DARKEST_AT_TOKENS = 8
 _REFERENCE_COLOURS = ("#cfe3f5", "#fbe0c4", "#d6edd0", "#f5d0d8", "#e2d8f0", "#f4efb8", "#cdeeea", "#e8dccf")
+_SETTLED, _RIGHT, _WRONG, _NOT_YET = "#1f4e79", "#5fa8d3", "#e76f51", "#f4f1ec"
 
 
-def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = None) -> Figure:
+def new_figure(**options: Any) -> Figure:
+    """A matplotlib figure that shows itself in Jupyter and is not registered with pyplot.
+
+    Args:
+        options: As for matplotlib's ``Figure``.
+
+    Raises:
+        ImportError: Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install '.[notebooks]' in a checkout") from error
+
+    class Picture(Figure):
+        """Shows itself in Jupyter, whether or not pyplot was ever imported."""
+
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png", dpi=120)
+            return picture.getvalue()
+
+    return Picture(layout="constrained", **options)
+
+
+def landings(completions: Mapping[str, Completion]) -> Figure:
     """Draw the tokens of each completion of one prompt from left to right, one block per forward.
 
     Args:
         completions: By name, e.g. the drafter's.
-        max_tokens: Show only this many first tokens.
 
     Returns:
         A matplotlib figure that is not registered with pyplot and so need not be closed.
@@ -41,66 +66,26 @@ def landings(completions: Mapping[str, Completion], *, max_tokens: int | None = 
     if not completions:
         raise ValueError("there is nothing to draw: give at least one completion")
     longest = max(len(completion.token_ids) for completion in completions.values())
-    shown = min(longest, max_tokens or longest)
-
-    figure = _figure(10, 0.9 + _ROW_INCHES * len(completions))
+    figure = new_figure(figsize=(10, 0.9 + _ROW_INCHES * len(completions)))
     axes = figure.add_subplot()
     for height, completion in enumerate(completions.values()):
         start = 0
         for landed in completion.stats.tokens_by_forward:
-            width = min(landed, shown - start)
-            if width <= 0:
-                break
-            axes.broken_barh([(start, width)], (height - 0.4, 0.8), color=_shade(landed), edgecolor="white")
-            if width >= 3:
-                axes.text(start + width / 2, height, str(landed), ha="center", va="center", color="white")
+            axes.broken_barh([(start, landed)], (height - 0.4, 0.8), color=_shade(landed), edgecolor="white")
+            if landed >= 3:
+                axes.text(start + landed / 2, height, str(landed), ha="center", va="center", color="white")
             start += landed
         stats = completion.stats
         summary = f"{stats.num_forwards} forwards, {stats.tokens_per_forward:.1f} tokens each"
-        axes.text(shown * 1.01, height, summary, va="center", fontsize=9)
+        axes.text(longest * 1.01, height, summary, va="center", fontsize=9)
     axes.set_yticks(range(len(completions)), list(completions))
-    axes.set_xlim(0, shown * 1.3)
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= shown])
+    axes.set_xlim(0, longest * 1.3)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= longest])
     axes.set_xlabel("token of the answer; one block is one forward")
     axes.invert_yaxis()
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)
     return figure
-
-
-def ablation(results: Mapping[str, Any], *, figure: str = "tokens_per_forward") -> Figure:
-    """Draw the effect of match length and copy length, beside a drafter that adapts both.
-
-    Args:
-        results: What ``python -m benchmarks.copy_ablation`` prints: ``n`` and ``k``, a table of each figure
-            by both, and the figures of ``adaptive``.
-        figure: ``"tokens_per_forward"`` or ``"milliseconds_per_token"``.
-
-    Returns:
-        A matplotlib figure, as from :func:`landings`.
-
-    Raises:
-        ValueError: There is no such figure in ``results``.
-        ImportError: Matplotlib is not installed.
-    """
-    if figure not in results:
-        raise ValueError(f"the results hold no {figure!r}; they hold {', '.join(sorted(results))}")
-    picture = _figure(7, 3.6)
-    axes = picture.add_subplot()
-    for number, n in enumerate(results["n"]):
-        shade = _shade(1 + round(_DARKEST_AT_TOKENS * (number + 1) / len(results["n"])))
-        axes.plot(results["k"], results[figure][number], marker="o", color=shade, label=f"match of {n}")
-    adaptive = results["adaptive"][figure]
-    axes.axhline(adaptive, color="black", linestyle="--")
-    axes.text(results["k"][0], adaptive, "reference copy", va="bottom", fontsize=9)
-    axes.set_xlabel("tokens copied behind a match")
-    axes.set_ylabel(figure.replace("_", " "))
-    axes.set_xticks(results["k"])
-    axes.legend(fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return picture
 
 
 class CopiedText:
@@ -145,55 +130,10 @@ class CopiedText:
         return f'<div style="line-height:1.6;color:black;background:white">{"".join(pieces)}</div>'
 
 
-def _figure(width_inches: float, height_inches: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install '.[notebooks]' in a checkout") from error
-
-    class Picture(Figure):
-        """Shows itself in Jupyter, whether or not pyplot was ever imported."""
-
-        def _repr_png_(self) -> bytes:
-            picture = BytesIO()
-            self.savefig(picture, format="png", dpi=120)
-            return picture.getvalue()
-
-    return Picture(figsize=(width_inches, height_inches), layout="constrained")
-
-
 def _shade(num_tokens: int) -> tuple[float, float, float]:
     part = min(num_tokens - 1, _DARKEST_AT_TOKENS) / _DARKEST_AT_TOKENS
     red, green, blue = (pale + (dark - pale) * part for pale, dark in zip(_PALE, _DARK, strict=True))
     return red, green, blue
-
-
-_SETTLED, _RIGHT, _WRONG, _NOT_YET = "#1f4e79", "#5fa8d3", "#e76f51", "#f4f1ec"
-
-
-def new_figure(**options: Any) -> Figure:
-    """A matplotlib figure that shows itself in Jupyter and is not registered with pyplot.
-
-    Args:
-        options: As for matplotlib's ``Figure``.
-
-    Raises:
-        ImportError: Matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install '.[training]' in a checkout") from error
-
-    class Picture(Figure):
-        """Shows itself in Jupyter, whether or not pyplot was ever imported."""
-
-        def _repr_png_(self) -> bytes:
-            picture = BytesIO()
-            self.savefig(picture, format="png", dpi=110)
-            return picture.getvalue()
-
-    return Picture(layout="constrained", **options)
 
 
 def trajectory_cells(trajectory: Trajectory) -> list[list[int]]:
@@ -248,8 +188,7 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, max_tokens: int
         axes.set_xlabel("token of the answer")
         axes.set_ylim(tallest, 0)
         axes.tick_params(length=0)
-        for side in axes.spines.values():
-            side.set_visible(False)
+        axes.spines[:].set_visible(False)
     panels[0].set_ylabel("forward")
     names = ((_SETTLED, "settled"), (_RIGHT, "guessed right"), (_WRONG, "guessed wrong"))
     figure.legend(

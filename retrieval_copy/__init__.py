@@ -61,18 +61,16 @@ __all__ = [
 _content_blocks.register()
 
 _HOMES = {
-    "BM25Retriever": "stores.stores",
-    "FolderIndex": "stores.folder_index",
-    "IndexReport": "stores.folder_index",
-    "SentenceEmbeddings": "stores.stores",
-    "qdrant_store": "stores.stores",
+    "stores.folder_index": ("FolderIndex", "IndexReport"),
+    "stores.stores": ("BM25Retriever", "SentenceEmbeddings", "qdrant_store"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

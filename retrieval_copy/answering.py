@@ -86,20 +86,15 @@ class Request:
 class Method:
     """The settings of a chain, which are the same for every question.
 
+    Those that are not described here are arguments of :class:`~retrieval_copy.RetrievalCopyChain`.
+
     Attributes:
-        retriever: Finds documents; ``None`` to answer without documents.
-        prompt: Asks for the answer.
-        document_prompt: Formats one document.
-        condense_prompt: Asks for a standalone question; ``None`` uses follow-ups unchanged.
-        query: Maps the question to the retrieval query.
         sources: The reference sources.
         way: How references are passed to the model.
         count: Counts tokens.
         max_document_tokens: Token budget of the documents in a prompt; ``None`` uses what is left of
             ``max_input_tokens``.
         max_input_tokens: Tokens of prompt and answer together; ``None`` if unknown.
-        max_reference_characters: Total characters of references; the first one is always taken.
-        min_citation_tokens: Minimum number of words in a citation.
     """
 
     retriever: Runnable[str, list[Document]] | None

@@ -77,9 +77,7 @@ def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
     match model_input:
         case str():
             return [HumanMessage(model_input)]
-        case PromptValue():
-            return model_input.to_messages()
-        case Sequence():
+        case PromptValue() | Sequence():
             return convert_to_messages(model_input)
     raise TypeError(
         "RetrievalCopyChain takes a question, a list of messages or a prompt value, "

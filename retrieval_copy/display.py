@@ -6,19 +6,14 @@ Knows messages with citations. Does not know how they were produced.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING
 
 from langchain_core.messages import AIMessage
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from retrieval_copy.citations import Citation
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Background in notebooks, colour name in terminals; distinguishable with red-green colour blindness.
 _COLOURS = (
@@ -29,7 +24,6 @@ _COLOURS = (
     ("#d5f0ee", "bright_cyan"),
     ("#f8dcc6", "bright_red"),
 )
-_PLAIN, _COPIED = "#c9ced6", "#2d6a9f"
 _LONGEST_NAME = 60
 
 
@@ -127,56 +121,3 @@ def _name_of(citation: Citation) -> str:
     name = metadata.get("source") or metadata.get("title") or citation["document_id"]
     shown = str(name or f"document {citation['document'] + 1}")
     return shown if len(shown) <= _LONGEST_NAME else "…" + shown[1 - _LONGEST_NAME :]
-
-
-def forwards(messages: Mapping[str, AIMessage]) -> Figure:
-    """Plots the forwards of each answer beside those of plain decoding, which takes one per token.
-
-    Args:
-        messages: Answers of a chain over ``ChatLocal``, by name.
-
-    Returns:
-        A matplotlib figure. It is not registered with pyplot, so it need not be closed.
-
-    Raises:
-        ValueError: There is no message, or one has no decoding statistics.
-        ImportError: Matplotlib is not installed.
-    """
-    decoding = {name: message.response_metadata.get("decoding") for name, message in messages.items()}
-    if not messages or None in decoding.values():
-        raise ValueError(
-            'forwards() needs messages with response_metadata["decoding"], as ChatLocal gives it; '
-            f"got {decoding or 'none'}"
-        )
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install '.[notebooks]' in a checkout") from error
-
-    class Forwards(Figure):
-        """A figure that Jupyter displays even if pyplot was never imported."""
-
-        def _repr_png_(self) -> bytes:
-            picture = BytesIO()
-            self.savefig(picture, format="png", dpi=120)
-            return picture.getvalue()
-
-    figure = Forwards(figsize=(8, 0.8 + 0.5 * len(messages)), layout="constrained")
-    axes = figure.add_subplot()
-    for height, message in enumerate(messages.values()):
-        num_forwards = message.response_metadata["decoding"]["num_forwards"]
-        rate = message.response_metadata["decoding"]["tokens_per_forward"]
-        num_tokens = round(num_forwards * rate)
-        axes.barh(height, num_tokens, height=0.6, color=_PLAIN)
-        axes.barh(height, num_forwards, height=0.6, color=_COPIED)
-        axes.annotate(
-            f" {num_tokens} tokens, {num_forwards} forwards", (num_tokens, height), va="center", fontsize=9
-        )
-    axes.set_yticks(range(len(messages)), list(messages))
-    axes.invert_yaxis()
-    axes.margins(x=0.35)
-    axes.set_xlabel("forwards: with copying (dark), one token at a time (light)")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(left=False)
-    return figure

@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, convert_to_messages
 from langchain_core.messages.utils import message_chunk_to_message
-from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from sot_chains.providers import Delta, Provider
@@ -151,11 +150,7 @@ class ProviderModel(BlockingRunnable[LanguageModelInput, AIMessage]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
         """Streams the completion."""
-        messages = (
-            [HumanMessage(input)]
-            if isinstance(input, str)
-            else convert_to_messages(input.to_messages() if isinstance(input, PromptValue) else input)
-        )
+        messages = convert_to_messages([HumanMessage(input)] if isinstance(input, str) else input)
         deltas = self.completions.stream(messages, config=ensure_config(config), **kwargs)
         async with aclosing(cast("AsyncGenerator[Delta, None]", deltas)):
             async for delta in deltas:

@@ -57,8 +57,8 @@ class ReferenceSource(Protocol):
     """A source of texts that answers may be copied from."""
 
     def search(self, question: str) -> Search | None:
-        """The retrieval this source needs first, if any."""
-        ...
+        """The retrieval this source needs first; none by default."""
+        return None
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> Iterable[str]:
         """The texts that may be copied, most likely first.
@@ -85,31 +85,23 @@ class RemembersAnswers(Protocol):
         ...
 
 
-class RetrievedDocuments:
+class RetrievedDocuments(ReferenceSource):
     """The documents retrieved for the question, in full even if the prompt shows only a part."""
-
-    def search(self, question: str) -> Search | None:
-        """None: the chain has already retrieved the documents."""
-        return None
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
         """Their texts, in the order of retrieval."""
         return (document.page_content for document in situation.documents)
 
 
-class EarlierTurns:
+class EarlierTurns(ReferenceSource):
     """The earlier turns: an edited answer repeats most of the one before."""
-
-    def search(self, question: str) -> Search | None:
-        """None: the conversation is known."""
-        return None
 
     def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
         """The texts of all turns, latest first."""
         return (str(message.text) for message in reversed(situation.history))
 
 
-class RecentAnswers:
+class RecentAnswers(ReferenceSource):
     """A chain's last answers, for phrases that they have in common ("The documents say ...").
 
     They are kept in memory and passed to local models only. They are omitted if the documents are very large,
@@ -129,10 +121,6 @@ class RecentAnswers:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._answers: deque[str] = deque(maxlen=keep)
 
-    def search(self, question: str) -> Search | None:
-        """None: the answers are in memory."""
-        return None
-
     def texts(self, situation: Situation, found: Sequence[Document]) -> list[str]:
         """The answers, latest first."""
         num_characters = sum(len(document.page_content) for document in situation.documents)
@@ -149,7 +137,7 @@ class RecentAnswers:
         self.add(question, answer)
 
 
-class SimilarAnswers:
+class SimilarAnswers(ReferenceSource):
     """Answers given earlier to similar questions, kept in a vector store.
 
     The model copies from them where it would write the same text; they are never returned as the answer.

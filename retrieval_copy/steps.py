@@ -57,7 +57,6 @@ class StreamedReply:
 
     def __init__(self) -> None:
         self._chunks: list[AIMessageChunk] = []
-        self._texts: list[str] = []
 
     def add(self, piece: object) -> str:
         """Adds the next piece and returns its text.
@@ -66,18 +65,15 @@ class StreamedReply:
             TypeError: The piece is neither a message nor text.
         """
         text = text_of(piece)
-        self._texts.append(text)
-        if isinstance(piece, AIMessageChunk):
-            self._chunks.append(piece)
-        elif isinstance(piece, AIMessage):  # from a model that does not stream
-            self._chunks.append(
-                AIMessageChunk(
-                    content=text,
-                    id=piece.id,
-                    usage_metadata=piece.usage_metadata,
-                    response_metadata=piece.response_metadata,
-                )
+        message = piece if isinstance(piece, AIMessage) else AIMessage(text)
+        self._chunks.append(
+            AIMessageChunk(
+                content=text,
+                id=message.id,
+                usage_metadata=message.usage_metadata,
+                response_metadata=message.response_metadata,
             )
+        )
         return text
 
     @property
@@ -88,14 +84,11 @@ class StreamedReply:
     @property
     def text(self) -> str:
         """The text received so far."""
-        return "".join(self._texts)
+        return "".join(str(chunk.content) for chunk in self._chunks)
 
     def message(self) -> AIMessage:
         """The whole reply as one message."""
-        if not self._chunks:
-            return AIMessage(self.text)
-        first, *others = self._chunks
-        whole = first + others if others else first
+        whole = AIMessageChunk(content="") + self._chunks
         return AIMessage(
             content=self.text,
             id=self.id,

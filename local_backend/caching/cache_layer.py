@@ -59,12 +59,9 @@ class RowsLayer(CacheLayerMixin):
         """Append new keys and values to each row; returns what the forward attends to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
         places = self._places
         first, last = places.first_row, places.first_row + key_states.shape[0]
-        keys = self.keys[first:last, :, : places.width]
-        values = self.values[first:last, :, : places.width]
+        keys, values = (buffer[first:last, :, : places.width] for buffer in self.buffers)
         if places.shared_column is not None:  # all rows equally long: one slice, no index
             end = places.shared_column + key_states.shape[2]
             keys[:, :, places.shared_column : end] = key_states
@@ -91,10 +88,14 @@ class RowsLayer(CacheLayerMixin):
         """Memory of keys and values, in bytes."""
         return sum(store.nbytes for store in self._stores.values())
 
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Keys and values; none before the first forward."""
+        return [buffer for buffer in (self.keys, self.values) if buffer is not None]
+
     def bytes_per_token(self) -> int:
         """Memory of one token, in bytes."""
-        buffers = [buffer for buffer in (self.keys, self.values) if buffer is not None]
-        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in self.buffers)
 
     def lay_out(self, lengths: Sequence[int]) -> int:
         """Reshape the buffers to the current numbers of rows and columns, keeping each row's tokens.

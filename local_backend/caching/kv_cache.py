@@ -17,9 +17,7 @@ import torch
 from transformers import Cache
 
 from local_backend.caching.cache_layer import Places, RowsLayer
-from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache, num_shared
-
-__all__ = ["Prefix", "RaggedKVCache", "num_shared"]
+from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache
 
 _FIRST_ROWS, _FIRST_COLUMNS = 4, 256
 _NO_LIMIT = 2**31
@@ -140,11 +138,8 @@ class RaggedKVCache(Cache):
     def copy_row(self, source: int, target: int, num_tokens: int) -> None:
         """Overwrite ``target`` with the first ``num_tokens`` tokens of ``source``."""
         for layer in self._row_layers:
-            if layer.is_initialized:
-                assert layer.keys is not None
-                assert layer.values is not None
-                layer.keys[target, :, :num_tokens] = layer.keys[source, :, :num_tokens]
-                layer.values[target, :, :num_tokens] = layer.values[source, :, :num_tokens]
+            for buffer in layer.buffers:
+                buffer[target, :, :num_tokens] = buffer[source, :, :num_tokens]
         self._lengths[target] = num_tokens
 
     def move_row(self, source: int, target: int) -> None:
@@ -158,12 +153,11 @@ class RaggedKVCache(Cache):
             return
         both = max(self._lengths[one], self._lengths[other])
         for layer in self._row_layers:
-            for buffer in (layer.keys, layer.values):
-                if buffer is not None:
-                    kept = buffer[one, :, :both].clone()
-                    self._note_peak(kept.nbytes)
-                    buffer[one, :, :both] = buffer[other, :, :both]
-                    buffer[other, :, :both] = kept
+            for buffer in layer.buffers:
+                kept = buffer[one, :, :both].clone()
+                self._note_peak(kept.nbytes)
+                buffer[one, :, :both] = buffer[other, :, :both]
+                buffer[other, :, :both] = kept
         self._lengths[one], self._lengths[other] = self._lengths[other], self._lengths[one]
 
     # Forwards ------------------------------------------------------------------------------------
@@ -207,8 +201,7 @@ class RaggedKVCache(Cache):
             source = torch.tensor(new_places) + length
             end = length + len(new_places)
             for layer in self._row_layers:
-                for buffer in (layer.keys, layer.values):
-                    assert buffer is not None
+                for buffer in layer.buffers:
                     buffer[row, :, length:end] = buffer[row, :, source.to(buffer.device)]
         self._lengths[row] = length + len(new_places)
 
@@ -219,12 +212,9 @@ class RaggedKVCache(Cache):
         length = self._lengths[row]
 
         def copied() -> LayerTensors:
-            layers = []
-            for layer in self._row_layers:
-                assert layer.keys is not None
-                assert layer.values is not None
-                layers.append((layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()))
-            return layers
+            return [
+                [buffer[row, :, :length].clone() for buffer in layer.buffers] for layer in self._row_layers
+            ]
 
         self._prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
         self._note_peak()
@@ -236,11 +226,9 @@ class RaggedKVCache(Cache):
     def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
         """Overwrite ``row`` with the first ``num_tokens`` tokens of ``prefix``."""
         self._make_room(len(self._lengths), num_tokens)
-        for layer, (keys, values) in zip(self._row_layers, prefix.layers, strict=True):
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys[row, :, :num_tokens] = keys[:, :num_tokens]
-            layer.values[row, :, :num_tokens] = values[:, :num_tokens]
+        for layer, kept in zip(self._row_layers, prefix.layers, strict=True):
+            for buffer, states in zip(layer.buffers, kept, strict=True):
+                buffer[row, :, :num_tokens] = states[:, :num_tokens]
         self._lengths[row] = num_tokens
 
     def forget_prefixes(self) -> None:

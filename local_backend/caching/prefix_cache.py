@@ -14,7 +14,7 @@ from torch import Tensor
 # Limits short prefixes, too, because every new row is compared with all of them.
 _MAX_PREFIXES = 64
 
-LayerTensors = list[tuple[Tensor, Tensor]]
+LayerTensors = list[list[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import Drafter, PerRow, RowView
+from local_backend.drafting.drafter import Drafter, PerRow, RowView, require_at_least
 
 # Gains are averaged with weights that fall to a third in ten forwards; the last 32 are kept.
 _RATE = 0.1
@@ -71,11 +71,8 @@ class Combined:
     ) -> None:
         if not drafters:
             raise ValueError("there is no drafter to choose from: give at least one")
-        for name, value in (("max_draft_tokens", max_draft_tokens), ("first_rest", first_rest)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if token_cost < 0:
-            raise ValueError(f"token_cost must be 0 or more, got {token_cost}")
+        require_at_least(1, max_draft_tokens=max_draft_tokens, first_rest=first_rest)
+        require_at_least(0, token_cost=token_cost)
         self.drafters = tuple(drafters)
         self.max_draft_tokens = max_draft_tokens
         self.token_cost = token_cost

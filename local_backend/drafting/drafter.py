@@ -74,6 +74,17 @@ class PerRow(Generic[StateT]):
         return len(self._states)
 
 
+def require_at_least(least: float, **numbers: float) -> None:
+    """Check the options of a drafter, given by name.
+
+    Raises:
+        ValueError: One is below ``least``.
+    """
+    for name, number in numbers.items():
+        if number < least:
+            raise ValueError(f"{name} must be at least {least}, got {number}")
+
+
 class Autoregressive:
     """Proposes nothing. Every other drafter must give the same text, token by token."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import PerRow, RowView
+from local_backend.drafting.drafter import PerRow, RowView, require_at_least
 
 _KEPT_NGRAMS = 8
 
@@ -36,13 +36,9 @@ class Jacobi:
     """
 
     def __init__(self, block_size: int = 16, num_recycled: int = 2, ngram_size: int = 4) -> None:
-        for name, value, least in (
-            ("block_size", block_size, 1),
-            ("num_recycled", num_recycled, 0),
-            ("ngram_size", ngram_size, 2),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        require_at_least(1, block_size=block_size)
+        require_at_least(0, num_recycled=num_recycled)
+        require_at_least(2, ngram_size=ngram_size)
         self.block_size = block_size
         self.num_recycled = num_recycled
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))

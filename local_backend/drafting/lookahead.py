@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import PerRow, RowView
+from local_backend.drafting.drafter import PerRow, RowView, require_at_least
 from local_backend.drafting.jacobi import NgramPool
 
 # N-grams of references are collected for each row; long copies are the job of reference copy.
@@ -51,13 +51,8 @@ class Lookahead:
     """
 
     def __init__(self, window_size: int = 5, ngram_size: int = 3, num_guesses: int = 3) -> None:
-        for name, value, least in (
-            ("window_size", window_size, 1),
-            ("ngram_size", ngram_size, 2),
-            ("num_guesses", num_guesses, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        require_at_least(1, window_size=window_size, num_guesses=num_guesses)
+        require_at_least(2, ngram_size=ngram_size)
         self.window_size = window_size
         self.ngram_size = ngram_size
         self.num_guesses = num_guesses

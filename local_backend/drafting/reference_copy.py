@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from local_backend.drafting.copy_sources import CopySources
 from local_backend.drafting.copy_tree import CopyWeights, grow
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafting.drafter import PerRow, RowView
+from local_backend.drafting.drafter import PerRow, RowView, require_at_least
 from local_backend.drafting.suffix_index import BORDER, GrowingIndex, Match, SharedIndexes, SuffixIndex
 
 FITTED = CopyWeights(
@@ -72,13 +72,8 @@ class ReferenceCopy:
         weights: CopyWeights = FITTED,
         max_indexed_tokens: int = 4_000_000,
     ) -> None:
-        for name, value in (
-            ("mean_draft_tokens", mean_draft_tokens),
-            ("max_draft_tokens", max_draft_tokens),
-            ("max_depth", max_depth),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least(1, mean_draft_tokens=mean_draft_tokens, max_draft_tokens=max_draft_tokens)
+        require_at_least(1, max_depth=max_depth)
         self.mean_draft_tokens = mean_draft_tokens
         self.max_draft_tokens = max_draft_tokens
         self.max_depth = max_depth
@@ -151,9 +146,7 @@ class SpanCopy:
     """
 
     def __init__(self, min_match_tokens: int = 1, num_copy_tokens: int = 20) -> None:
-        for name, value in (("min_match_tokens", min_match_tokens), ("num_copy_tokens", num_copy_tokens)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least(1, min_match_tokens=min_match_tokens, num_copy_tokens=num_copy_tokens)
         self.min_match_tokens = min_match_tokens
         self.num_copy_tokens = num_copy_tokens
         self._indexes = SharedIndexes()

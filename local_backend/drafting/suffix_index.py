@@ -86,11 +86,6 @@ class SuffixIndex:
     def __len__(self) -> int:
         return len(self.tokens) - len(self.starts) - 1
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the tokens and of their order, in bytes."""
-        return int(self._token_array.nbytes + self._order_array.nbytes)
-
     def count(self, token: int) -> int:
         """How often a token occurs."""
         first, end = self._ranges.get(token, (0, 0))

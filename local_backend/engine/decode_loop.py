@@ -76,10 +76,16 @@ class DecodeLoop:
         self._keeps_logits = keeps_logits
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
-        self._is_to_forget = False
+        self._is_to_forget = self._are_weights_to_forget = False
 
-    def forget_prefixes(self) -> None:
-        """Drop what was computed from the current weights before the next step; from any thread."""
+    def forget(self, *, weights: bool = False) -> None:
+        """Empty the prefix cache before the next step; from any thread.
+
+        Args:
+            weights: Whether to drop copies of weights, too, because they may have changed.
+        """
+        if weights:
+            self._are_weights_to_forget = True
         self._is_to_forget = True
 
     @torch.inference_mode()
@@ -111,10 +117,11 @@ class DecodeLoop:
         return bool(self._batch or self._inbox)
 
     def _forget(self) -> None:
-        """Empty the prefix cache and drop copies of weights that may have changed."""
-        self._is_to_forget = False
+        self._is_to_forget = False  # reset first: what is asked for meanwhile is done before the next step
         self._cache.forget_prefixes()
-        repack(self._model)
+        if self._are_weights_to_forget:
+            self._are_weights_to_forget = False
+            repack(self._model)
 
     def _prefill(self) -> None:
         """Prefill one chunk of every prompt that is not yet in the cache."""

@@ -8,25 +8,23 @@ run at the same time share each forward.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, drafter_of
-from local_backend.engine.calls import Calls
 from local_backend.engine.decode_loop import DecodeLoop
-from local_backend.engine.worker import Worker
+from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
 from local_backend.models.architecture import Architecture
 from local_backend.models.compatibility import verify_compatibility
 from local_backend.models.compilation import compile_blocks
-from local_backend.models.forward_cost import ForwardCost, LazyForwardCost
+from local_backend.models.forward_cost import ForwardCost, known_forward_cost
 from local_backend.models.grouped_attention import read_in_place
 from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
 from local_backend.models.prepacking import prepack
 from local_backend.requests.logits import LogitsProcessorLike, LogitsRules
-from local_backend.requests.outputs import EngineStats, Update
+from local_backend.requests.outputs import Completion, EngineStats, Update
 from local_backend.requests.request import References, RowMaker, vocabulary_size
 from local_backend.requests.sampling import SamplingParams
 from local_backend.requests.sequence import Row, notify_safely
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Engine(Calls):
+class Engine:
     """Decodes many rows at once with one model.
 
     Args:
@@ -103,15 +101,15 @@ class Engine(Calls):
         architecture = Architecture.of(model)
         if grouped_attention_in_place:
             read_in_place(model)
+        is_prepacked = prepacked is not False
         if compiled:
             compile_blocks(model, None if compiled is True else compiled)
-        elif prepacked is not False:
+        elif is_prepacked:
             run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
         run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
-        self._architecture = architecture
         self.max_positions = architecture.max_positions
         scheduling = Scheduling.of(scheduling)
-        self._memory = MemoryBudget.of(
+        memory = MemoryBudget.of(
             model,
             architecture,
             max_rows=max_rows,
@@ -122,26 +120,26 @@ class Engine(Calls):
         self._make_row = RowMaker(
             tokenizer,
             LogitsRules(model, logits_processors, use_generation_config=use_generation_config),
-            self._memory.require,
+            memory.require,
             max_positions=self.max_positions,
             vocabulary_size=num_token_ids,
         )
         self._cache = RaggedKVCache(
             architecture.num_layers,
             max_rows=max_rows,
-            max_prefix_bytes=self._memory.max_prefix_bytes,
-            max_tokens=self._memory.max_tokens,
+            max_prefix_bytes=memory.max_prefix_bytes,
+            max_tokens=memory.max_tokens,
         )
-        self._width_costs = LazyForwardCost(
-            model, architecture, width_costs, is_prepacked=prepacked is not False
+        self._width_costs: Callable[[], ForwardCost] = cache(
+            lambda: width_costs or known_forward_cost(model, architecture, is_prepacked=is_prepacked)
         )
         self._running = RunningBatch(self._cache, max_rows)
         self._intake = Inbox(
-            scheduling, running=self._running, cache=self._cache, memory=self._memory, stats=self.stats
+            scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
         )
         self._loop = DecodeLoop(
             model=model,
-            runner=ModelRunner(model, self._cache, architecture, is_prepacked=prepacked is not False),
+            runner=ModelRunner(model, self._cache, architecture, is_prepacked=is_prepacked),
             cache=self._cache,
             batch=self._running,
             inbox=self._intake,
@@ -155,8 +153,6 @@ class Engine(Calls):
         )
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
-
-    # Requests ------------------------------------------------------------------------------------
 
     def make_row(
         self,
@@ -200,6 +196,77 @@ class Engine(Calls):
         if self._intake.cancel(rows) and not self._worker.is_closing:
             self._worker.wake()
 
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        references: Sequence[Sequence[str] | References | None] | None = None,
+    ) -> list[Completion]:
+        """Continue every prompt and wait for all of them.
+
+        Args:
+            prompts: Token ids of each prompt.
+            params: For all prompts, or one for each.
+            references: For each prompt, text that may be copied.
+
+        Returns:
+            Completions in the order of the prompts.
+
+        Raises:
+            ValueError: A prompt is empty or too long, or the lists differ in length; nothing was run then.
+            TypeError: A prompt is text, or a single token.
+        """
+        each_params = params if isinstance(params, Sequence) else [params] * len(prompts)
+        each_references = references if references is not None else [None] * len(prompts)
+        if not len(prompts) == len(each_params) == len(each_references):
+            raise ValueError(
+                f"{len(prompts)} prompts, {len(each_params)} params and {len(each_references)} references: "
+                "give one of each for every prompt"
+            )
+        mailboxes = [ThreadMailbox() for _ in prompts]
+        rows = [
+            self.make_row(prompt, mailbox.put, params=one, references=texts)
+            for prompt, mailbox, one, texts in zip(
+                prompts, mailboxes, each_params, each_references, strict=True
+            )
+        ]
+        try:
+            self.submit(rows)
+            return [mailbox.completion() for mailbox in mailboxes]
+        finally:
+            self.cancel(rows)
+
+    def stream(self, row_of: Callable[[Callable[[Update], None]], Row]) -> Iterator[Update]:
+        """Submit one row and yield its updates; closing the iterator early cancels the row.
+
+        Args:
+            row_of: Makes the row for a listener; see :meth:`make_row`.
+
+        Raises:
+            Exception: The error that ended the row.
+        """
+        mailbox = ThreadMailbox()
+        row = row_of(mailbox.put)
+        self.submit([row])
+        try:
+            while not (update := mailbox.get()).is_last:
+                yield update
+            yield update
+        finally:
+            self.cancel([row])
+
+    async def astream(self, row_of: Callable[[Callable[[Update], None]], Row]) -> AsyncIterator[Update]:
+        """:meth:`stream` in the running event loop."""
+        mailbox = LoopMailbox()
+        row = row_of(mailbox.put)
+        self.submit([row])
+        try:
+            while not (update := await mailbox.get()).is_last:
+                yield update
+            yield update
+        finally:
+            self.cancel([row])
+
     @property
     def width_costs(self) -> ForwardCost:
         """Forward cost by width; measured on first use, which takes about a second."""
@@ -229,22 +296,23 @@ class Engine(Calls):
         return self._running.num_free - len(self._intake)
 
     @property
-    def cache_bytes(self) -> int:
-        """Memory that keys and values take now, prefix cache included."""
-        return self._cache.num_bytes
-
-    @property
     def peak_cache_bytes(self) -> int:
-        """The most memory that keys and values have taken so far."""
+        """The most memory that keys and values have taken so far, prefix cache included."""
         return self._cache.peak_bytes
 
     def forget_prefixes(self) -> None:
-        """Drop what was computed from the current weights, e.g. after they changed; from any thread.
+        """Empty the prefix cache, so that rows submitted later reuse none of it; from any thread."""
+        self._loop.forget()  # done on the engine's thread, which may be reading them
+        if not self._worker.is_closing:
+            self._worker.wake()
 
-        Empties the prefix cache, so that rows submitted later reuse none of it, and drops the prepacked
-        copies of weights, which are rebuilt.
+    def forget_weights(self) -> None:
+        """Drop what was computed from the current weights, after they changed; from any thread.
+
+        Empties the prefix cache and rebuilds prepacked copies of weights, even after changes that torch does
+        not count, such as those through ``weight.data``.
         """
-        self._loop.forget_prefixes()  # done on the engine's thread, which may be reading them
+        self._loop.forget(weights=True)
         if not self._worker.is_closing:
             self._worker.wake()
 
@@ -267,7 +335,5 @@ class Engine(Calls):
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,13 +6,13 @@ It references the engine only while working, so an unreferenced engine is collec
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from local_backend.requests.outputs import Update
+from local_backend.requests.outputs import Completion, Update
 
 
 class Steps(Protocol):
@@ -79,41 +79,57 @@ class Worker:
             del steps, step
 
 
-def _merge(updates: deque[Update]) -> Update:
+def _merge(updates: Sequence[Update]) -> Update:
+    """One update that says what all of them say; raises the error that ended the row, if one did."""
+    last = updates[-1]
+    if last.error is not None:
+        raise last.error
     text = "".join(update.text for update in updates)
     token_ids = tuple(token for update in updates for token in update.token_ids)
-    last = updates[-1]
-    updates.clear()
-    return Update(text, token_ids, last.completion, last.error)
+    return Update(text, token_ids, last.completion)
 
 
 class ThreadMailbox:
-    """Delivers updates to a reader that blocks its thread."""
+    """Delivers the updates of one row to a reader that blocks its thread."""
 
     def __init__(self) -> None:
-        self._updates: deque[Update] = deque()
-        self._arrived = threading.Condition()
+        self._updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
 
     def put(self, update: Update) -> None:
         """Add an update; called from the engine's thread."""
-        with self._arrived:
-            self._updates.append(update)
-            self._arrived.notify()
+        self._updates.put(update)
 
     def get(self) -> Update:
-        """All updates received so far, merged into one; waits for at least one."""
-        with self._arrived:
-            while not self._updates:
-                self._arrived.wait()
-            return _merge(self._updates)
+        """All updates received so far, merged into one; waits for at least one.
+
+        Raises:
+            Exception: The error that ended the row.
+        """
+        updates = [self._updates.get()]
+        while not self._updates.empty():
+            updates.append(self._updates.get())
+        return _merge(updates)
+
+    def completion(self) -> Completion:
+        """The finished row; waits for it.
+
+        Raises:
+            Exception: The error that ended the row.
+        """
+        while (completion := self.get().completion) is None:
+            pass
+        return completion
 
 
 class LoopMailbox:
-    """Delivers updates to a reader in the running event loop."""
+    """Delivers the updates of one row to a reader in the running event loop.
+
+    Wakes the loop for the first unread update only: a loop that cannot keep up is not woken for each of them.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._updates: deque[Update] = deque()
+        self._updates: list[Update] = []
         self._lock = threading.Lock()
         self._arrived = asyncio.Event()
 
@@ -124,16 +140,15 @@ class LoopMailbox:
             RuntimeError: The reader's event loop is closed.
         """
         with self._lock:
-            wake = not self._updates
             self._updates.append(update)
-        if wake:
+            is_first = len(self._updates) == 1
+        if is_first:
             self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def get(self) -> Update:
-        """All updates received so far, merged into one; waits for at least one."""
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            with self._lock:
-                if self._updates:
-                    return _merge(self._updates)
+        """:meth:`ThreadMailbox.get` without blocking the thread."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        with self._lock:
+            updates, self._updates = self._updates, []
+        return _merge(updates)

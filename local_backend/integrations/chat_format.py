@@ -1,6 +1,6 @@
-"""Converts chat messages to token ids, call arguments to sampling parameters, logprobs to OpenAI's format.
+"""Converts chat messages to token ids, call arguments to sampling parameters, completions to messages.
 
-Knows roles, names and values. Does not know LangChain's messages.
+Knows the formats of LangChain and OpenAI. Does not know how rows are run.
 """
 
 from __future__ import annotations
@@ -8,11 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
-from local_backend.requests.outputs import Completion, TokenLogprob
+from local_backend.requests.outputs import Completion, TokenLogprob, Update
 from local_backend.requests.request import References
 from local_backend.requests.sampling import SamplingParams
 
@@ -98,10 +103,20 @@ def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedToken
 
     ``bytes`` is ``None`` if a token is not a whole character.
     """
-    text_of = _TokenTexts(tokenizer)
+    # A tokenizer drops the space at the start of a text: tokens are decoded after another one.
+    before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+
+    def decoded(token_ids: list[int]) -> str:
+        return str(tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+    num_before = len(decoded(before))
+
+    @cache
+    def token_text(token_id: int) -> str:
+        return decoded([*before, token_id])[num_before:]
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        text = text_of(token_id)
+        text = token_text(token_id)
         whole = _HALF_CHARACTER not in text
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
@@ -135,24 +150,6 @@ def text_of(turn: dict[str, Any]) -> str:
     return "".join(texts)
 
 
-class _TokenTexts:
-    """The text of single tokens, with the space that a tokenizer drops at the start of a text."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
-        self._num_before = len(self._decode(self._before))
-        self._known: dict[int, str] = {}
-
-    def __call__(self, token_id: int) -> str:
-        if token_id not in self._known:
-            self._known[token_id] = self._decode([*self._before, token_id])[self._num_before :]
-        return self._known[token_id]
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
-
-
 def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> dict[str, Any]:
     """The ``response_metadata`` of an answer: its finish reason and decoding statistics."""
     stats = completion.stats
@@ -173,6 +170,35 @@ def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> 
     if completion.logprobs is not None:
         metadata["logprobs"] = openai_logprobs(completion.logprobs, engine.tokenizer)
     return metadata
+
+
+def chat_result(completion: Completion, model_name: str, engine: Engine) -> ChatResult:
+    """A finished answer."""
+    message = AIMessage(
+        completion.text,
+        usage_metadata=_usage(completion),
+        response_metadata=answer_metadata(completion, model_name, engine),
+    )
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def chat_chunk(update: Update, model_name: str, engine: Engine) -> ChatGenerationChunk:
+    """A piece of a streamed answer; the last one carries usage and metadata."""
+    if update.completion is None:
+        return ChatGenerationChunk(message=AIMessageChunk(content=update.text))
+    return ChatGenerationChunk(
+        message=AIMessageChunk(
+            content=update.text,
+            usage_metadata=_usage(update.completion),
+            response_metadata=answer_metadata(update.completion, model_name, engine),
+            chunk_position="last",
+        )
+    )
+
+
+def _usage(completion: Completion) -> UsageMetadata:
+    prompt, answer = completion.num_prompt_tokens, len(completion.token_ids)
+    return UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
 
 
 def with_digest_of_references(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -25,13 +24,14 @@ from local_backend.engine.engine import Engine
 from local_backend.integrations.batch_progress import CountedAnswers, batch_progress
 from local_backend.integrations.chat_format import (
     PARAMETERS,
+    chat_chunk,
     chat_prompt,
+    chat_result,
     sampling_params,
     text_model_profile,
     text_of,
     with_digest_of_references,
 )
-from local_backend.integrations.chat_messages import chat_chunk, chat_result
 from local_backend.models.default_model import MODEL_NAME
 from local_backend.models.loading import load
 from local_backend.requests.outputs import Update
@@ -182,9 +182,7 @@ class ChatLocal(BaseChatModel):
     def __enter__(self) -> ChatLocal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # LangChain's interface -----------------------------------------------------------------------

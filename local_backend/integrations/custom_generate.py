@@ -136,7 +136,7 @@ class ParallelDecoding:
 
     @contextmanager
     def _engine_of(self, model: PreTrainedModel) -> Iterator[Engine]:
-        """The engine for a call; the last call to end empties its prefix cache, as weights may change."""
+        """The engine for a call; the last call to end drops its caches, as weights may change."""
         was_training = model.training
         with self._lock:
             if self._engine is None or self._engine.model is not model:
@@ -158,7 +158,7 @@ class ParallelDecoding:
             with self._lock:
                 self._num_calls -= 1
                 if self._num_calls == 0:
-                    engine.forget_prefixes()
+                    engine.forget_weights()
                     model.train(was_training)
 
     def _decode(

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from local_backend.engine.engine import Engine
 from local_backend.integrations.chat_format import PARAMETERS, chat_prompt, text_of
 from local_backend.integrations.ordered_output import OrderedOutput
-from local_backend.requests.outputs import Completion, Update
+from local_backend.requests.outputs import Update
 from local_backend.requests.sampling import SamplingParams
 from local_backend.requests.sequence import Row
 
@@ -32,27 +32,10 @@ _EXPECTED = (
 _PARAMETERS = (*PARAMETERS, "stop")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The request of one line.
-
-    Attributes:
-        prompt_ids: Token ids to continue.
-        num_context_tokens: How many of the last ones begin the answer.
-        params: How tokens are chosen.
-        references: Text that may be copied.
-    """
-
-    prompt_ids: list[int]
-    num_context_tokens: int
-    params: SamplingParams
-    references: list[str]
-
-
-def read_request(
+def row_arguments(
     record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, defaults: SamplingParams, *, seed: int
-) -> Request:
-    """The request of a line; unknown keys are ignored.
+) -> dict[str, Any]:
+    """The arguments of :meth:`~local_backend.Engine.make_row` for a line; unknown keys are ignored.
 
     Args:
         record: A ``prompt``, ``messages`` or ``prompt_ids``; optionally ``references``, ``max_tokens``,
@@ -70,11 +53,15 @@ def read_request(
     if "stop" in given:
         stop = given["stop"]
         given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    params = replace(defaults, **{"seed": seed, **given})
     references = record.get("references") or []
     if isinstance(references, str) or not all(isinstance(text, str) for text in references):
         raise TypeError('"references" are a list of texts')
-    return Request(prompt_ids, num_context_tokens, params, list(references))
+    return {
+        "prompt": prompt_ids,
+        "num_context_tokens": num_context_tokens,
+        "params": replace(defaults, **{"seed": seed, **given}),
+        "references": references,
+    }
 
 
 def _prompt(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
@@ -86,31 +73,6 @@ def _prompt(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> tu
     if isinstance(messages, Sequence) and messages and all(isinstance(turn, Mapping) for turn in messages):
         return chat_prompt(tokenizer, [{**turn, "content": text_of(dict(turn))} for turn in messages])
     raise ValueError(f"there is no prompt (it has: {', '.join(record) or 'nothing'}): expected {_EXPECTED}")
-
-
-def answer_line(number: int, record: object, completion: Completion) -> str:
-    """The output line of a finished row; it does not depend on when or in which batch it ran."""
-    return _line(
-        number,
-        record,
-        {
-            "text": completion.text,
-            "finish_reason": completion.finish_reason,
-            "num_prompt_tokens": completion.num_prompt_tokens,
-            "num_tokens": len(completion.token_ids),
-        },
-    )
-
-
-def error_line(number: int, record: object, error: BaseException) -> str:
-    """The output line of a request that could not be answered."""
-    return _line(number, record, {"error": f"{type(error).__name__}: {error}"})
-
-
-def _line(number: int, record: object, content: Mapping[str, Any]) -> str:
-    named = {"id": record["id"]} if isinstance(record, Mapping) and "id" in record else {}
-    line = json.dumps({"line": number, **named, **content}, ensure_ascii=False) + "\n"
-    return line.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,34 +104,42 @@ class Report:
         )
 
 
+@dataclass(slots=True)
+class _Line:
+    """A line of the input: its number among those that are not empty, and its place in the file, from 1."""
+
+    number: int
+    place: int
+    text: str
+    named: dict[str, Any] = field(default_factory=dict)  # its id, if it has one
+
+    def output(self, content: Mapping[str, Any]) -> str:
+        """The output line; it does not depend on when or in which batch this line ran."""
+        line = json.dumps({"line": self.place, **self.named, **content}, ensure_ascii=False) + "\n"
+        return line.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair
+
+
+@dataclass
 class OfflineRun:
     """Answers every line of a file.
 
-    Args:
-        engine: Decodes.
-        source: JSON lines; see :func:`read_request`. Empty lines are skipped.
+    Attributes:
+        engine: Decodes; made for this run, as the report states its statistics.
+        source: JSON lines; see :func:`row_arguments`. Empty lines are skipped.
         output: One line for each, in the same order.
         defaults: Parameters for lines that do not set them.
         seed: Of the run; each line's own seed follows from it and the line's number.
         max_in_flight: Maximum lines in the engine at a time.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        source: Path,
-        output: OrderedOutput,
-        *,
-        defaults: SamplingParams,
-        seed: int = 0,
-        max_in_flight: int = 256,
-    ) -> None:
-        self._engine = engine
-        self._source = source
-        self._output = output
-        self._defaults = defaults
-        self._seed = seed
-        self._max_in_flight = max_in_flight
+    engine: Engine
+    source: Path
+    output: OrderedOutput
+    defaults: SamplingParams
+    seed: int = 0
+    max_in_flight: int = 256
+
+    def __post_init__(self) -> None:
         self._updates: SimpleQueue[tuple[int, Update]] = SimpleQueue()
         self._in_flight: dict[int, tuple[Row, _Line]] = {}
         self._num_lines = self._num_rows = self._num_errors = self._num_tokens = 0
@@ -183,30 +153,30 @@ class OfflineRun:
         Raises:
             Exception: The error that ended the engine; the run can be resumed.
         """
-        started, before = time.perf_counter(), _counts(self._engine)
-        lines = (line for line in self._read() if line.number not in self._output)
+        started = time.perf_counter()
+        lines = (line for line in self._read() if line.number not in self.output)
         upcoming = next(lines, None)
         try:
             while upcoming is not None or self._in_flight:
                 done: dict[int, str] = {}
                 rows: list[Row] = []
-                while upcoming is not None and len(self._in_flight) < self._max_in_flight:
+                while upcoming is not None and len(self._in_flight) < self.max_in_flight:
                     row = self._begin(upcoming, done)
                     rows.extend([row] if row is not None else [])
                     upcoming = next(lines, None)
                 if rows:
-                    self._engine.submit(rows)
+                    self.engine.submit(rows)
                 if not done:
                     done = self._wait()
-                self._output.add(done)
-                on_progress(self._output.num_done)
+                self.output.add(done)
+                on_progress(self.output.num_done)
         finally:
-            self._engine.cancel([row for row, _ in self._in_flight.values()])
-        self._output.finish(self._num_lines)
-        return self._report(time.perf_counter() - started, before)
+            self.engine.cancel([row for row, _ in self._in_flight.values()])
+        self.output.finish(self._num_lines)
+        return self._report(time.perf_counter() - started)
 
     def _read(self) -> Iterator[_Line]:
-        with self._source.open(encoding="utf-8") as file:
+        with self.source.open(encoding="utf-8") as file:
             lines = ((place, text) for place, text in enumerate(file, 1) if text.strip())
             for number, (place, text) in enumerate(lines):
                 self._num_lines = number + 1
@@ -218,20 +188,13 @@ class OfflineRun:
             record = json.loads(line.text)
             if not isinstance(record, Mapping):
                 raise ValueError(f"expected a JSON object, got {type(record).__name__}")
-            line.record = {"id": record["id"]} if "id" in record else {}
-            request = read_request(
-                record, self._engine.tokenizer, self._defaults, seed=self._seed + line.place
+            line.named = {"id": record["id"]} if "id" in record else {}
+            arguments = row_arguments(
+                record, self.engine.tokenizer, self.defaults, seed=self.seed + line.place
             )
-            row = self._engine.make_row(
-                request.prompt_ids,
-                partial(self._note, line.number),
-                params=request.params,
-                references=request.references,
-                num_context_tokens=request.num_context_tokens,
-            )
+            row = self.engine.make_row(listener=partial(self._note, line.number), **arguments)
         except Exception as error:  # whatever is wrong with a line, the others are answered
-            self._num_errors += 1
-            done[line.number] = error_line(line.place, line.record, error)
+            done[line.number] = self._error(line, error)
             return None
         self._in_flight[line.number] = row, line
         return row
@@ -243,52 +206,41 @@ class OfflineRun:
     def _wait(self) -> dict[int, str]:
         """The lines of all rows that have ended by now; waits for at least one."""
         done: dict[int, str] = {}
-        news: Sequence[tuple[int, Update]] = [self._updates.get()]
-        while news:
-            for number, update in news:
-                _, line = self._in_flight.pop(number)
-                done[number] = self._line_of(line, update)
-            try:
-                news = [self._updates.get_nowait()]
-            except Empty:
-                news = []
+        while not done or not self._updates.empty():
+            number, update = self._updates.get()
+            _, line = self._in_flight.pop(number)
+            done[number] = self._line_of(line, update)
         return done
 
     def _line_of(self, line: _Line, update: Update) -> str:
-        if update.completion is not None:
-            self._num_rows += 1
-            self._num_tokens += len(update.completion.token_ids)
-            return answer_line(line.place, line.record, update.completion)
-        assert update.error is not None
-        if not isinstance(update.error, ValueError):
-            raise update.error  # not an error of the line: it may be answered when the run is resumed
-        self._num_errors += 1
-        return error_line(line.place, line.record, update.error)
-
-    def _report(self, seconds: float, before: tuple[int, ...]) -> Report:
-        positions, padding, rows, forwards = (
-            now - then for now, then in zip(_counts(self._engine), before, strict=True)
+        if (completion := update.completion) is None:
+            assert update.error is not None
+            if not isinstance(update.error, ValueError):
+                raise update.error  # not an error of the line: it may be answered when the run is resumed
+            return self._error(line, update.error)
+        self._num_rows += 1
+        self._num_tokens += len(completion.token_ids)
+        return line.output(
+            {
+                "text": completion.text,
+                "finish_reason": completion.finish_reason,
+                "num_prompt_tokens": completion.num_prompt_tokens,
+                "num_tokens": len(completion.token_ids),
+            }
         )
+
+    def _error(self, line: _Line, error: BaseException) -> str:
+        self._num_errors += 1
+        return line.output({"error": f"{type(error).__name__}: {error}"})
+
+    def _report(self, seconds: float) -> Report:
+        stats = self.engine.stats
+        num_slots = stats.num_forwards * self.engine.max_rows
         return Report(
             self._num_rows,
             self._num_errors,
             self._num_tokens,
             seconds,
-            padding / positions if positions else 0.0,
-            rows / (forwards * self._engine.max_rows) if forwards else 0.0,
+            stats.num_padding / stats.num_positions if stats.num_positions else 0.0,
+            stats.num_row_forwards / num_slots if num_slots else 0.0,
         )
-
-
-@dataclass(slots=True)
-class _Line:
-    """A line of the input: its number among those that are not empty, and its place in the file, from 1."""
-
-    number: int
-    place: int
-    text: str
-    record: dict[str, Any] | None = None
-
-
-def _counts(engine: Engine) -> tuple[int, ...]:
-    stats = engine.stats
-    return stats.num_positions, stats.num_padding, stats.num_row_forwards, stats.num_forwards

@@ -12,7 +12,6 @@ import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
@@ -111,7 +110,5 @@ class OrderedOutput:
     def __enter__(self) -> OrderedOutput:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

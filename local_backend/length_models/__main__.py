@@ -49,27 +49,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(given: argparse.Namespace) -> None:
-    from local_backend.length_models.features import HiddenStates
-    from local_backend.length_models.quantiles import MIN_EXAMPLES, FitOptions
-    from local_backend.length_models.trained import TrainedLengths
+    from local_backend.length_models.quantiles import MIN_EXAMPLES
+    from local_backend.length_models.trained import HiddenStates, TrainedLengths
 
     model, examples = _load(given)
     learned, held_out = _split(examples, given.seed)
     if len(learned) < MIN_EXAMPLES:
         raise ValueError(f"{given.data} holds {len(examples)} answers: give at least {2 * MIN_EXAMPLES}")
-    predictor = TrainedLengths.fit(HiddenStates(model), learned, FitOptions(seed=given.seed))
+    predictor = TrainedLengths.fit(HiddenStates(model), learned, seed=given.seed)
     predictor.save(given.output)
     _report(predictor, learned, held_out)
 
 
 def _evaluate(given: argparse.Namespace) -> None:
-    from local_backend.length_models.features import HiddenStates
-    from local_backend.length_models.trained import TrainedLengths
+    from local_backend.length_models.trained import HiddenStates, TrainedLengths
 
     model, examples = _load(given)
-    predictor: LengthPredictor
-    predictor = TrainedLengths.load(given.predictor, HiddenStates(model))
-    _report(predictor, examples, examples)
+    _report(TrainedLengths.load(given.predictor, HiddenStates(model)), examples, examples)
 
 
 def _load(given: argparse.Namespace) -> tuple[PreTrainedModel, list[LengthExample]]:

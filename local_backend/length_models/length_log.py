@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from local_backend.requests.prompt_file import read_prompts
+from local_backend.requests.prompt_file import json_lines, read_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +46,7 @@ class LengthLog:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO | None = self.path.open("a", encoding="utf-8")
+        self._file = self.path.open("a", encoding="utf-8")
         self._lock = threading.Lock()
 
     def add(
@@ -69,7 +68,7 @@ class LengthLog:
             record |= {"temperature": params.temperature, "max_tokens": params.max_tokens}
         line = json.dumps(record, ensure_ascii=False) + "\n"
         with self._lock:
-            if self._file is None:
+            if self._file.closed:
                 raise ValueError(f"the log {self.path} is closed: open another LengthLog to go on")
             self._file.write(line)
             self._file.flush()
@@ -77,16 +76,12 @@ class LengthLog:
     def close(self) -> None:
         """Close the file; adding then raises."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._file.close()
 
     def __enter__(self) -> LengthLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -101,10 +96,15 @@ def read_lengths(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[L
         FileNotFoundError: There is no such file.
         ValueError: It holds no example, or a line is invalid. Says which and what to do.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give JSON lines with a prompt and num_tokens")
-    records = [record for _, record in _records(path)]
+    records = []
+    for name, record in json_lines(Path(path), is_growing=True):
+        length = record.get("num_tokens") if isinstance(record, dict) else None
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise ValueError(
+                f'{name} has no "num_tokens" of at least 1 (got {length!r}): '
+                "give the number of tokens of its answer"
+            )
+        records.append(record)
     if not records:
         raise ValueError(f"{path} holds no example: expected one record a line with a prompt and num_tokens")
     prompts = read_prompts(records, tokenizer, max_positions=_NO_LIMIT, max_tokens=0)
@@ -112,24 +112,3 @@ def read_lengths(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[L
         LengthExample(tuple(prompt), record["num_tokens"])
         for prompt, record in zip(prompts, records, strict=True)
     ]
-
-
-def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    text = path.read_text("utf-8")
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # no line break after it: the writer was stopped, or is still writing
-                return
-            raise ValueError(f"line {number} of {path} is not JSON ({error}): fix or remove it") from error
-        length = record.get("num_tokens") if isinstance(record, dict) else None
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise ValueError(
-                f'line {number} of {path} has no "num_tokens" of at least 1 (got {length!r}): '
-                "give the number of tokens of its answer"
-            )
-        yield number, record

@@ -55,6 +55,3 @@ def compile_blocks(model: PreTrainedModel, mode: str | None = None) -> None:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether any part of a module runs compiled."""
     return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
-
-
-__all__ = ["compile_blocks", "is_compiled"]

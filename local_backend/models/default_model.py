@@ -148,6 +148,3 @@ def _digests_of(paths: list[Path]) -> dict[str, str]:
 
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         return dict(zip((path.name for path in paths), pool.map(digest, paths), strict=True))
-
-
-__all__ = ["MODEL_NAME", "default_model_folder", "packaged_file"]

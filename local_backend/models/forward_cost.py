@@ -62,9 +62,8 @@ class ForwardCost:
             if not axis or list(axis) != sorted(set(axis)):
                 raise ValueError(f"{name} must ascend and not be empty, got {axis}")
         shape = (len(self.contexts), len(self.rows), len(self.widths))
-        if len(self.seconds) != shape[0] or any(
-            len(table) != shape[1] or any(len(line) != shape[2] for line in table) for table in self.seconds
-        ):
+        tables = [[len(line) for line in table] for table in self.seconds]
+        if tables != [[shape[2]] * shape[1]] * shape[0]:
             raise ValueError(f"seconds must be {shape[0]} contexts x {shape[1]} rows x {shape[2]} widths")
 
     @classmethod
@@ -200,7 +199,8 @@ def measure_forward_cost(
             ):
                 continue
             measured[width] = seconds_of(num_rows, width)
-        near.append(_ascending(_line_through(measured, widths)))
+        # A wider forward that is cheaper than a narrower one is noise.
+        near.append(tuple(accumulate(_line_through(measured, widths), max)))
     rows = rows[: len(near)]  # larger batches are extrapolated, too
     tables = [tuple(near)]
     for context in contexts[1:]:
@@ -248,68 +248,26 @@ def _line_through(measured: Mapping[int, float], widths: Sequence[int]) -> list[
     return line
 
 
-def _ascending(line: Sequence[float]) -> tuple[float, ...]:
-    """The measurements made monotonic: a wider forward that is cheaper than a narrower one is noise."""
-    ascending = [line[0]]
-    for seconds in line[1:]:
-        ascending.append(max(seconds, ascending[-1]))
-    return tuple(ascending)
+_known_costs: dict[tuple[object, ...], ForwardCost] = {}
+_lock = threading.Lock()
 
 
-class KnownCosts:
-    """The costs measured in this process, keyed by what they depend on. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._costs: dict[tuple[object, ...], ForwardCost] = {}
-        self._lock = threading.Lock()
-
-    def of(
-        self, model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
-    ) -> ForwardCost:
-        """The costs of ``model``, measured unless a model of the same shape was measured before."""
-        key = (
-            type(model),
-            model.config.to_json_string(),
-            model.dtype,
-            model.device,
-            getattr(model.config, "_attn_implementation", None),
-            torch.get_num_threads(),
-            bool(getattr(model, "hf_quantizer", None)),
-            is_compiled(model),
-            is_prepacked and has_prepacked(model),
-        )
-        with self._lock:
-            if key not in self._costs:
-                self._costs[key] = measure_forward_cost(model, architecture, is_prepacked=is_prepacked)
-            return self._costs[key]
-
-
-KNOWN_COSTS = KnownCosts()
-
-
-class LazyForwardCost:
-    """The costs of one model, measured at first use.
-
-    Args:
-        model: In evaluation mode.
-        architecture: Its architecture.
-        given: Costs that are known already, e.g. measured before.
-        is_prepacked: Whether forwards use prepacked weights.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        architecture: Architecture,
-        given: ForwardCost | None = None,
-        *,
-        is_prepacked: bool = True,
-    ) -> None:
-        self._model, self._architecture, self._is_prepacked = model, architecture, is_prepacked
-        self._costs = given
-
-    def __call__(self) -> ForwardCost:
-        """The costs; takes about a second the first time."""
-        if self._costs is None:
-            self._costs = KNOWN_COSTS.of(self._model, self._architecture, is_prepacked=self._is_prepacked)
-        return self._costs
+def known_forward_cost(
+    model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
+) -> ForwardCost:
+    """The cost of a model's forwards, measured once per shape of model in this process. Thread-safe."""
+    key = (
+        type(model),
+        model.config.to_json_string(),
+        model.dtype,
+        model.device,
+        getattr(model.config, "_attn_implementation", None),
+        torch.get_num_threads(),
+        bool(getattr(model, "hf_quantizer", None)),
+        is_compiled(model),
+        is_prepacked and has_prepacked(model),
+    )
+    with _lock:
+        if key not in _known_costs:
+            _known_costs[key] = measure_forward_cost(model, architecture, is_prepacked=is_prepacked)
+        return _known_costs[key]

@@ -73,6 +73,3 @@ def _with_gguf_suffix(path: Path) -> Iterator[tuple[Path, str]]:
         link = Path(folder) / "model.gguf"
         link.symlink_to(path)
         yield link.parent, link.name
-
-
-__all__ = ["is_gguf", "load_gguf"]

@@ -50,7 +50,10 @@ def load(
     if is_gguf(path_or_name):
         model, tokenizer = load_gguf(Path(path_or_name), options)
     else:
-        model, tokenizer = _load_transformers(path_or_name, options)
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(path_or_name)
+        model = AutoModelForCausalLM.from_pretrained(path_or_name, **options)
     if device is not None:
         model = cast("Any", model).to(device)
     return model, tokenizer
@@ -84,15 +87,3 @@ def bf16_is_fast(device: str | torch.device | None = None) -> bool:
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return False
-
-
-def _load_transformers(
-    path_or_name: str | Path, options: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(path_or_name)
-    return AutoModelForCausalLM.from_pretrained(path_or_name, **options), tokenizer
-
-
-__all__ = ["bf16_is_fast", "load"]

@@ -7,10 +7,10 @@ know requests.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,6 +135,7 @@ class ModelRunner:
         return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
 
 
+@dataclass(frozen=True, slots=True)
 class TreeShape:
     """Positions of the new tokens, and which of them attend to each other.
 
@@ -145,10 +146,9 @@ class TreeShape:
             ``None`` if all drafts are chains, so that each token attends to those before it.
     """
 
-    def __init__(self, lengths: Tensor, positions: Tensor, ancestors: Tensor | None) -> None:
-        self.lengths = lengths
-        self.positions = positions
-        self.ancestors = ancestors
+    lengths: Tensor
+    positions: Tensor
+    ancestors: Tensor | None
 
     @classmethod
     def of(
@@ -233,16 +233,5 @@ def run_in_short_lived_thread(work: Callable[[], object]) -> None:
     Raises:
         Exception: Whatever ``work`` raises.
     """
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="local_backend.run_in_short_lived_thread", daemon=True)
-    thread.start()
-    thread.join()
-    done.result()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(work).result()

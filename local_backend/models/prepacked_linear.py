@@ -212,15 +212,3 @@ def kind_of(module: torch.nn.Linear) -> tuple[object, ...]:
 def usual_product(module: torch.nn.Linear, inputs: Tensor) -> Tensor:
     """The layer's product without prepacking."""
     return linear(inputs, module.weight, module.bias)
-
-
-__all__ = [
-    "PrepackedLinear",
-    "PrepackedProduct",
-    "can_be_laid_out",
-    "is_emulated",
-    "kind_of",
-    "laid_out_type",
-    "prepacked_products",
-    "usual_product",
-]

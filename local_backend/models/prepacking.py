@@ -206,6 +206,3 @@ def _seconds_of(multiply: Callable[[], object]) -> float:
         multiply()
         seconds.append(time.perf_counter() - started)
     return min(seconds)
-
-
-__all__ = ["has_prepacked", "prepack", "repack", "unpack"]

@@ -6,7 +6,7 @@ Knows tokenizers. Of a model it knows only the numbers of positions and token id
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,7 @@ def _records(
     if not isinstance(source, str | Path):
         return ((f"record {number}", record) for number, record in enumerate(source, 1))
     if Path(source).suffix in (".jsonl", ".json", ".ndjson"):
-        return _json_lines(Path(source))
+        return json_lines(Path(source))
     from datasets import load_dataset, load_from_disk
 
     is_saved = (Path(source) / "dataset_info.json").exists() or (Path(source) / "state.json").exists()
@@ -147,7 +147,18 @@ def _records(
     return ((f"record {number} of {source}", record) for number, record in enumerate(dataset, 1))
 
 
-def _json_lines(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def json_lines(path: Path, *, is_growing: bool = False) -> Iterator[tuple[str, Any]]:
+    """The name and the record of each line that is not empty.
+
+    Args:
+        path: A file of JSON lines.
+        is_growing: Whether its writer may have been stopped, or be writing still: a last line that is cut
+            off is skipped.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is not JSON.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a file of JSON lines with {_EXPECTED}")
     with path.open(encoding="utf-8") as lines:
@@ -158,6 +169,8 @@ def _json_lines(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
+                if is_growing and not line.endswith("\n"):
+                    return
                 raise ValueError(f"{name} is not JSON ({error}): expected {_EXPECTED}") from error
             yield name, record
 

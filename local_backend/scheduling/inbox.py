@@ -159,6 +159,3 @@ class Inbox:
     def observe(self, row: Row) -> None:
         """Report the length of an answer that ended at an end token or stop sequence."""
         self._scheduler.observe(row)
-
-
-__all__ = ["Inbox"]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.waiting_queue import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingQueue
@@ -84,7 +86,8 @@ class LengthErrors:
         num_answers: Answers compared.
         mean_absolute_error: Of the expected length, in tokens.
         acc_50, acc_100: Shares of expected lengths at most 50 and 100 tokens off, as in the paper.
-        pinball_loss: Of the maximum, at :data:`MAX_QUANTILE`, in tokens.
+        pinball_loss: Of the maximum, at :data:`MAX_QUANTILE`, in tokens: each token too low costs the
+            quantile, each token too high what it lacks to 1.
         share_within_max: Share of answers no longer than the maximum.
     """
 
@@ -102,55 +105,28 @@ class LengthErrors:
         Raises:
             ValueError: The lists are empty or differ in length.
         """
-        expected = [prediction.num_tokens for prediction in predictions]
-        maxima = [prediction.max_num_tokens for prediction in predictions]
+        if not predictions or len(predictions) != len(num_tokens):
+            raise ValueError(
+                f"{len(predictions)} predictions and {len(num_tokens)} lengths: give at least one, and one "
+                "length for each prediction"
+            )
+        actual = np.array(num_tokens)
+        off = np.abs([prediction.num_tokens for prediction in predictions] - actual)
+        missing = actual - [prediction.max_num_tokens for prediction in predictions]
         return cls(
             len(predictions),
-            mean_absolute_error(expected, num_tokens),
-            share_within(expected, num_tokens, 50),
-            share_within(expected, num_tokens, 100),
-            pinball_loss(maxima, num_tokens, MAX_QUANTILE),
-            sum(actual <= most for actual, most in _pairs(num_tokens, maxima)) / len(predictions),
+            float(off.mean()),
+            float((off <= 50).mean()),
+            float((off <= 100).mean()),
+            float(np.maximum(MAX_QUANTILE * missing, (MAX_QUANTILE - 1) * missing).mean()),
+            float((missing <= 0).mean()),
         )
 
 
-def mean_absolute_error(predicted: Sequence[float], actual: Sequence[float]) -> float:
-    """The mean absolute difference of predicted and actual lengths, in tokens.
-
-    Raises:
-        ValueError: The lists are empty or differ in length.
-    """
-    return sum(abs(one - other) for one, other in _pairs(predicted, actual)) / len(actual)
-
-
-def share_within(predicted: Sequence[float], actual: Sequence[float], num_tokens: float) -> float:
-    """The share of predictions at most ``num_tokens`` off: Acc-50 and Acc-100 of arXiv 2305.13144.
-
-    Raises:
-        ValueError: The lists are empty or differ in length.
-    """
-    return sum(abs(one - other) <= num_tokens for one, other in _pairs(predicted, actual)) / len(actual)
-
-
-def pinball_loss(predicted: Sequence[float], actual: Sequence[float], quantile: float) -> float:
-    """Mean pinball loss: each token too low costs ``quantile``, each token too high ``1 - quantile``.
-
-    Raises:
-        ValueError: The lists are empty or differ in length, or the quantile is not between 0 and 1.
-    """
-    if not 0 < quantile < 1:
-        raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
-    losses = (
-        max(quantile * (came - said), (quantile - 1) * (came - said))
-        for said, came in _pairs(predicted, actual)
-    )
-    return sum(losses) / len(actual)
-
-
-def quantile_of(values: Sequence[float], quantile: float) -> float:
+def quantile_of(values: Collection[float], quantile: float) -> float:
     """The smallest of ``values`` that at least a share ``quantile`` of them do not exceed.
 
-    It is the constant prediction with the lowest :func:`pinball_loss` on them.
+    It is the constant prediction with the lowest pinball loss on them.
 
     Raises:
         ValueError: ``values`` is empty, or the quantile is not between 0 and 1.
@@ -159,17 +135,7 @@ def quantile_of(values: Sequence[float], quantile: float) -> float:
         raise ValueError(
             f"a quantile between 0 and 1 needs at least one value, got {quantile} of {len(values)}"
         )
-    ordered = sorted(values)
-    # Rounded first: a floating-point error just above an integer would make ceil skip to the next value.
-    return ordered[min(len(ordered), max(1, math.ceil(round(quantile * len(ordered), 9)))) - 1]
-
-
-def _pairs(one: Sequence[float], other: Sequence[float]) -> list[tuple[float, float]]:
-    if not one or len(one) != len(other):
-        raise ValueError(
-            f"{len(one)} and {len(other)} numbers: give at least one, and one actual for each predicted"
-        )
-    return list(zip(one, other, strict=True))
+    return float(np.quantile(list(values), quantile, method="inverted_cdf"))
 
 
 def admission_tokens(prediction: Prediction | None, policy: AdmissionPolicy) -> float | None:

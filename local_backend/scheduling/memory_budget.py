@@ -65,11 +65,7 @@ class MemoryBudget:
         cache = RaggedKVCache(architecture.num_layers, max_rows=1, max_prefix_bytes=0, max_tokens=1)
         cache.add_row()
         forward = ModelRunner(model, cache, architecture)
-
-        def read_one() -> None:
-            forward(0, [[0]], [EMPTY_DRAFT], with_logits=False)
-
-        run_in_short_lived_thread(read_one)
+        run_in_short_lived_thread(lambda: forward(0, [[0]], [EMPTY_DRAFT], with_logits=False))
         memory = cls(
             min(max_prefix_bytes, int(max_bytes * _PREFIX_SHARE)),
             max_bytes,

@@ -77,14 +77,13 @@ class WaitingQueue(Generic[ItemT]):
     def __init__(
         self, policy: AdmissionPolicy = "first_come", *, max_overtakes: int = DEFAULT_MAX_OVERTAKES
     ) -> None:
-        self.policy = _checked(policy)
-        self.max_overtakes = _checked_limit(max_overtakes)
         self._waiters: dict[ItemT, QueueEntry[ItemT]] = {}
         self._by_policy: list[tuple[float, int, ItemT]] = []  # the int is unique: items are not compared
         self._by_arrival: list[tuple[int, ItemT]] = []
         self._num_arrived = 0
         self._num_gone = 0
         self._last_arrival: _Arrival | None = None
+        self.reorder(policy, max_overtakes=max_overtakes)
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -92,9 +91,6 @@ class WaitingQueue(Generic[ItemT]):
     def __iter__(self) -> Iterator[ItemT]:
         """The waiting items, in order of arrival."""
         return (item for _, item in list(self._by_arrival))
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._waiters
 
     def add(self, item: ItemT, *, predicted_tokens: float | None, now: float) -> None:
         """Queue ``item`` behind earlier arrivals.
@@ -167,9 +163,17 @@ class WaitingQueue(Generic[ItemT]):
         self._sort()
 
     def reorder(self, policy: AdmissionPolicy, *, max_overtakes: int) -> None:
-        """Switch to another policy, also for items that already wait."""
-        self.policy = _checked(policy)
-        self.max_overtakes = _checked_limit(max_overtakes)
+        """Switch to another policy, also for items that already wait.
+
+        Raises:
+            ValueError: The policy is unknown or the limit is negative.
+        """
+        if policy not in get_args(AdmissionPolicy):
+            raise ValueError(f"no policy is named {policy!r}; there are {get_args(AdmissionPolicy)}")
+        if max_overtakes < 0:
+            raise ValueError(f"max_overtakes must be 0 or more, got {max_overtakes}")
+        self.policy = policy
+        self.max_overtakes = max_overtakes
         self._sort()
 
     def clear(self) -> list[ItemT]:
@@ -202,15 +206,3 @@ class WaitingQueue(Generic[ItemT]):
         if waiter.predicted_tokens is None:
             return float("-inf")
         return waiter.predicted_tokens if self.policy == "shortest_first" else -waiter.predicted_tokens
-
-
-def _checked(policy: AdmissionPolicy) -> AdmissionPolicy:
-    if policy not in get_args(AdmissionPolicy):
-        raise ValueError(f"no policy is named {policy!r}; there are {get_args(AdmissionPolicy)}")
-    return policy
-
-
-def _checked_limit(max_overtakes: int) -> int:
-    if max_overtakes < 0:
-        raise ValueError(f"max_overtakes must be 0 or more, got {max_overtakes}")
-    return max_overtakes

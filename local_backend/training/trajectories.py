@@ -157,12 +157,7 @@ def decode_recorded(
     try:
         engine.submit(rows)
         for prompt, row, mailbox in zip(prompts, rows, mailboxes, strict=True):
-            completion = None
-            while completion is None:
-                update = mailbox.get()
-                if update.error is not None:
-                    raise update.error
-                completion = update.completion
+            completion = mailbox.completion()
             iterates = recorder.iterates_of(row)
             yield (
                 completion,

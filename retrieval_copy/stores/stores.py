@@ -42,7 +42,11 @@ class BM25Retriever(BaseRetriever):
         super().model_post_init(context)
         terms = [_terms(document.page_content) for document in self.documents]
         if any(terms):
-            self._index = _bm25().BM25()
+            try:
+                from bm25s import BM25
+            except ImportError as error:
+                raise ImportError("BM25Retriever needs bm25s: pip install '.[rag]' in a checkout") from error
+            self._index = BM25()
             self._index.index(terms, show_progress=False)
 
     def _get_relevant_documents(
@@ -69,14 +73,6 @@ class BM25Retriever(BaseRetriever):
 
 def _terms(text: str) -> list[str]:
     return [piece.casefold() for piece in pieces(text) if is_word(piece)]
-
-
-def _bm25() -> Any:
-    try:
-        import bm25s
-    except ImportError as error:
-        raise ImportError("BM25Retriever needs bm25s: pip install '.[rag]' in a checkout") from error
-    return bm25s
 
 
 _API_KEY = "QDRANT_API_KEY"

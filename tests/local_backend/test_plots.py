@@ -6,7 +6,7 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
-from local_backend.plots import CopiedText, ablation, landings
+from local_backend.plots import CopiedText, landings
 from local_backend.requests.outputs import Completion, Stats
 from tests.local_backend.conftest import ragged_prompts
 
@@ -39,16 +39,3 @@ def test_copied_text_has_the_colour_of_its_reference(tokenizer: PreTrainedTokeni
     html = shown._repr_html_()
     assert html.count("<span") == 2
     assert "&lt;this&gt; &amp; that" in html
-
-
-def test_the_ablation_draws_a_line_for_each_match_and_one_beside_them() -> None:
-    results = {
-        "n": [1, 2],
-        "k": [5, 10],
-        "tokens_per_forward": [[2.0, 3.0], [1.0, 2.0]],
-        "adaptive": {"tokens_per_forward": 4.0},
-    }
-    lines = ablation(results).axes[0].lines
-    assert [list(line.get_ydata()) for line in lines] == [[2.0, 3.0], [1.0, 2.0], [4.0, 4.0]]
-    with pytest.raises(ValueError, match="no 'seconds'"):
-        ablation(results, figure="seconds")

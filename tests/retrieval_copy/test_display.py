@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 from rich.console import Console
 
 from retrieval_copy import RetrievalCopyChain, cite
-from retrieval_copy.display import CitedAnswer, forwards, segments
+from retrieval_copy.display import CitedAnswer, segments
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
 from tests.retrieval_copy.test_citations import TEXTS
 
@@ -49,17 +49,6 @@ def test_terminals_show_the_answer_and_its_sources(answer: AIMessage) -> None:
     assert "[1] https://example.org/clay.html" in text
     assert "[2] glaze.md" in text
     assert "\x1b[" in console.export_text(styles=True)
-
-
-def test_forwards_are_drawn_for_what_says_how_it_was_decoded(answer: AIMessage) -> None:
-    decoded = AIMessage("x", response_metadata={"decoding": {"num_forwards": 10, "tokens_per_forward": 4.2}})
-    figure = forwards({"a question": decoded})
-    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]  # of the subclass
-    assert "42 tokens, 10 forwards" in [text.get_text().strip() for text in figure.axes[0].texts]
-    with pytest.raises(ValueError, match="as ChatLocal gives it"):
-        forwards({"a": answer})
-    with pytest.raises(ValueError, match="got none"):
-        forwards({})
 
 
 def test_a_message_without_citations_is_refused() -> None:

@@ -100,7 +100,7 @@ def test_a_text_larger_than_the_key_of_one_sort_is_ordered() -> None:
 def test_memory_is_eight_bytes_a_token() -> None:
     index = SuffixIndex([range(1000), range(500)])
     assert len(index) == 1500
-    assert index.num_bytes == 8 * (len(index) + 3)
+    assert index.tokens.nbytes + index._order.nbytes == 8 * (len(index) + 3)
 
 
 def test_negative_ids_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,31 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import SamplingParams
-from local_backend.length_models.features import HiddenStates, TextEmbeddings
+from local_backend.length_models import quantiles
 from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
 from local_backend.length_models.quantiles import (
-    FitOptions,
     QuantileEnsemble,
     ascending_tokens,
     fit_quantiles,
     pinball,
 )
-from local_backend.length_models.trained import TrainedLengths
+from local_backend.length_models.trained import HiddenStates, TrainedLengths
 from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, ObservedLengths, Prediction
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
 
-QUICK = FitOptions(num_hidden=8, num_networks=2, dropout=0.0, learning_rate=0.02, max_steps=150)
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks, for few features that all matter."""
+    for name, value in {
+        "_NUM_HIDDEN": 8,
+        "_NUM_NETWORKS": 2,
+        "_DROPOUT": 0.0,
+        "_LEARNING_RATE": 0.02,
+        "_MAX_STEPS": 150,
+    }.items():
+        monkeypatch.setattr(quantiles, name, value)
 
 
 # Quantiles ----------------------------------------------------------------------------------------------
@@ -35,9 +46,9 @@ QUICK = FitOptions(num_hidden=8, num_networks=2, dropout=0.0, learning_rate=0.02
 
 @given(st.lists(st.lists(st.floats(-50, 50), min_size=5, max_size=5), min_size=1, max_size=5))
 def test_quantiles_ascend_whatever_the_network_says(raw: list[list[float]]) -> None:
-    quantiles = ascending_tokens(torch.tensor(raw), torch.tensor(4.0), torch.tensor(1.0))
-    assert quantiles.isfinite().all()
-    assert (quantiles.diff(dim=1) >= 0).all()
+    ascending = ascending_tokens(torch.tensor(raw), torch.tensor(4.0), torch.tensor(1.0))
+    assert ascending.isfinite().all()
+    assert (ascending.diff(dim=1) >= 0).all()
 
 
 def test_the_pinball_loss_of_one_answer_by_hand() -> None:
@@ -53,8 +64,9 @@ def _answers(count: int, seed: int) -> tuple[torch.Tensor, list[int]]:
     return torch.tensor(features), lengths
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_maximum_is_learned_from_one_answer_to_each_prompt(tmp_path: Path) -> None:
-    learned = fit_quantiles(*_answers(400, 1), QUICK)
+    learned = fit_quantiles(*_answers(400, 1))
     features, lengths = _answers(200, 2)
     predictions = [one for one in learned.predictions(features) if one is not None]
     errors = LengthErrors.of(predictions, lengths)
@@ -70,20 +82,15 @@ def test_the_maximum_is_learned_from_one_answer_to_each_prompt(tmp_path: Path) -
 
 def test_fitting_is_the_same_again_and_leaves_other_draws_alone() -> None:
     state = torch.get_rng_state()
-    options = FitOptions(num_hidden=4, num_networks=1, max_steps=20)
-    one, other = (fit_quantiles(*_answers(60, 1), options) for _ in range(2))
+    one, other = (fit_quantiles(*_answers(60, 1)) for _ in range(2))
     features, _ = _answers(10, 2)
     assert torch.equal(one(features), other(features))
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_too_few_or_wrong_options_are_refused(tmp_path: Path) -> None:
+def test_too_few_or_no_predictor_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 20 prompts"):
         fit_quantiles(*_answers(19, 1))
-    with pytest.raises(ValueError, match="num_networks"):
-        FitOptions(num_networks=0)
-    with pytest.raises(ValueError, match="dropout"):
-        FitOptions(dropout=1.0)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         QuantileEnsemble.load(tmp_path / "nothing")
 
@@ -116,8 +123,9 @@ def test_what_a_prompt_is_described_by_does_not_depend_on_who_stands_beside_it(
         HiddenStates(model)([[]])
 
 
+@pytest.mark.usefixtures("quick")
 def test_lengths_are_learned_from_hidden_states(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    predictor = TrainedLengths.fit(HiddenStates(model), _examples(120, 1), QUICK)
+    predictor = TrainedLengths.fit(HiddenStates(model), _examples(120, 1))
     held_out = _examples(40, 2)
     predictions = predictor.predict([example.prompt_ids for example in held_out])
     errors = LengthErrors.of(
@@ -131,17 +139,16 @@ def test_lengths_are_learned_from_hidden_states(model: LlamaForCausalLM, tmp_pat
     assert predictor.predict([]) == []
 
 
-def test_an_embedding_may_stand_for_the_hidden_states(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    def embed(texts: list[str]) -> list[list[float]]:
-        return [[float(len(text)), float(text.count("a"))] for text in texts]
+def test_features_of_another_kind_are_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    class Lengths:
+        name = "length"
 
-    features = TextEmbeddings(tokenizer, embed)
-    assert features([[30, 40], [50]]).shape == (2, 3)
-    predictor = TrainedLengths.fit(features, _examples(30, 1), FitOptions(max_steps=3))
-    predictor.save(tmp_path)
-    with pytest.raises(ValueError, match="'embedding' features, got 'hidden_state'"):
+        def __call__(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+            return torch.tensor([[float(len(prompt))] for prompt in prompts])
+
+    TrainedLengths.fit(Lengths(), _examples(30, 1)).save(tmp_path)
+    assert TrainedLengths.load(tmp_path, Lengths()).predict([[20, 120]])
+    with pytest.raises(ValueError, match="'length' features, got 'hidden_state'"):
         TrainedLengths.load(tmp_path, HiddenStates(model))
 
 

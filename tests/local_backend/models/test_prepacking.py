@@ -85,10 +85,36 @@ def test_an_engine_told_to_forget_reads_weights_changed_behind_torchs_back(
     with Engine(model, tokenizer, prepacked=True) as engine:
         engine.generate([[5, 6, 7]], params)
         model.lm_head.weight.data.neg_()
-        engine.forget_prefixes()
+        engine.forget_weights()
         (prepacked,) = engine.generate([[5, 6, 7]], params)
     with Engine(model, tokenizer, prepacked=False) as engine:
         assert engine.generate([[5, 6, 7]], params)[0].token_ids == prepacked.token_ids
+
+
+def test_prepacked_weights_stay_when_prefixes_are_forgotten(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_packed = 0
+    pack = PrepackedProduct.pack
+
+    def counted(product: PrepackedProduct) -> None:
+        nonlocal num_packed
+        num_packed += 1
+        pack(product)
+
+    monkeypatch.setattr(PrepackedProduct, "pack", counted)
+    params = SamplingParams(max_tokens=4)
+    with Engine(_model(vocabulary_size=len(tokenizer)), tokenizer, prepacked=True) as engine:
+        (first,) = engine.generate([[5, 6, 7]], params)
+        num_at_first, num_read = num_packed, engine.stats.num_prefilled_tokens
+        assert num_at_first > 0
+        engine.forget_prefixes()
+        assert engine.generate([[5, 6, 7]], params)[0].token_ids == first.token_ids
+        assert num_packed == num_at_first
+        assert engine.stats.num_prefilled_tokens == 2 * num_read  # the prefix was read again
+        engine.forget_weights()
+        assert engine.generate([[5, 6, 7]], params)[0].token_ids == first.token_ids
+        assert num_packed > num_at_first
 
 
 def test_an_engine_made_on_a_model_trained_since_reads_its_new_weights(

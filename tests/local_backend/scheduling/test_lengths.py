@@ -12,10 +12,7 @@ from local_backend.scheduling.lengths import (
     LengthErrors,
     Prediction,
     admission_tokens,
-    mean_absolute_error,
-    pinball_loss,
     quantile_of,
-    share_within,
 )
 
 
@@ -32,9 +29,10 @@ def test_the_errors_of_three_answers_by_hand() -> None:
 
 
 def test_a_distance_of_exactly_fifty_counts_as_within() -> None:
-    assert share_within([10.0], [60], 50) == 1
-    assert share_within([10.0], [61], 50) == 0
-    assert mean_absolute_error([10.0], [61]) == 51
+    assert LengthErrors.of([Prediction(10, 10)], [60]).acc_50 == 1
+    beyond = LengthErrors.of([Prediction(10, 10)], [61])
+    assert beyond.acc_50 == 0
+    assert beyond.mean_absolute_error == 51
 
 
 @given(
@@ -44,9 +42,14 @@ def test_a_distance_of_exactly_fifty_counts_as_within() -> None:
 )
 def test_no_constant_loses_less_than_the_quantile(lengths: list[int], quantile: float, other: int) -> None:
     best = quantile_of(lengths, quantile)
+    assert best in lengths
     assert sum(length <= best for length in lengths) >= quantile * len(lengths) - 1e-9
-    here = pinball_loss([best] * len(lengths), lengths, quantile)
-    assert here <= pinball_loss([other] * len(lengths), lengths, quantile) + 1e-9
+
+    def loss(constant: float) -> float:
+        missing = [length - constant for length in lengths]
+        return sum(max(quantile * one, (quantile - 1) * one) for one in missing)
+
+    assert loss(best) <= loss(other) + 1e-9
 
 
 def test_the_quantile_of_ten_values_is_one_of_them() -> None:
@@ -61,12 +64,12 @@ def test_a_prediction_that_says_nothing_sensible_is_refused(wrong: tuple[float, 
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 and 2 numbers"):
-        mean_absolute_error([1.0], [1, 2])
-    with pytest.raises(ValueError, match="0 and 0"):
+    with pytest.raises(ValueError, match="1 predictions and 2 lengths"):
+        LengthErrors.of([Prediction(1, 1)], [1, 2])
+    with pytest.raises(ValueError, match="0 predictions and 0 lengths"):
         LengthErrors.of([], [])
     with pytest.raises(ValueError, match="between 0 and 1"):
-        pinball_loss([1.0], [1], 1.0)
+        quantile_of([1], 1.0)
     with pytest.raises(ValueError, match="at least one value"):
         quantile_of([], 0.5)
 
