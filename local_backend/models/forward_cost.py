@@ -34,7 +34,7 @@ _ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
 _MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: their cost is linear in tokens
 _SMALL_FORWARD_TOKENS = 32
 _NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
-_MAX_SECONDS = 0.8
+_MAX_SECONDS, _MAX_SECONDS_WITH_GRAPHS = 0.8, 3.0  # each graph is recorded first
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,7 @@ def measure_forward_cost(
     *,
     max_rows: int = 16,
     is_prepacked: bool = True,
+    with_graphs: bool = False,
 ) -> ForwardCost:
     """Time forwards of several widths, batches and contexts.
 
@@ -159,10 +160,11 @@ def measure_forward_cost(
         architecture: Its architecture; read from its configuration unless given.
         max_rows: Larger batches are not measured.
         is_prepacked: Whether forwards use prepacked weights, if the model has them.
+        with_graphs: Whether forwards are replayed as CUDA graphs.
     """
     architecture = architecture or Architecture.of(model)
     cache = RaggedKVCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
-    forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked)
+    forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs)
     rows = tuple(number for number in _ROWS if number <= max_rows) or (1,)
     longest = architecture.max_positions - 1
     widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
@@ -183,11 +185,11 @@ def measure_forward_cost(
                 torch.cuda.synchronize(architecture.device)
             return time.perf_counter() - started
 
-        if num_rows * width <= _SMALL_FORWARD_TOKENS:
+        if with_graphs or num_rows * width <= _SMALL_FORWARD_TOKENS:
             run()  # the first run of a shape is slower
         return min(run() for _ in range(num_repeats))
 
-    deadline = time.perf_counter() + _MAX_SECONDS
+    deadline = time.perf_counter() + (_MAX_SECONDS_WITH_GRAPHS if with_graphs else _MAX_SECONDS)
     cache.assume_length(contexts[0])
     near: list[tuple[float, ...]] = []
     for num_rows in rows:
@@ -264,7 +266,12 @@ class KnownCosts:
         self._lock = threading.Lock()
 
     def of(
-        self, model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
+        self,
+        model: PreTrainedModel,
+        architecture: Architecture,
+        *,
+        is_prepacked: bool = True,
+        with_graphs: bool = False,
     ) -> ForwardCost:
         """The costs of ``model``, measured unless a model of the same shape was measured before."""
         key = (
@@ -277,10 +284,13 @@ class KnownCosts:
             bool(getattr(model, "hf_quantizer", None)),
             is_compiled(model),
             is_prepacked and has_prepacked(model),
+            with_graphs,
         )
         with self._lock:
             if key not in self._costs:
-                self._costs[key] = measure_forward_cost(model, architecture, is_prepacked=is_prepacked)
+                self._costs[key] = measure_forward_cost(
+                    model, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs
+                )
             return self._costs[key]
 
 
@@ -295,6 +305,7 @@ class LazyForwardCost:
         architecture: Its architecture.
         given: Costs that are known already, e.g. measured before.
         is_prepacked: Whether forwards use prepacked weights.
+        with_graphs: Whether forwards are replayed as CUDA graphs.
     """
 
     def __init__(
@@ -304,12 +315,14 @@ class LazyForwardCost:
         given: ForwardCost | None = None,
         *,
         is_prepacked: bool = True,
+        with_graphs: bool = False,
     ) -> None:
-        self._model, self._architecture, self._is_prepacked = model, architecture, is_prepacked
+        self._model, self._architecture = model, architecture
+        self._options = {"is_prepacked": is_prepacked, "with_graphs": with_graphs}
         self._costs = given
 
     def __call__(self) -> ForwardCost:
         """The costs; takes about a second the first time."""
         if self._costs is None:
-            self._costs = KNOWN_COSTS.of(self._model, self._architecture, is_prepacked=self._is_prepacked)
+            self._costs = KNOWN_COSTS.of(self._model, self._architecture, **self._options)
         return self._costs
