@@ -18,7 +18,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -126,11 +126,8 @@ def forced_model(shape: str, device: str, vocabulary_size: int = _VOCABULARY_SIZ
 def shortened(tasks: Sequence[Task], num_tokens: int) -> list[Task]:
     """The tasks with answers of at most ``num_tokens``."""
     return [
-        Task(
-            task.prompt,
-            (),
-            None if task.target is None else task.target[:num_tokens],
-            min(task.num_tokens, num_tokens),
+        replace(
+            task, target=task.target and task.target[:num_tokens], num_tokens=min(task.num_tokens, num_tokens)
         )
         for task in tasks
     ]
@@ -151,18 +148,30 @@ def run_peer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], **settings: Any
 ) -> Run:
     """``model.generate``; targets are not forced by a processor, the model itself writes them."""
-    run = run_transformers(model, tokenizer, [_unforced(task) for task in tasks], **settings)
-    return _synchronized(run)
+    free = [replace(task, target=None) for task in tasks]
+    if "cache_implementation" in settings:  # compiled forwards run no hooks
+        return run_transformers(model, tokenizer, free, **settings)
+    ended_at: list[float] = []
 
+    def note(*_: Any) -> None:
+        if not ended_at and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        ended_at.append(time.perf_counter())
 
-def _unforced(task: Task) -> Task:
-    return Task(task.prompt, (), None, task.num_tokens)
-
-
-def _synchronized(run: Run) -> Run:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return run
+    handle = model.register_forward_hook(note)
+    try:
+        started = time.perf_counter()
+        run = run_transformers(model, tokenizer, free, **settings)
+    finally:
+        handle.remove()
+    num_decoded = sum(len(answer) - 1 for answer in run.token_ids)
+    decode_seconds = run.seconds - (ended_at[0] - started)
+    return replace(
+        run,
+        decode_seconds=decode_seconds,
+        num_decoded=num_decoded,
+        num_forwards=len(ended_at) * len(tasks),
+    )
 
 
 def run_ours(engine: Engine, tasks: Sequence[Task]) -> Run:
@@ -264,9 +273,6 @@ def compare_model(
     options: argparse.Namespace,
 ) -> dict[str, dict[str, Any]]:
     """The figures of a model, by batch size and way."""
-    makers: dict[str, dict[str, Any]] = {"engine": {}}
-    if options.device != "cpu":
-        makers["engine, graphs"] = {"cuda_graphs": True}
     figures: dict[str, dict[str, Any]] = {}
     for size in options.batches:
         ways: dict[str, Way] = {GREEDY: partial(run_peer, model, tokenizer)}
@@ -275,12 +281,11 @@ def compare_model(
             if options.compiled:
                 ways[COMPILED] = partial(run_peer, model, tokenizer, cache_implementation="static")
         engines = []
-        for label, settings in makers.items():
-            for drafter in DRAFTERS:
-                engine = Engine(model, tokenizer, drafter, max_prefix_bytes=0, **settings)
-                engines.append(engine)
-                _ = engine.width_costs  # measured before timing starts
-                ways[f"{label} {drafter}"] = partial(run_ours, engine)
+        for drafter, graphs in _kinds_of_engines(size, options.device):
+            engine = Engine(model, tokenizer, drafter, max_prefix_bytes=0, cuda_graphs=graphs)
+            engines.append(engine)
+            _ = engine.width_costs  # measured before timing starts
+            ways[f"{drafter}, graphs" if graphs else drafter] = partial(run_ours, engine)
         batches = [[task] for task in tasks[: options.cases]] if size == 1 else [tasks[:size]]
         try:
             figures[str(size)] = compare(ways, batches, seconds=options.seconds)
@@ -288,6 +293,14 @@ def compare_model(
             for engine in engines:
                 engine.close()
     return figures
+
+
+def _kinds_of_engines(size: int, device: str) -> list[tuple[str, bool]]:
+    """Drafters, with CUDA graphs or without; without them fewer, since each engine has a cache of its own."""
+    if device == "cpu":
+        return [(drafter, False) for drafter in DRAFTERS]
+    without = DRAFTERS[:2] if size == 1 else DRAFTERS[:1]
+    return [*((drafter, False) for drafter in without), *((drafter, True) for drafter in DRAFTERS)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
