@@ -110,6 +110,7 @@ class GraphedForwards:
         """
         if self._layout != self._cache.layout:
             self._recorded.clear()
+            self._pool = None  # torch frees a pool with its last graph
             self._layout = self._cache.layout
         key = (*inputs.input_ids.shape, self._cache.num_attended)
         recorded = self._recorded.get(key)
