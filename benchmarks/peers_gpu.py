@@ -205,7 +205,7 @@ def compare(
     ways: dict[str, Way], batches: Sequence[Sequence[Task]], *, seconds: float, max_repeats: int = 5
 ) -> dict[str, dict[str, Any]]:
     """Run the ways in turn until the time is used up, at least once after a warm-up; medians by way."""
-    deadline = time.perf_counter() + seconds
+    deadline = 0.0
     measured: dict[str, list[list[Measured]]] = {name: [] for name in ways}
     for repeat in range(-1, max_repeats):  # the first is the warm-up
         began = time.perf_counter()
@@ -214,7 +214,10 @@ def compare(
             runs = [_measured(ways[name], batch) for batch in batches]
             if repeat >= 0:
                 measured[name].append(runs)
-        if repeat >= 0 and 2 * time.perf_counter() - began > deadline:
+        ended = time.perf_counter()
+        if repeat < 0:
+            deadline = ended + seconds
+        elif ended + (ended - began) > deadline:
             break
     expected = {name: _answers(repeats[0]) for name, repeats in measured.items()}
     baseline = expected[next(iter(ways))]

@@ -2,7 +2,7 @@
 
 A graph is recorded for each shape: rows are padded to a power of two, widths as always, and the columns that
 attention reads to a multiple of 256. Keys and values are written by index, so rows may have any length.
-Graphs are recorded on first use, in some 50 ms each, and dropped when the cache's buffers move.
+Graphs are recorded on first use and dropped when the cache's buffers move.
 
 Knows shapes and static inputs. Does not know models, drafts or requests.
 """
