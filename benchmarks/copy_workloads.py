@@ -15,10 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.copy_steps import load_cases, tokenizer_of
 from benchmarks.peers import Task
 from benchmarks.workloads import document_request, edit_request, edited_answer, quoting_answer
-from local_backend import ChatLocal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from local_backend import ChatLocal
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -28,6 +29,13 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 12,
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
+    },
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
     },
     "7b": {
         "hidden_size": 4096,

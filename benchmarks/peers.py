@@ -28,7 +28,12 @@ PROMPT_LOOKUP_TOKENS = 10
 
 
 def aside(work: Callable[[], T]) -> T:
-    """Run ``work`` on a short-lived thread and wait for it."""
+    """Run ``work`` on a short-lived thread and wait for it; with a GPU, on this one.
+
+    There the cores do not compute, and ``torch.compile`` keeps CUDA graphs by thread.
+    """
+    if torch.cuda.is_available():
+        return work()
     done: Future[T] = Future()
 
     def run() -> None:

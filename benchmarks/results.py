@@ -6,8 +6,9 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ def environment() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "processor": _processor(),
+        "gpu": _gpu(),
         "cores": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "not set"),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": {name: _version(name) for name in _PACKAGES},
         "commit": _commit(),
     }
 
@@ -34,6 +36,18 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _gpu() -> str | None:
+    torch = sys.modules.get("torch")  # a benchmark without it does not wait for it
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _commit() -> str | None:

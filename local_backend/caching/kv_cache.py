@@ -35,6 +35,7 @@ class RaggedKVCache(Cache):
     Attributes:
         expected_length: Expected final length in tokens of the longest row in use: a hint, not a limit.
         peak_bytes: Peak memory of keys and values so far, including temporary copies.
+        layout: Changes whenever the buffers move.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class RaggedKVCache(Cache):
         self._prefixes = PrefixCache(max_prefix_bytes)
         self.expected_length = 0
         self.peak_bytes = 0
+        self.layout = 0
 
     @property
     def num_rows(self) -> int:
@@ -111,6 +113,7 @@ class RaggedKVCache(Cache):
                 widest = places.max_tokens // num_rows
                 places.num_columns = min(widest, max(num_columns, self.expected_length))
             places.num_rows = min(self._max_rows, places.max_tokens // places.num_columns)
+        self.layout += 1
         passing = max(layer.lay_out(self._lengths) for layer in self._row_layers)
         self._note_peak(passing)
 
@@ -177,10 +180,45 @@ class RaggedKVCache(Cache):
         if min(lengths) == max(lengths):
             places.shared_column = lengths[0]
         else:
-            places.shared_column = None
-            places.row_index = torch.arange(num_rows)[:, None]
-            places.column_index = torch.tensor(lengths)[:, None] + torch.arange(num_new_tokens)
+            # Indices on another device than the buffers would be copied, and waited for, in every layer.
+            device = self._row_layers[0].device if self._row_layers[0].is_initialized else None
+            columns = torch.tensor(lengths)[:, None] + torch.arange(num_new_tokens)
+            self.write_at(torch.arange(num_rows, device=device)[:, None], columns.to(device))
         return width
+
+    def begin_padded_forward(self, num_rows: int, num_new_tokens: int, column_step: int) -> list[int]:
+        """Make room for a forward of the first rows, in a shape that many forwards share.
+
+        Rows are padded to a power of two, and columns to a multiple of ``column_step``. :meth:`write_at` sets
+        where to write. Padding rows are written, too, after their tokens.
+
+        Returns:
+            Committed tokens of each row, padding rows included.
+        """
+        self._make_room(len(self._lengths), 1)
+        num_padded = min(1 << (num_rows - 1).bit_length(), self._places.num_rows)
+        lengths = self._lengths[:num_padded]
+        lengths += [0] * (num_padded - len(lengths))
+        width = -(-(max(lengths) + num_new_tokens) // column_step) * column_step
+        self._make_room(len(self._lengths), width)
+        self._note_peak()
+        self._places.first_row, self._places.width = 0, width
+        return lengths
+
+    def write_at(self, row_index: torch.Tensor, column_index: torch.Tensor) -> None:
+        """Write the forward's keys and values to ``[rows, 1]`` rows and ``[rows, new]`` columns."""
+        places = self._places
+        places.shared_column, places.row_index, places.column_index = None, row_index, column_index
+
+    @property
+    def num_attended(self) -> int:
+        """Columns that the current forward attends to."""
+        return self._places.width
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether memory is limited, so that the shape of the buffers follows the rows."""
+        return self._places.max_tokens is not None
 
     def assume_length(self, num_tokens: int) -> None:
         """Pretend that every row has ``num_tokens`` cached tokens, to time forwards after them."""
@@ -198,7 +236,7 @@ class RaggedKVCache(Cache):
         """
         length = self._lengths[row]
         if any(place != kept for kept, place in enumerate(new_places)):
-            source = torch.tensor(new_places) + length
+            source = torch.tensor(new_places, device=self._row_layers[0].device) + length
             end = length + len(new_places)
             for layer in self._row_layers:
                 for buffer in layer.buffers:

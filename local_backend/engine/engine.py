@@ -19,6 +19,7 @@ from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
 from local_backend.models.architecture import Architecture
 from local_backend.models.compatibility import verify_compatibility
 from local_backend.models.compilation import compile_blocks
+from local_backend.models.cuda_graphs import check_graphs
 from local_backend.models.forward_cost import ForwardCost, known_forward_cost
 from local_backend.models.grouped_attention import read_in_place
 from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
@@ -58,6 +59,8 @@ class Engine:
             for each head; sets the model's attention implementation, also for ``model.generate``.
         compiled: Compile the layers between attention with ``torch.compile``: ``True``, or one of its modes,
             e.g. ``"reduce-overhead"``; see :mod:`~local_backend.models.compilation`.
+        cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.models.cuda_graphs`; not
+            used with a memory limit.
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
             :mod:`~local_backend.models.prepacking`; ``None`` does so where it is faster and the memory for
             the copies is free.
@@ -86,6 +89,7 @@ class Engine:
         stream_interval_seconds: float = 0.02,
         grouped_attention_in_place: bool = True,
         compiled: bool | str = False,
+        cuda_graphs: bool = False,
         prepacked: bool | None = None,
         width_costs: ForwardCost | None = None,
         scheduling: Scheduling | AdmissionPolicy | None = None,
@@ -99,6 +103,8 @@ class Engine:
         self.drafter = drafter_of(drafter)
         self.stats = EngineStats()
         architecture = Architecture.of(model)
+        if cuda_graphs:
+            check_graphs(model)
         if grouped_attention_in_place:
             read_in_place(model)
         is_prepacked = prepacked is not False
@@ -131,7 +137,10 @@ class Engine:
             max_tokens=memory.max_tokens,
         )
         self._width_costs: Callable[[], ForwardCost] = cache(
-            lambda: width_costs or known_forward_cost(model, architecture, is_prepacked=is_prepacked)
+            lambda: (
+                width_costs
+                or known_forward_cost(model, architecture, is_prepacked=is_prepacked, with_graphs=cuda_graphs)
+            )
         )
         self._running = RunningBatch(self._cache, max_rows)
         self._intake = Inbox(
@@ -139,7 +148,9 @@ class Engine:
         )
         self._loop = DecodeLoop(
             model=model,
-            runner=ModelRunner(model, self._cache, architecture, is_prepacked=is_prepacked),
+            runner=ModelRunner(
+                model, self._cache, architecture, is_prepacked=is_prepacked, with_graphs=cuda_graphs
+            ),
             cache=self._cache,
             batch=self._running,
             inbox=self._intake,

@@ -34,7 +34,7 @@ _ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
 _MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: their cost is linear in tokens
 _SMALL_FORWARD_TOKENS = 32
 _NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
-_MAX_SECONDS = 0.8
+_MAX_SECONDS, _MAX_SECONDS_WITH_GRAPHS = 0.8, 3.0  # each graph is recorded first
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ def measure_forward_cost(
     *,
     max_rows: int = 16,
     is_prepacked: bool = True,
+    with_graphs: bool = False,
 ) -> ForwardCost:
     """Time forwards of several widths, batches and contexts.
 
@@ -158,10 +159,11 @@ def measure_forward_cost(
         architecture: Its architecture; read from its configuration unless given.
         max_rows: Larger batches are not measured.
         is_prepacked: Whether forwards use prepacked weights, if the model has them.
+        with_graphs: Whether forwards are replayed as CUDA graphs.
     """
     architecture = architecture or Architecture.of(model)
     cache = RaggedKVCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
-    forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked)
+    forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs)
     rows = tuple(number for number in _ROWS if number <= max_rows) or (1,)
     longest = architecture.max_positions - 1
     widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
@@ -182,11 +184,11 @@ def measure_forward_cost(
                 torch.cuda.synchronize(architecture.device)
             return time.perf_counter() - started
 
-        if num_rows * width <= _SMALL_FORWARD_TOKENS:
+        if with_graphs or num_rows * width <= _SMALL_FORWARD_TOKENS:
             run()  # the first run of a shape is slower
         return min(run() for _ in range(num_repeats))
 
-    deadline = time.perf_counter() + _MAX_SECONDS
+    deadline = time.perf_counter() + (_MAX_SECONDS_WITH_GRAPHS if with_graphs else _MAX_SECONDS)
     cache.assume_length(contexts[0])
     near: list[tuple[float, ...]] = []
     for num_rows in rows:
@@ -253,7 +255,11 @@ _lock = threading.Lock()
 
 
 def known_forward_cost(
-    model: PreTrainedModel, architecture: Architecture, *, is_prepacked: bool = True
+    model: PreTrainedModel,
+    architecture: Architecture,
+    *,
+    is_prepacked: bool = True,
+    with_graphs: bool = False,
 ) -> ForwardCost:
     """The cost of a model's forwards, measured once per shape of model in this process. Thread-safe."""
     key = (
@@ -266,8 +272,11 @@ def known_forward_cost(
         bool(getattr(model, "hf_quantizer", None)),
         is_compiled(model),
         is_prepacked and has_prepacked(model),
+        with_graphs,
     )
     with _lock:
         if key not in _known_costs:
-            _known_costs[key] = measure_forward_cost(model, architecture, is_prepacked=is_prepacked)
+            _known_costs[key] = measure_forward_cost(
+                model, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs
+            )
         return _known_costs[key]

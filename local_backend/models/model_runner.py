@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from local_backend.caching.kv_cache import RaggedKVCache
-from local_backend.drafting.draft import Draft
+from local_backend.drafting.draft import EMPTY_DRAFT, Draft
 from local_backend.models.architecture import Architecture
+from local_backend.models.cuda_graphs import COLUMN_STEP, ForwardInputs, GraphedForwards
 from local_backend.models.prepacked_linear import prepacked_products
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class ModelRunner:
         cache: KV cache of the rows.
         architecture: How the model must be called.
         is_prepacked: Whether prepared layers multiply with prepacked weights.
+        with_graphs: Whether decode forwards are replayed as CUDA graphs.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ModelRunner:
         architecture: Architecture,
         *,
         is_prepacked: bool = True,
+        with_graphs: bool = False,
     ) -> None:
         self._is_prepacked = is_prepacked
         self._model = model
@@ -75,6 +78,9 @@ class ModelRunner:
         self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
         self._device = architecture.device
         self._keeps_logits = architecture.keeps_logits
+        self._graphed = None
+        if with_graphs and not cache.has_limit:
+            self._graphed = GraphedForwards(self._forward, cache, architecture.device)
 
     @torch.inference_mode()
     def __call__(
@@ -97,6 +103,8 @@ class ModelRunner:
             Logits ``[rows, 1 + longest draft or more, vocabulary]``, at each row's last unread token and at
             every place of its draft; beyond a draft they mean nothing.
         """
+        if self._graphed is not None and with_logits and not first_row and max(map(len, unread)) == 1:
+            return self._replay(self._graphed, unread, drafts)
         num_rows = len(unread)
         num_unread = [len(tokens) for tokens in unread]
         fewest = min(num_unread)
@@ -133,6 +141,41 @@ class ModelRunner:
         place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
         row = torch.arange(num_rows)[:, None]
         return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
+
+    def _replay(
+        self, graphed: GraphedForwards, unread: Sequence[Sequence[int]], drafts: Sequence[Draft]
+    ) -> Tensor:
+        """A forward of one unread token and a draft for each row from the first on."""
+        num_new = decode_width([1] * len(unread), drafts)
+        lengths = self._cache.begin_padded_forward(len(unread), num_new, COLUMN_STEP)
+        num_padding = len(lengths) - len(unread)
+        drafts = [*drafts, *[EMPTY_DRAFT] * num_padding]
+        tree = TreeShape.of(lengths, [1] * len(lengths), drafts, num_new)
+        last = [*(tokens[0] for tokens in unread), *[0] * num_padding]
+        ids = [
+            [token, *draft.token_ids] + [token] * (num_new - 1 - len(draft))
+            for token, draft in zip(last, drafts, strict=True)
+        ]
+        masks = self._masks.build(tree, self._cache.num_attended, torch.device("cpu"))
+        inputs = ForwardInputs(
+            input_ids=torch.tensor(ids),
+            positions=tree.positions,
+            masks=masks if isinstance(masks, dict) else {"": masks},
+            row_index=torch.arange(len(lengths))[:, None],
+            column_index=torch.tensor(lengths)[:, None] + torch.arange(num_new),
+        )
+        return graphed(inputs)[: len(unread)]
+
+    def _forward(self, inputs: ForwardInputs) -> Tensor:
+        self._cache.write_at(inputs.row_index, inputs.column_index)
+        logits: Tensor = self._model(
+            input_ids=inputs.input_ids,
+            position_ids=inputs.positions,
+            attention_mask=inputs.masks.get("", inputs.masks),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits
+        return logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,359 @@
+"""The engine against ``transformers`` on a GPU: greedy decoding, prompt lookup and the engine's drafters.
+
+Models with random weights in bfloat16 (``--shapes``) generate given answers: a model with random weights says
+nothing, so the model itself makes the next token of the answer the most likely one, at the same small cost
+for every way. A pretrained model (``--model``) generates freely. Prompts are documents with a question, or an
+earlier answer to edit, so that there is something to copy.
+
+The ways alternate; each figure is the median of the repeats that fit in ``--seconds`` for each model and
+batch size, after one warm-up. ``transformers``' prompt lookup does not support batches and is left out of
+them. vLLM is not compared here: it needs an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.copy_workloads import QUOTING_REQUESTS, SHAPES, forced_tasks
+from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task, run_transformers
+from benchmarks.results import save
+from local_backend import Engine, SamplingParams
+from local_backend.models.loading import load
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DRAFTERS = ("autoregressive", "reference_copy", "combined")
+GREEDY, LOOKUP, COMPILED = "transformers greedy", "transformers prompt lookup", "transformers compiled"
+_CERTAIN = 1e4  # a logit above all others
+_VOCABULARY_SIZE = 32_000
+_NUM_SPECIAL = 64  # first token ids, which no text has: among them may be the end and the padding token
+
+Way = Callable[[Sequence[Task]], Run]
+
+
+class ForcedLlama(LlamaForCausalLM):
+    """A Llama that writes given texts, whatever its weights.
+
+    Each text has ``ids_per_text`` token ids of its own, so a token tells which text it belongs to, and its
+    position which token follows.
+    """
+
+    texts: Tensor | None = None  # [texts, positions]
+    ids_per_text = 1
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        **others: Any,
+    ) -> Any:
+        """As of any Llama, with the logit of the given next token raised above all others."""
+        if position_ids is None:
+            first = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(first, first + input_ids.shape[1], device=input_ids.device)[None]
+        output = super().forward(input_ids, attention_mask, position_ids, past_key_values, **others)
+        if self.texts is not None:
+            num_kept = output.logits.shape[1]
+            text = (input_ids[:, -num_kept:] - _NUM_SPECIAL) // self.ids_per_text
+            following = (position_ids[:, -num_kept:] + 1).clamp(max=self.texts.shape[1] - 1)
+            token = self.texts[text.clamp(0, len(self.texts) - 1), following]
+            output.logits.scatter_(-1, token[..., None], _CERTAIN)
+        return output
+
+    def force(self, tasks: Sequence[Task], ids_per_text: int) -> None:
+        """Write the targets of ``tasks`` from now on."""
+        texts = [[*task.prompt, *(task.target or ())] for task in tasks]
+        width = max(map(len, texts)) + 1
+        padded = [[*text, *[text[-1]] * (width - len(text))] for text in texts]
+        self.texts = torch.tensor(padded, device=self.device)
+        self.ids_per_text = ids_per_text
+
+
+def relabelled(tasks: Sequence[Task]) -> tuple[list[Task], int]:
+    """The tasks with token ids of their own, and how many ids each has.
+
+    What is equal within a task stays equal, so there is as much to copy as before.
+    """
+    ids_per_text = max(len({*task.prompt, *(task.target or ())}) for task in tasks)
+    changed = []
+    for number, task in enumerate(tasks):
+        label: dict[int, int] = {}
+        ids = [
+            _NUM_SPECIAL + number * ids_per_text + label.setdefault(token, len(label))
+            for token in (*task.prompt, *(task.target or ()))
+        ]
+        prompt, target = ids[: len(task.prompt)], ids[len(task.prompt) :]
+        changed.append(Task(tuple(prompt), (), tuple(target), len(target)))
+    return changed, ids_per_text
+
+
+def forced_model(shape: str, device: str, vocabulary_size: int = _VOCABULARY_SIZE) -> ForcedLlama:
+    """A :class:`ForcedLlama` with random weights; in bfloat16 on a GPU."""
+    config = LlamaConfig(
+        vocab_size=vocabulary_size,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **cast("Any", SHAPES[shape]),
+    )
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if device == "cpu" else torch.bfloat16)
+    try:
+        with torch.device(device):
+            return cast("ForcedLlama", cast("Any", ForcedLlama(config)).eval())
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def shortened(tasks: Sequence[Task], num_tokens: int) -> list[Task]:
+    """The tasks with answers of at most ``num_tokens``."""
+    return [
+        replace(
+            task, target=task.target and task.target[:num_tokens], num_tokens=min(task.num_tokens, num_tokens)
+        )
+        for task in tasks
+    ]
+
+
+def free_tasks(tokenizer: PreTrainedTokenizerBase, count: int, num_tokens: int) -> list[Task]:
+    """Chat prompts that ask to quote documents and to edit an answer, in turn."""
+    kinds, tasks = list(QUOTING_REQUESTS.values()), []
+    for number in range(count):
+        turns = kinds[number % len(kinds)](random.Random(f"peers {number}"))
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(cast("str", text), add_special_tokens=False)
+        tasks.append(Task(tuple(ids), (), None, num_tokens))
+    return tasks
+
+
+def run_peer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], **settings: Any
+) -> Run:
+    """``model.generate``; targets are not forced by a processor, the model itself writes them."""
+    free = [replace(task, target=None) for task in tasks]
+    if "cache_implementation" in settings:  # compiled forwards run no hooks
+        return run_transformers(model, tokenizer, free, **settings)
+    ended_at: list[float] = []
+
+    def note(*_: Any) -> None:
+        if not ended_at and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        ended_at.append(time.perf_counter())
+
+    handle = model.register_forward_hook(note)
+    try:
+        started = time.perf_counter()
+        run = run_transformers(model, tokenizer, free, **settings)
+    finally:
+        handle.remove()
+    num_decoded = sum(len(answer) - 1 for answer in run.token_ids)
+    decode_seconds = run.seconds - (ended_at[0] - started)
+    return replace(
+        run,
+        decode_seconds=decode_seconds,
+        num_decoded=num_decoded,
+        num_forwards=len(ended_at) * len(tasks),
+    )
+
+
+def run_ours(engine: Engine, tasks: Sequence[Task]) -> Run:
+    """All tasks in one batch of an engine."""
+    params = [SamplingParams(max_tokens=task.num_tokens, temperature=0.0) for task in tasks]
+    started = time.perf_counter()
+    completions = engine.generate([task.prompt for task in tasks], params)
+    seconds = time.perf_counter() - started
+    stats = [completion.stats for completion in completions]
+    first = max(cast("float", stat.first_token_seconds) for stat in stats)
+    ended = max(cast("float", stat.finished_seconds) for stat in stats)
+    num_tokens = sum(stat.num_tokens for stat in stats)
+    return Run(
+        tuple(tuple(completion.token_ids) for completion in completions),
+        seconds,
+        ended - first,
+        num_tokens - sum(stat.tokens_by_forward[0] for stat in stats),
+        sum(stat.num_forwards for stat in stats),
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of one way on one batch of tasks."""
+
+    run: Run
+    peak_bytes: int
+
+
+def compare(
+    ways: dict[str, Way], batches: Sequence[Sequence[Task]], *, seconds: float, max_repeats: int = 5
+) -> dict[str, dict[str, Any]]:
+    """Run the ways in turn until the time is used up, at least once after a warm-up; medians by way."""
+    deadline = 0.0
+    measured: dict[str, list[list[Measured]]] = {name: [] for name in ways}
+    for repeat in range(-1, max_repeats):  # the first is the warm-up
+        began = time.perf_counter()
+        names = list(ways)
+        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
+            runs = [_measured(ways[name], batch) for batch in batches]
+            if repeat >= 0:
+                measured[name].append(runs)
+        ended = time.perf_counter()
+        if repeat < 0:
+            deadline = ended + seconds
+        elif ended + (ended - began) > deadline:
+            break
+    expected = {name: _answers(repeats[0]) for name, repeats in measured.items()}
+    baseline = expected[next(iter(ways))]
+    return {
+        name: {
+            **_figures(repeats),
+            "repeats": len(repeats),
+            "same_answers": round(
+                statistics.mean(one == other for one, other in zip(expected[name], baseline, strict=True)),
+                3,
+            ),
+        }
+        for name, repeats in measured.items()
+    }
+
+
+def _answers(runs: Sequence[Measured]) -> list[tuple[int, ...]]:
+    return [answer for one in runs for answer in one.run.token_ids]
+
+
+def _measured(way: Way, batch: Sequence[Task]) -> Measured:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    run = way(batch)
+    return Measured(run, torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+
+
+def _figures(repeats: Sequence[Sequence[Measured]]) -> dict[str, Any]:
+    def median(value: Callable[[Sequence[Run]], float]) -> float:
+        return statistics.median(value([one.run for one in runs]) for runs in repeats)
+
+    def tokens(runs: Sequence[Run]) -> int:
+        return sum(len(answer) for run in runs for answer in run.token_ids)
+
+    num_forwards = sum(one.run.num_forwards for one in repeats[0])
+    return {
+        "first_token_ms": round(
+            1e3 * median(lambda runs: statistics.mean(run.seconds - run.decode_seconds for run in runs)), 1
+        ),
+        "decode_tokens_per_second": round(
+            median(
+                lambda runs: sum(run.num_decoded for run in runs) / sum(run.decode_seconds for run in runs)
+            ),
+            1,
+        ),
+        "tokens_per_second": round(median(lambda runs: tokens(runs) / sum(run.seconds for run in runs)), 1),
+        "tokens_per_forward": round(tokens([one.run for one in repeats[0]]) / max(1, num_forwards), 2),
+        "peak_gib": round(max(one.peak_bytes for runs in repeats for one in runs) / 2**30, 2),
+    }
+
+
+def compare_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[Task],
+    options: argparse.Namespace,
+) -> dict[str, dict[str, Any]]:
+    """The figures of a model, by batch size and way."""
+    figures: dict[str, dict[str, Any]] = {}
+    for size in options.batches:
+        ways: dict[str, Way] = {GREEDY: partial(run_peer, model, tokenizer)}
+        if size == 1:
+            ways[LOOKUP] = partial(run_peer, model, tokenizer, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
+            if options.compiled:
+                ways[COMPILED] = partial(run_peer, model, tokenizer, cache_implementation="static")
+        engines = []
+        for drafter, graphs in _kinds_of_engines(size, options.device):
+            engine = Engine(model, tokenizer, drafter, max_prefix_bytes=0, cuda_graphs=graphs)
+            engines.append(engine)
+            _ = engine.width_costs  # measured before timing starts
+            ways[f"{drafter}, graphs" if graphs else drafter] = partial(run_ours, engine)
+        batches = [[task] for task in tasks[: options.cases]] if size == 1 else [tasks[:size]]
+        try:
+            figures[str(size)] = compare(ways, batches, seconds=options.seconds)
+        finally:
+            for engine in engines:
+                engine.close()
+    return figures
+
+
+def _kinds_of_engines(size: int, device: str) -> list[tuple[str, bool]]:
+    """Drafters, with CUDA graphs or without; without them fewer, since each engine has a cache of its own."""
+    if device == "cpu":
+        return [(drafter, False) for drafter in DRAFTERS]
+    without = DRAFTERS[:2] if size == 1 else DRAFTERS[:1]
+    return [*((drafter, False) for drafter in without), *((drafter, True) for drafter in DRAFTERS)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_gpu", description=__doc__)
+    parser.add_argument("--model", help="folder, GGUF file or hub name (the default model)")
+    parser.add_argument("--shapes", nargs="*", default=["1b", "7b"], choices=sorted(SHAPES))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16])
+    parser.add_argument("--cases", type=int, default=3, help="answers one by one (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=128, help="maximum of an answer (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=30, help="for a model and batch size (%(default)s)")
+    parser.add_argument("--compiled", action="store_true", help="also generate with torch.compile")
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    options = parser.parse_args(arguments)
+    count = max(options.cases, *options.batches)
+    results: dict[str, Any] = {}
+    pretrained, tokenizer = load(options.model, device=options.device)
+    results["pretrained"] = compare_model(
+        pretrained, tokenizer, free_tasks(tokenizer, count, options.tokens), options
+    )
+    print(json.dumps(results), flush=True)
+    del pretrained
+    tasks, ids_per_text = relabelled(shortened(forced_tasks(tokenizer, count, seed=1), options.tokens))
+    for shape in options.shapes:
+        model = forced_model(
+            shape, options.device, max(_VOCABULARY_SIZE, _NUM_SPECIAL + count * ids_per_text)
+        )
+        model.force(tasks, ids_per_text)
+        results[shape] = compare_model(model, tokenizer, tasks, options)
+        del model
+        if options.device != "cpu":
+            torch.cuda.empty_cache()
+    Console(width=120).print(_table(results))
+    if options.save:
+        save("peers_gpu", results, [])
+    print(json.dumps(results))
+
+
+def _table(results: dict[str, dict[str, dict[str, Any]]]) -> Table:
+    table = Table(
+        "model", "batch", "way", "first token ms", "decode t/s", "end to end t/s", "t/forward", "GiB", "same"
+    )
+    columns = ("first_token_ms", "decode_tokens_per_second", "tokens_per_second", "tokens_per_forward")
+    for name, sizes in results.items():
+        for size, ways in sizes.items():
+            for way, figures in ways.items():
+                shown = [f"{figures[column]:g}" for column in (*columns, "peak_gib", "same_answers")]
+                table.add_row(name, size, way, *shown)
+    return table
+
+
+if __name__ == "__main__":
+    main()

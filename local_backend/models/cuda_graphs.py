@@ -1,0 +1,145 @@
+"""Replays decode forwards as CUDA graphs, so that launching a layer's kernels costs the host no time.
+
+A graph is recorded for each shape: rows are padded to a power of two, widths as always, and the columns that
+attention reads to a multiple of 256. Keys and values are written by index, so rows may have any length.
+Graphs are recorded on first use and dropped when the cache's buffers move.
+
+Knows shapes and static inputs. Does not know models, drafts or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from local_backend.caching.kv_cache import RaggedKVCache
+
+COLUMN_STEP = 256
+_NUM_WARM_UPS = 2  # before recording: libraries allocate their workspaces on first use
+
+
+def check_graphs(model: PreTrainedModel) -> None:
+    """Check that forwards of a model can be recorded.
+
+    Raises:
+        ValueError: Some of its weights are not on a GPU, or on another one.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1 or next(iter(devices)).type != "cuda":
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(
+            f"cuda_graphs needs a model on one GPU, but its weights are on {names}: move it, or leave "
+            "cuda_graphs=False"
+        )
+
+
+@dataclass(slots=True)
+class ForwardInputs:
+    """Inputs of a decode forward.
+
+    Attributes:
+        input_ids: ``[rows, new]``.
+        positions: ``[rows, new]``.
+        masks: By kind of layer, ``[rows, 1, new, columns]``.
+        row_index: Place of each row, ``[rows, 1]``.
+        column_index: Columns that the new keys and values are written to, ``[rows, new]``.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    masks: dict[str, Tensor]
+    row_index: Tensor
+    column_index: Tensor
+
+    def to(self, device: torch.device) -> ForwardInputs:
+        """The inputs on another device."""
+        return ForwardInputs(
+            self.input_ids.to(device),
+            self.positions.to(device),
+            {kind: mask.to(device) for kind, mask in self.masks.items()},
+            self.row_index.to(device),
+            self.column_index.to(device),
+        )
+
+    def copy_(self, other: ForwardInputs) -> None:
+        """Overwrite these tensors with those of ``other``, which have the same shapes."""
+        for field in fields(self):
+            if field.name != "masks":
+                getattr(self, field.name).copy_(getattr(other, field.name), non_blocking=True)
+        for kind, mask in self.masks.items():
+            mask.copy_(other.masks[kind], non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    inputs: ForwardInputs
+    run: Callable[[], Tensor]
+
+
+class GraphedForwards:
+    """Forwards by shape, recorded on first use. On a CPU nothing is recorded: every call computes.
+
+    Args:
+        forward: Computes logits ``[rows, new, vocabulary]`` from inputs on the model's device.
+        cache: The KV cache that it writes.
+        device: The model's.
+    """
+
+    def __init__(
+        self, forward: Callable[[ForwardInputs], Tensor], cache: RaggedKVCache, device: torch.device
+    ) -> None:
+        self._forward = forward
+        self._cache = cache
+        self._device = device
+        self._recorded: dict[tuple[int, ...], _Recorded] = {}
+        self._layout = -1
+        self._pool: Any = None
+
+    def __call__(self, inputs: ForwardInputs) -> Tensor:
+        """Logits ``[rows, new, vocabulary]``; the next call of the same shape overwrites them.
+
+        Args:
+            inputs: On the CPU; rows and columns padded as the cache says.
+        """
+        if self._layout != self._cache.layout:
+            self._recorded.clear()
+            self._pool = None  # torch frees a pool with its last graph
+            self._layout = self._cache.layout
+        key = (*inputs.input_ids.shape, self._cache.num_attended)
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            recorded = self._recorded[key] = self._record(inputs.to(self._device))
+        else:
+            recorded.inputs.copy_(inputs)
+        return recorded.run()
+
+    def _record(self, inputs: ForwardInputs) -> _Recorded:
+        if self._device.type != "cuda":
+            return _Recorded(inputs, lambda: self._forward(inputs))
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(_NUM_WARM_UPS):
+                self._forward(inputs)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = self._forward(inputs)
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return _Recorded(inputs, replay)
+
+
+__all__ = ["COLUMN_STEP", "ForwardInputs", "GraphedForwards", "check_graphs"]
