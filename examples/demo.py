@@ -17,7 +17,7 @@ from sot_chains.display import compare
 
 DEFAULT_QUESTION = "How can I manage my money better and save more?"
 PIPED_WIDTH = 100
-MAX_TOKENS = 256  # of a reply: a small model may repeat itself without end
+MAX_TOKENS = 512  # of a reply: a small model may repeat itself without end
 
 
 def main(arguments: Sequence[str]) -> int:

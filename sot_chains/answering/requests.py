@@ -25,7 +25,7 @@ from sot_chains.text.skeleton import Point, Skeleton
 # words are few, since the longest point decides how long the answer takes.
 _SMALL_POINT: dict[Detail, ReplyBounds] = {
     "brief": ReplyBounds(stop=("\n",), max_tokens=60, max_words=8),
-    "normal": ReplyBounds(stop=("\n",), max_tokens=90, max_words=30),
+    "normal": ReplyBounds(stop=("\n",), max_tokens=100, max_words=36),
     "full": ReplyBounds(stop=(), max_tokens=400, max_words=110),
 }
 _POINT: dict[Detail, ReplyBounds] = {
@@ -33,7 +33,7 @@ _POINT: dict[Detail, ReplyBounds] = {
     "normal": ReplyBounds(max_words=90),
     "full": ReplyBounds(max_words=300),
 }
-_FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 6, 8, 3  # small models lose count
+_FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 7, 8, 2  # small models lose count
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
 _MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
 _SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=160)
