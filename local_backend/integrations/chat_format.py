@@ -45,6 +45,17 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, An
     return [*map(int, token_ids)], len(tokenizer.encode(begun, add_special_tokens=False))
 
 
+_OPENS_REASONING = re.compile(r"(?:<think(?:ing)?>|\[THINK\]|◁think▷|<seed:think>|<\|START_THINKING\|>)\s*$")
+
+
+def opens_reasoning(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template begins each reply with a block of reasoning, so that only its end is seen."""
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
+    )
+    return bool(_OPENS_REASONING.search(str(prompt)))
+
+
 PARAMETERS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("presence_penalty", "frequency_penalty"),

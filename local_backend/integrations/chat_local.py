@@ -27,6 +27,7 @@ from local_backend.integrations.chat_format import (
     chat_chunk,
     chat_prompt,
     chat_result,
+    opens_reasoning,
     sampling_params,
     text_model_profile,
     text_of,
@@ -185,7 +186,10 @@ class ChatLocal(BaseChatModel):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # LangChain's interface -----------------------------------------------------------------------
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether the chat template begins each reply with a block of reasoning."""
+        return opens_reasoning(self.engine.tokenizer)
 
     @property
     def _llm_type(self) -> str:
@@ -318,8 +322,6 @@ class ChatLocal(BaseChatModel):
         with batch_progress(len(inputs), shown=self.progress) as count:
             counted = CountedAnswers(self, count)
             return await counted.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-
-    # Messages to rows, completions to messages ---------------------------------------------------
 
     def _row_of(
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]

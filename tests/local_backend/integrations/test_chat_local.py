@@ -147,6 +147,17 @@ def test_a_missing_model_and_a_missing_template_are_named(
         ChatLocal.from_pretrained(folder)
 
 
+def test_a_template_that_opens_a_block_of_reasoning_is_noticed(chat: ChatLocal) -> None:
+    tokenizer = chat.engine.tokenizer
+    template = str(tokenizer.chat_template)
+    assert not chat.opens_reasoning
+    try:
+        tokenizer.chat_template = template + "{% if add_generation_prompt %}<think>\n{% endif %}"
+        assert chat.opens_reasoning
+    finally:
+        tokenizer.chat_template = template
+
+
 def test_an_answer_is_bounded_unless_told_otherwise(chat: ChatLocal) -> None:
     """A small model that repeats itself never ends by itself."""
     unset = ChatLocal(engine=chat.engine)
