@@ -287,12 +287,11 @@ class Caller:
         expected = self._method.expectations.output_tokens(call.stage)
         if request.bounds and request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
-        return Tokens(
-            input_tokens=num_message_tokens(messages),
-            output_tokens=most if isinstance(most, int) else expected,
-            cached_tokens=0,
-            cache_write_tokens=0,
-        )
+        return {
+            **NO_TOKENS,
+            "input_tokens": num_message_tokens(messages),
+            "output_tokens": most if isinstance(most, int) else expected,
+        }
 
     def _bounded(self, bounds: ReplyBounds) -> dict[str, Any]:
         """The bounds together with those of the user, be they of this call or of the model."""
@@ -325,14 +324,8 @@ class Caller:
         if not call.pieces and isinstance(error, ProviderError) and error.is_unbilled:
             call.attempt = NO_TOKENS
         elif call.usage is None or call.finish_reason is None:
-            call.cut(
-                Tokens(
-                    input_tokens=num_message_tokens(messages),
-                    output_tokens=num_tokens(call.text) if call.pieces else 0,
-                    cached_tokens=0,
-                    cache_write_tokens=0,
-                )
-            )
+            num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
+            call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
         if self._method.limiter and was_refused(error):
             said = error.rate_limits if isinstance(error, ProviderError) else None
             after = retry_after_seconds_of_error(error)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, TypedDict
 
 from langchain_core.messages import BaseMessage
@@ -156,27 +157,17 @@ def cost_of(
         price: The model's price, if known.
         plain_input_tokens: Input tokens of a plain answer; ``None`` if there is nothing to compare.
     """
-    reported = NO_TOKENS
-    for tokens in stages.values():
-        reported = added(reported, tokens)
+    reported = reduce(added, stages.values(), NO_TOKENS)
     everything = added(reported, estimated)
+    uncached: Tokens = {**everything, "cached_tokens": 0, "cache_write_tokens": 0}
     paid = price.of(everything) if price else None
     return Cost(
         stages=dict(stages),
         reported=reported,
         estimated=estimated,
         price=paid,
-        saved_by_cache=price.of(_uncached(everything)) - paid if price and paid is not None else None,
+        saved_by_cache=price.of(uncached) - paid if price and paid is not None else None,
         overhead=_overhead(stages, everything, price, plain_input_tokens),
-    )
-
-
-def _uncached(tokens: Tokens) -> Tokens:
-    return Tokens(
-        input_tokens=tokens["input_tokens"],
-        output_tokens=tokens["output_tokens"],
-        cached_tokens=0,
-        cache_write_tokens=0,
     )
 
 
@@ -186,9 +177,7 @@ def _overhead(
     num_out = stages["points"]["output_tokens"] if "points" in stages else 0
     if not plain_input_tokens or not num_out:
         return None
-    plain = Tokens(
-        input_tokens=plain_input_tokens, output_tokens=num_out, cached_tokens=0, cache_write_tokens=0
-    )
+    plain: Tokens = {**NO_TOKENS, "input_tokens": plain_input_tokens, "output_tokens": num_out}
     plain_price = price.of(plain) if price else 0.0
     return Overhead(
         plain_input_tokens=plain_input_tokens,
