@@ -281,11 +281,11 @@ def _from_python(
 
 
 def _router(name: str) -> Any:
-    from sot_chains.router import RulesRouter, TrainedRouter, first_certain_of
+    from sot_chains.router import RulesRouter, auto_router
 
     if name == "none":
         return None
-    return RulesRouter() if name == "rules" else first_certain_of(RulesRouter(), TrainedRouter())
+    return RulesRouter() if name == "rules" else auto_router()
 
 
 def _progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:

@@ -262,15 +262,7 @@ class PointState:
 def total_usage(calls: Iterable[Call]) -> UsageMetadata | None:
     """The tokens of all ``calls`` together, ``None`` if none of them reported any."""
     reported = [call.usage for call in calls if call.usage is not None]
-    if not reported:
-        return None
-    if any(len(usage) > 3 for usage in reported):  # with details, which LangChain knows how to add
-        return reduce(add_usage, reported)
-    return UsageMetadata(
-        input_tokens=sum(usage["input_tokens"] for usage in reported),
-        output_tokens=sum(usage["output_tokens"] for usage in reported),
-        total_tokens=sum(usage["total_tokens"] for usage in reported),
-    )
+    return reduce(add_usage, reported) if reported else None
 
 
 def _name(response_metadata: dict[str, Any]) -> str | None:

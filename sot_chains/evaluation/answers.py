@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
 from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.evaluation.data import Question, Store, key_of
 from sot_chains.evaluation.mistakes import mistakes_of
 from sot_chains.providers import Provider
-from sot_chains.router.route import Route, Router
-from sot_chains.text.conversation import Conversation
+from sot_chains.router.route import Route
+from sot_chains.router.rules import Rule, RulesRouter
 
 Way = Literal["plain", "sot", "sot_r"]
 WAYS: tuple[Way, ...] = ("plain", "sot", "sot_r")
@@ -72,9 +72,7 @@ class Answers:
     route: Route | None
 
 
-class _AlwaysPlainly(Router):
-    async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        return Route(False, "to compare with", 1.0, "evaluation")
+_ALWAYS_PLAINLY = RulesRouter([Rule("to compare with", lambda question: True)])
 
 
 async def collect_answers(
@@ -99,7 +97,7 @@ async def collect_answers(
         watch: Wraps the questions, to show progress.
     """
     chains = {
-        "plain": SkeletonOfThought(model, router=_AlwaysPlainly()),
+        "plain": SkeletonOfThought(model, router=_ALWAYS_PLAINLY),
         "sot": SkeletonOfThought(model, router=None),
     }
     collected = []
