@@ -95,10 +95,9 @@ def _compare(sot: SkeletonOfThought, options: argparse.Namespace) -> int:
     from sot_chains.display import compare
     from sot_chains.providers import ProviderError
 
-    if sys.stdout.isatty():
-        console = Console(highlight=False)
-    else:
-        console = Console(force_terminal=False, width=_PIPED_WIDTH, highlight=False)
+    is_terminal = sys.stdout.isatty()
+    width = None if is_terminal else _PIPED_WIDTH
+    console = Console(force_terminal=is_terminal, width=width, highlight=False)
     try:
         asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
     except ProviderError as error:

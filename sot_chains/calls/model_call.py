@@ -193,17 +193,14 @@ class Caller:
             account.reserve(expected, call.name)
         try:
             async with self._setting.limit or _AT_ONCE:
-                if limiter is None:
-                    is_sent = True
-                    yield
-                    return
                 estimate = expected["input_tokens"] + expected["output_tokens"] if expected else 0
-                permit = await limiter.admit(self._setting.question_number, estimate)
+                permit = await limiter.admit(self._setting.question_number, estimate) if limiter else None
+                is_sent = True
                 try:
-                    is_sent = True
                     yield
                 finally:
-                    permit.release(call.usage["total_tokens"] if call.usage else None)
+                    if permit:
+                        permit.release(call.usage["total_tokens"] if call.usage else None)
         finally:
             if account and expected:
                 used = tokens_of([call.usage]) if call.usage else call.attempt or expected
@@ -269,9 +266,9 @@ class Caller:
         Raises:
             ProviderError: The tokens went into reasoning.
         """
-        if reply.reasoning:
-            call.reasoning.append(reply.reasoning)
-        if reply.was_open:
+        if reply.filter.reasoning:
+            call.reasoning.append(reply.filter.reasoning)
+        if reply.filter.was_open:
             self._method.expectations.opens_reasoning = True
         if call.reasoning and not reply.has_text:
             raise ProviderError(

@@ -25,6 +25,12 @@ from sot_chains.router.rules import Rule, RulesRouter
 Way = Literal["plain", "sot", "sot_r"]
 WAYS: tuple[Way, ...] = ("plain", "sot", "sot_r")
 NAMES: dict[Way, str] = {"plain": "plain", "sot": "SoT", "sot_r": "SoT-R"}
+Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+def unwatched(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+    """Shows no progress."""
+    return items
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ async def collect_answers(
     router: Runnable[LanguageModelInput, Route] | None,
     store: Store,
     before_each: Callable[[], None] = lambda: None,
-    watch: Callable[[Iterable[Question]], Iterable[Question]] = iter,
+    watch: Watch = unwatched,
 ) -> list[Answers]:
     """Answers all ``questions``, reusing the answers in ``store``.
 
@@ -94,14 +100,14 @@ async def collect_answers(
         router: Decides for SoT-R; without one, SoT-R is omitted.
         store: Stores the answers.
         before_each: Called before each answer, to clear the model's cache of the last one.
-        watch: Wraps the questions, to show progress.
+        watch: Wraps the questions, to show progress; is told what they are for and how many.
     """
     chains = {
         "plain": SkeletonOfThought(model, router=_ALWAYS_PLAINLY),
         "sot": SkeletonOfThought(model, router=None),
     }
     collected = []
-    for number, question in enumerate(watch(questions)):
+    for number, question in enumerate(watch(questions, f"{label} answers", len(questions))):
         records: dict[Way, AnswerRecord] = {}
         ways: tuple[Literal["plain", "sot"], ...] = ("plain", "sot") if number % 2 else ("sot", "plain")
         for way in ways:

@@ -23,8 +23,8 @@ _NUM_HEADS = 12
 # The start and the end of a long question tell what it asks for; time grows with the number of tokens.
 MAX_TOKENS, _LAST_TOKENS = 40, 13
 _LAYER_NORM_EPSILON = np.float32(1e-12)
-_one_at_a_time = threading.Lock()
 _GELU_SCALE, _GELU_CUBIC = np.float32(0.7978845608), np.float32(0.044715)
+_one_at_a_time = threading.Lock()
 
 
 class Encoder:
@@ -82,10 +82,8 @@ class _Layer:
         def vector(name: str) -> Floats:
             return np.asarray(tensors[f"layer.{number}.{name}"], dtype=np.float32)
 
-        self.attend, self.attend_bias = (
-            matrix("attend"),
-            vector("attend.bias"),
-        )  # query, key and value concatenated
+        # Query, key and value concatenated.
+        self.attend, self.attend_bias = matrix("attend"), vector("attend.bias")
         self.merge, self.merge_bias = matrix("merge"), vector("merge.bias")
         self.widen, self.widen_bias = matrix("widen"), vector("widen.bias")
         self.narrow, self.narrow_bias = matrix("narrow"), vector("narrow.bias")
