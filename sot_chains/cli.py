@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sot_chains.chain import SkeletonOfThought
 
 
-_EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
+_EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 _PIPED_WIDTH = 100
 
 
@@ -154,14 +154,6 @@ def _add_eval(commands: Any) -> None:
 
 
 def _eval(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Runs ``sot eval``.
-
-    Returns:
-        0; 1 if no question could be answered; 130 if interrupted.
-
-    Raises:
-        SystemExit: With code 2 if the arguments are invalid.
-    """
     try:
         return asyncio.run(_evaluate(options))
     except (ValueError, TypeError, OSError, ImportError, AttributeError) as error:

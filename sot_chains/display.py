@@ -25,7 +25,7 @@ from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers import Provider
-from sot_chains.router import Rule, RulesRouter
+from sot_chains.router.rules import PLAINLY
 from sot_chains.text.skeleton import Point
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ async def compare(
         ProviderError: A model call failed.
     """
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
-    chains = {_PLAIN: _plainly(sot.provider), _SOT: sot} if plain else {_SOT: sot}
+    once = Retries(max_attempts=1)
+    plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, loop_guard=False, retries=once)
+    chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     count = forwards or (lambda: 0)
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     board = _Board(chains)
@@ -118,11 +120,6 @@ async def compare(
     route = "answered plainly" if comparison.sot.route == "plain" else "Skeleton-of-Thought"
     console.print(Text(f"Route: {route}; {comparison.sot.route_reason}."))
     return comparison
-
-
-def _plainly(provider: Provider) -> SkeletonOfThought:
-    never = RulesRouter([Rule("to compare with", lambda question: True)])
-    return SkeletonOfThought(provider, router=never, loop_guard=False, retries=Retries(max_attempts=1))
 
 
 async def _run(

@@ -73,10 +73,7 @@ class Caller:
         self._method = method
         self._setting = setting
         self._begin = time.perf_counter()
-        self._is_vendor = isinstance(method.provider, VendorProvider)
-        self._tells_when_sent = (
-            isinstance(method.provider, VendorProvider) and method.provider.tells_when_sent
-        )
+        self._vendor = method.provider if isinstance(method.provider, VendorProvider) else None
         self._account = BudgetAccount(method.budget, method.price) if method.budget else None
 
     def now(self) -> float:
@@ -213,7 +210,7 @@ class Caller:
         """Sends the request; records when, and what it cost if it fails. Leaving ends the request."""
         call.begin(self.now())
         token = None
-        if self._tells_when_sent:
+        if self._vendor and self._vendor.tells_when_sent:
             token = on_sent.set(call.note_sent)
         else:
             call.note_sent()
@@ -242,7 +239,7 @@ class Caller:
         parameters = {**request.parameters, **self._setting.parameters}
         if not nobody_listens(config):
             config = cast("RunnableConfig", {**config, "run_name": call.name})
-        if request.prefix and self._is_vendor:
+        if request.prefix and self._vendor:
             parameters["prefix"] = request.prefix
         if request.bounds:
             parameters |= self._bounded(request.bounds)
@@ -292,29 +289,24 @@ class Caller:
 
     def _bounded(self, bounds: ReplyBounds) -> dict[str, Any]:
         """The bounds together with those of the user, be they of this call or of the model."""
+        provider, parameters = self._method.provider, self._setting.parameters
+        wrapped = provider if isinstance(provider, LangChainProvider) else None
 
         def own(name: str) -> Any:
-            provider, given = self._method.provider, self._setting.parameters.get(name)
-            if given is None and isinstance(provider, LangChainProvider):
-                return provider.setting(name)
-            return given
+            given = parameters.get(name)
+            return wrapped.setting(name) if given is None and wrapped else given
 
         bounded: dict[str, Any] = {}
-        if bounds.stop and self._takes_stop:
+        takes_stop = (wrapped is None or wrapped.takes_stop) and not self._method.expectations.refuses_stop
+        if bounds.stop and takes_stop:
             stop = own("stop") or []
             bounded["stop"] = [*([stop] if isinstance(stop, str) else stop), *bounds.stop][:_MOST_STOPS]
         if bounds.max_tokens is not None:
             most = own("max_tokens")
-            if self._setting.parameters.get("max_tokens") is None:  # a call's bound is the user's
+            if parameters.get("max_tokens") is None:  # a call's bound is the user's
                 most = min(most or bounds.max_tokens, bounds.max_tokens)
             bounded["max_tokens"] = most
         return bounded
-
-    @property
-    def _takes_stop(self) -> bool:
-        provider = self._method.provider
-        is_model = not isinstance(provider, LangChainProvider) or provider.takes_stop
-        return is_model and not self._method.expectations.refuses_stop
 
     def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
         """Notes what the failed attempt cost, and tells the limits what the server said."""

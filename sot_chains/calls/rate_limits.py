@@ -170,7 +170,9 @@ class Limiter:
             heapq.heappush(self._queue, waiter)
             self._choose_first()
         try:
-            await self._turn(waiter)
+            while self._first is not waiter:
+                await waiter.turn.wait()
+                waiter.turn.clear()
             return await self._pass(waiter, tokens)
         finally:
             self._leave(waiter)
@@ -206,11 +208,6 @@ class Limiter:
             waiter = heapq.heappop(self._queue)
             if waiter.wake():
                 self._first = waiter
-
-    async def _turn(self, waiter: _Waiter) -> None:
-        while self._first is not waiter:
-            await waiter.turn.wait()
-            waiter.turn.clear()
 
     async def _pass(self, waiter: _Waiter, tokens: int) -> Permit:
         """Admits the first in the queue; loops, since a limit may be exhausted while it waits for another."""

@@ -20,7 +20,7 @@ from sot_chains.evaluation.data import Question, Store, key_of
 from sot_chains.evaluation.mistakes import mistakes_of
 from sot_chains.providers import Provider
 from sot_chains.router.route import Route
-from sot_chains.router.rules import Rule, RulesRouter
+from sot_chains.router.rules import PLAINLY
 
 Way = Literal["plain", "sot", "sot_r"]
 WAYS: tuple[Way, ...] = ("plain", "sot", "sot_r")
@@ -78,9 +78,6 @@ class Answers:
     route: Route | None
 
 
-_ALWAYS_PLAINLY = RulesRouter([Rule("to compare with", lambda question: True)])
-
-
 async def collect_answers(
     questions: Sequence[Question],
     model: Runnable[LanguageModelInput, Any] | Provider,
@@ -103,7 +100,7 @@ async def collect_answers(
         watch: Wraps the questions, to show progress; is told what they are for and how many.
     """
     chains = {
-        "plain": SkeletonOfThought(model, router=_ALWAYS_PLAINLY),
+        "plain": SkeletonOfThought(model, router=PLAINLY),
         "sot": SkeletonOfThought(model, router=None),
     }
     collected = []

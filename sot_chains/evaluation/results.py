@@ -275,9 +275,9 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """All results as plain, rounded values."""
-        models = {}
+        models: dict[str, Any] = {}
         for model, judged in self.by_model.items():
-            figures: dict[str, Any] = {
+            models[model] = {
                 "num_questions": len(judged),
                 "num_failed": sum(not one.is_answered for one in judged),
                 **{
@@ -291,7 +291,6 @@ class Evaluation:
                     for way in self.ways
                 },
             }
-            models[model] = figures
         return {"models": models, "judge": self.judge, "judge_health": rounded(self.health)}
 
     def csv(self) -> str:

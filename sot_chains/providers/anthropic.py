@@ -88,9 +88,7 @@ class AnthropicProvider(SdkProvider):
     def _status_of(self, error: anthropic.APIStatusError) -> int:
         if error.status_code != 200:
             return error.status_code
-        inner = error.body.get("error") if isinstance(error.body, dict) else None
-        kind = inner.get("type") if isinstance(inner, dict) else None
-        return _STATUS_OF.get(str(kind), 500)
+        return _STATUS_OF.get(str(error.type), 500)
 
 
 class _Reading:

@@ -43,10 +43,8 @@ class Encoder:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         tensors = load_file(folder / "encoder.safetensors")
-        self._words, self._word_scales = (
-            tensors["words.int8"],
-            tensors["words.scale"],
-        )  # [vocab, width], [vocab]
+        self._words = tensors["words.int8"]  # [vocab, width]
+        self._word_scales = tensors["words.scale"]  # [vocab]
         self._positions = tensors["positions"]  # [max tokens, width], including the token type embedding
         self._first_norm = tensors["norm.weight"], tensors["norm.bias"]
         num_layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layer."))
