@@ -66,7 +66,6 @@ class PacedProvider(VendorProvider):
     """A vendor's provider without the vendor: a completion is a pause."""
 
     vendor = "paced"
-    key_variable = "UNUSED"
 
     def __init__(self, seconds: float) -> None:
         super().__init__("paced", base_url="paced", api_key=None, prefill=False)

@@ -36,7 +36,6 @@ class Metered(VendorProvider):
     """A provider that records when each request starts and how many tokens were reserved for it."""
 
     vendor = "metered"
-    key_variable = "UNUSED"
 
     def __init__(self, seconds: float) -> None:
         super().__init__("metered", base_url="metered", api_key=None, prefill=False)

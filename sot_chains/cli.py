@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sot_chains.chain import SkeletonOfThought
 
 
-_EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
+_EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 _PIPED_WIDTH = 100
 
 
@@ -95,10 +95,9 @@ def _compare(sot: SkeletonOfThought, options: argparse.Namespace) -> int:
     from sot_chains.display import compare
     from sot_chains.providers import ProviderError
 
-    if sys.stdout.isatty():
-        console = Console(highlight=False)
-    else:
-        console = Console(force_terminal=False, width=_PIPED_WIDTH, highlight=False)
+    is_terminal = sys.stdout.isatty()
+    width = None if is_terminal else _PIPED_WIDTH
+    console = Console(force_terminal=is_terminal, width=width, highlight=False)
     try:
         asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
     except ProviderError as error:
@@ -155,14 +154,6 @@ def _add_eval(commands: Any) -> None:
 
 
 def _eval(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Runs ``sot eval``.
-
-    Returns:
-        0; 1 if no question could be answered; 130 if interrupted.
-
-    Raises:
-        SystemExit: With code 2 if the arguments are invalid.
-    """
     try:
         return asyncio.run(_evaluate(options))
     except (ValueError, TypeError, OSError, ImportError, AttributeError) as error:
@@ -281,11 +272,11 @@ def _from_python(
 
 
 def _router(name: str) -> Any:
-    from sot_chains.router import RulesRouter, TrainedRouter, first_certain_of
+    from sot_chains.router import RulesRouter, auto_router
 
     if name == "none":
         return None
-    return RulesRouter() if name == "rules" else first_certain_of(RulesRouter(), TrainedRouter())
+    return RulesRouter() if name == "rules" else auto_router()
 
 
 def _progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:

@@ -6,16 +6,14 @@ answers as they grow; a file or a pipe gets the finished answers, without contro
 
 from __future__ import annotations
 
-import time
 import unicodedata
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -23,9 +21,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
-from sot_chains.providers import Delta, Provider
+from sot_chains.providers import Provider
+from sot_chains.router.rules import PLAINLY
 from sot_chains.text.skeleton import Point
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
+_COLORS = {_PLAIN: "blue", _SOT: "green"}
 _FRAMES_PER_SECOND = 12
 
 
@@ -97,63 +98,40 @@ async def compare(
         ProviderError: A model call failed.
     """
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
+    once = Retries(max_attempts=1)
+    plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, loop_guard=False, retries=once)
+    chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     count = forwards or (lambda: 0)
     console.print(Text(f"Question: {printable(question)}", style="bold"))
-    board = _Board(with_plain=plain)
+    board = _Board(chains)
     live = Live(board, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
     with live if console.is_terminal else nullcontext():
-        measured_plain = await _run_plainly(sot.provider, question, board, count) if plain else None
-        measured_sot = await _run_sot(sot, question, board, count)
+        measured = {
+            title: await _run(chain, question, board.texts[title], count) for title, chain in chains.items()
+        }
     if console.is_terminal:
         console.print(board)
     else:
-        board.print_plainly(console)
-    comparison = Comparison(question, measured_plain, measured_sot)
+        for title, answer in measured.items():
+            console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(answer.text)}"))
+        console.print()
+    comparison = Comparison(question, measured.get(_PLAIN), measured[_SOT])
     console.print(_table(comparison, counted=forwards is not None))
-    route = "answered plainly" if measured_sot.route == "plain" else "Skeleton-of-Thought"
-    console.print(Text(f"Route: {route}; {measured_sot.route_reason}."))
+    route = "answered plainly" if comparison.sot.route == "plain" else "Skeleton-of-Thought"
+    console.print(Text(f"Route: {route}; {comparison.sot.route_reason}."))
     return comparison
 
 
-async def _run_plainly(
-    provider: Provider, question: str, board: _Board, forwards: Callable[[], int]
+async def _run(
+    chain: SkeletonOfThought, question: str, texts: dict[Point | None, str], forwards: Callable[[], int]
 ) -> Measured:
-    begin, forwards_before = time.perf_counter(), forwards()
-    first_text_seconds: float | None = None
-    usage: UsageMetadata | None = None
-    stream = provider.stream([HumanMessage(content=question)], config={"run_name": "plain"})
-    async with aclosing(cast("AsyncGenerator[Delta, None]", stream)) as deltas:
-        async for delta in deltas:
-            if delta.text and first_text_seconds is None:
-                first_text_seconds = time.perf_counter() - begin
-            if delta.usage is not None:
-                usage = add_usage(usage, delta.usage)
-            board.plain_text += delta.text
-    seconds = time.perf_counter() - begin
-    return Measured(
-        text=board.plain_text,
-        seconds=seconds,
-        first_text_seconds=first_text_seconds,
-        critical_path_seconds=seconds,
-        num_tokens=usage["output_tokens"] if usage else None,
-        num_forwards=forwards() - forwards_before,
-        route="plain",
-    )
-
-
-async def _run_sot(
-    sot: SkeletonOfThought, question: str, board: _Board, forwards: Callable[[], int]
-) -> Measured:
+    """Answers ``question``; ``texts`` takes the text of each point as it comes."""
     forwards_before = forwards()
-    stream = sot.astream_points(question)
-    try:
+    async with aclosing(chain.astream_points(question)) as stream:
         async for point, text in stream:
-            board.sot_texts[point] = board.sot_texts.get(point, "") + text
-    finally:
-        await stream.aclose()
+            texts[point] = texts.get(point, "") + text
     message = stream.message
     trace = message.response_metadata["sot"]
-    board.sot_answer = message.text
     return Measured(
         text=message.text,
         seconds=trace["seconds"],
@@ -167,37 +145,33 @@ async def _run_sot(
 
 
 class _Board:
-    """The panels on the screen, side by side; rendered again for each frame."""
+    """The panels on the screen, side by side; rendered again for each frame.
 
-    def __init__(self, *, with_plain: bool) -> None:
-        self._with_plain = with_plain
-        self.plain_text = ""
-        self.sot_texts: dict[Point | None, str] = {}
-        self.sot_answer: str | None = None
+    Attributes:
+        texts: The text of each point so far, by the panel's title; a plain answer is all of one point.
+    """
+
+    def __init__(self, titles: Iterable[str]) -> None:
+        self.texts: dict[str, dict[Point | None, str]] = {title: {} for title in titles}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        panels = [Panel(self._sot(), title=_SOT, border_style="green")]
-        if self._with_plain:
-            panels.insert(0, Panel(Text(printable(self.plain_text)), title=_PLAIN, border_style="blue"))
         grid = Table.grid(expand=True, padding=(0, 1))
-        for _ in panels:
+        for _ in self.texts:
             grid.add_column(ratio=1)
+        panels = (
+            Panel(_written(texts), title=title, border_style=_COLORS[title])
+            for title, texts in self.texts.items()
+        )
         grid.add_row(*panels)
         yield grid
 
-    def _sot(self) -> Group:
-        points = []
-        for point, text in list(self.sot_texts.items()):  # a copy: rich draws frames on its own thread
-            heading = f"{point.number}. {point.text}" + (": " if text else "") if point else ""
-            points.append(Text(printable(heading), style="bold").append(printable(text), style="not bold"))
-        return Group(*points)
 
-    def print_plainly(self, console: Console) -> None:
-        """Prints the finished answers one after the other."""
-        for title, text in ((_PLAIN, self.plain_text), (_SOT, self.sot_answer)):
-            if text is not None and (title != _PLAIN or self._with_plain):
-                console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(text)}"))
-        console.print()
+def _written(texts: dict[Point | None, str]) -> Group:
+    points = []
+    for point, text in list(texts.items()):  # a copy: rich draws frames on its own thread
+        heading = f"{point.number}. {point.text}" + (": " if text else "") if point else ""
+        points.append(Text(printable(heading), style="bold").append(printable(text), style="not bold"))
+    return Group(*points)
 
 
 def _table(comparison: Comparison, *, counted: bool) -> Table:

@@ -55,15 +55,10 @@ class BudgetAccount:
 
     Args:
         budget: The bound.
-        price: The model's price.
-
-    Raises:
-        ValueError: The budget is in money and the model's price is not known.
+        price: The model's price; must be known for a budget in money.
     """
 
     def __init__(self, budget: Budget, price: Price | None) -> None:
-        if budget.price is not None and price is None:
-            raise ValueError("a budget in money needs the model's price: prices={model: Price(...)}")
         self.budget = budget
         self._price = price
         self._tokens = 0
@@ -97,9 +92,8 @@ class BudgetAccount:
             self._add(tokens - expected_tokens, money - expected_money)
 
     def _of(self, tokens: Tokens) -> tuple[int, float]:
-        return tokens["input_tokens"] + tokens["output_tokens"], self._price.of(
-            tokens
-        ) if self._price else 0.0
+        price = self._price.of(tokens) if self._price else 0.0
+        return tokens["input_tokens"] + tokens["output_tokens"], price
 
     def _spent(self) -> tuple[int, float]:
         if self.budget.scope == "total":

@@ -73,10 +73,7 @@ class Caller:
         self._method = method
         self._setting = setting
         self._begin = time.perf_counter()
-        self._is_vendor = isinstance(method.provider, VendorProvider)
-        self._tells_when_sent = (
-            isinstance(method.provider, VendorProvider) and method.provider.tells_when_sent
-        )
+        self._vendor = method.provider if isinstance(method.provider, VendorProvider) else None
         self._account = BudgetAccount(method.budget, method.price) if method.budget else None
 
     def now(self) -> float:
@@ -193,17 +190,14 @@ class Caller:
             account.reserve(expected, call.name)
         try:
             async with self._setting.limit or _AT_ONCE:
-                if limiter is None:
-                    is_sent = True
-                    yield
-                    return
                 estimate = expected["input_tokens"] + expected["output_tokens"] if expected else 0
-                permit = await limiter.admit(self._setting.question_number, estimate)
+                permit = await limiter.admit(self._setting.question_number, estimate) if limiter else None
+                is_sent = True
                 try:
-                    is_sent = True
                     yield
                 finally:
-                    permit.release(call.usage["total_tokens"] if call.usage else None)
+                    if permit:
+                        permit.release(call.usage["total_tokens"] if call.usage else None)
         finally:
             if account and expected:
                 used = tokens_of([call.usage]) if call.usage else call.attempt or expected
@@ -216,7 +210,7 @@ class Caller:
         """Sends the request; records when, and what it cost if it fails. Leaving ends the request."""
         call.begin(self.now())
         token = None
-        if self._tells_when_sent:
+        if self._vendor and self._vendor.tells_when_sent:
             token = on_sent.set(call.note_sent)
         else:
             call.note_sent()
@@ -245,7 +239,7 @@ class Caller:
         parameters = {**request.parameters, **self._setting.parameters}
         if not nobody_listens(config):
             config = cast("RunnableConfig", {**config, "run_name": call.name})
-        if request.prefix and self._is_vendor:
+        if request.prefix and self._vendor:
             parameters["prefix"] = request.prefix
         if request.bounds:
             parameters |= self._bounded(request.bounds)
@@ -269,9 +263,9 @@ class Caller:
         Raises:
             ProviderError: The tokens went into reasoning.
         """
-        if reply.reasoning:
-            call.reasoning.append(reply.reasoning)
-        if reply.was_open:
+        if reply.filter.reasoning:
+            call.reasoning.append(reply.filter.reasoning)
+        if reply.filter.was_open:
             self._method.expectations.opens_reasoning = True
         if call.reasoning and not reply.has_text:
             raise ProviderError(
@@ -287,52 +281,40 @@ class Caller:
         expected = self._method.expectations.output_tokens(call.stage)
         if request.bounds and request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
-        return Tokens(
-            input_tokens=num_message_tokens(messages),
-            output_tokens=most if isinstance(most, int) else expected,
-            cached_tokens=0,
-            cache_write_tokens=0,
-        )
+        return {
+            **NO_TOKENS,
+            "input_tokens": num_message_tokens(messages),
+            "output_tokens": most if isinstance(most, int) else expected,
+        }
 
     def _bounded(self, bounds: ReplyBounds) -> dict[str, Any]:
         """The bounds together with those of the user, be they of this call or of the model."""
+        provider, parameters = self._method.provider, self._setting.parameters
+        wrapped = provider if isinstance(provider, LangChainProvider) else None
 
         def own(name: str) -> Any:
-            provider, given = self._method.provider, self._setting.parameters.get(name)
-            if given is None and isinstance(provider, LangChainProvider):
-                return provider.setting(name)
-            return given
+            given = parameters.get(name)
+            return wrapped.setting(name) if given is None and wrapped else given
 
         bounded: dict[str, Any] = {}
-        if bounds.stop and self._takes_stop:
+        takes_stop = (wrapped is None or wrapped.takes_stop) and not self._method.expectations.refuses_stop
+        if bounds.stop and takes_stop:
             stop = own("stop") or []
             bounded["stop"] = [*([stop] if isinstance(stop, str) else stop), *bounds.stop][:_MOST_STOPS]
         if bounds.max_tokens is not None:
             most = own("max_tokens")
-            if self._setting.parameters.get("max_tokens") is None:  # a call's bound is the user's
+            if parameters.get("max_tokens") is None:  # a call's bound is the user's
                 most = min(most or bounds.max_tokens, bounds.max_tokens)
             bounded["max_tokens"] = most
         return bounded
-
-    @property
-    def _takes_stop(self) -> bool:
-        provider = self._method.provider
-        is_model = not isinstance(provider, LangChainProvider) or provider.takes_stop
-        return is_model and not self._method.expectations.refuses_stop
 
     def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
         """Notes what the failed attempt cost, and tells the limits what the server said."""
         if not call.pieces and isinstance(error, ProviderError) and error.is_unbilled:
             call.attempt = NO_TOKENS
         elif call.usage is None or call.finish_reason is None:
-            call.cut(
-                Tokens(
-                    input_tokens=num_message_tokens(messages),
-                    output_tokens=num_tokens(call.text) if call.pieces else 0,
-                    cached_tokens=0,
-                    cache_write_tokens=0,
-                )
-            )
+            num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
+            call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
         if self._method.limiter and was_refused(error):
             said = error.rate_limits if isinstance(error, ProviderError) else None
             after = retry_after_seconds_of_error(error)

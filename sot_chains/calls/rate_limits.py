@@ -2,9 +2,8 @@
 
 Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first and
 no call overtakes those ahead of it. Only the first in the queue checks the clock; the others sleep until
-their turn, so thousands of them cost nothing. asyncio-throttle counts requests: its sliding window is exact,
-but neither fair nor cheap with many waiters. :class:`~sot_chains.calls.token_window.TokenWindow` counts
-tokens.
+their turn, so thousands of them cost nothing. A :class:`~sot_chains.calls.window.Window` counts requests,
+another one tokens.
 
 Event loops may share an account: the queue belongs to none of them. The usage of other processes is known
 only from what the server reports.
@@ -21,9 +20,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from asyncio_throttle.throttler import Throttler
-
-from sot_chains.calls.token_window import Spent, TokenWindow
+from sot_chains.calls.window import Spent, Window
 from sot_chains.providers.base import ProviderError, RateLimits
 
 _log = logging.getLogger(__name__)
@@ -93,28 +90,6 @@ class _Waiter:
         return True
 
 
-class _Requests(Throttler):
-    """asyncio-throttle's window with checks that do not wait."""
-
-    def has_room(self) -> bool:
-        """Whether a request may start now."""
-        self.flush()  # type: ignore[no-untyped-call]  # the package has no types
-        return len(self._task_logs) < self.rate_limit
-
-    def num_left(self) -> int:
-        """Requests that may start now."""
-        self.flush()  # type: ignore[no-untyped-call]  # the package has no types
-        return int(self.rate_limit) - len(self._task_logs)
-
-    def take(self) -> None:
-        """Counts a request that starts now."""
-        self._task_logs.append(time.monotonic())
-
-    def take_over(self, earlier: _Requests) -> None:
-        """Adds the requests that ``earlier`` has counted."""
-        self._task_logs.extend(earlier._task_logs)
-
-
 class Limiter:
     """Admits the calls of one account in order, within its limits.
 
@@ -128,8 +103,8 @@ class Limiter:
         self._queue: list[_Waiter] = []
         self._first: _Waiter | None = None  # the one that checks the clock
         self._closed_until = 0.0
-        self._throttler: _Requests | None = None
-        self._tokens: TokenWindow | None = None
+        self._requests: Window | None = None
+        self._tokens: Window | None = None
         self.change(limits)
 
     def change(self, limits: Limits) -> None:
@@ -138,20 +113,10 @@ class Limiter:
         # The delay between admitting a call and the server counting its request varies; the longer window
         # absorbs the difference.
         guarded = seconds + min(0.01 * seconds, 0.25)
-        requests, tokens = self._throttler, self._tokens
         with self._lock:
             self.limits = limits
-            bounds = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
-            self._has_no_limits = all(bound is None for bound in bounds)
-            self._throttler = self._tokens = None
-            if limits.requests_per_minute:
-                interval = min(0.01, seconds / 200)
-                self._throttler = _Requests(limits.requests_per_minute, guarded, retry_interval=interval)
-                if requests:
-                    self._throttler.take_over(requests)
-            if limits.tokens_per_minute:
-                self._tokens = tokens or TokenWindow(limits.tokens_per_minute, guarded)
-                self._tokens.limit, self._tokens.seconds = limits.tokens_per_minute, guarded
+            self._requests = _changed(self._requests, limits.requests_per_minute, guarded)
+            self._tokens = _changed(self._tokens, limits.tokens_per_minute, guarded)
 
     @property
     def counts_tokens(self) -> bool:
@@ -161,7 +126,8 @@ class Limiter:
     @property
     def is_unlimited(self) -> bool:
         """Whether nothing restricts calls now: no limits, and no pause that the server asked for."""
-        return self._has_no_limits and self._closed_until <= time.monotonic()
+        limits = self._requests, self._tokens, self.limits.max_concurrent
+        return limits == (None, None, None) and self._closed_until <= time.monotonic()
 
     @property
     def num_waiting(self) -> int:
@@ -175,8 +141,8 @@ class Limiter:
             free = float("inf")
             if self.limits.max_concurrent is not None:
                 free = self.limits.max_concurrent - self.num_running
-            if self._throttler:
-                free = min(free, self._throttler.num_left())
+            if self._requests:
+                free = min(free, self._requests.num_left(time.monotonic()))
             if self._seconds_closed(0) > 0:
                 free = min(free, 0)
         return free - self.num_waiting
@@ -197,14 +163,16 @@ class Limiter:
                 f"{self._tokens.limit}; raise the limit, shorten the input or set max_tokens"
             )
         with self._lock:
-            if self._first is None and not self._queue and self._is_open(tokens):
-                return self._let_through(tokens, recorded=False)
+            if not self.num_waiting and not self._is_full and self._seconds_closed(tokens) <= 0:
+                return self._let_through(tokens)
         waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             heapq.heappush(self._queue, waiter)
             self._choose_first()
         try:
-            await self._turn(waiter)
+            while self._first is not waiter:
+                await waiter.turn.wait()
+                waiter.turn.clear()
             return await self._pass(waiter, tokens)
         finally:
             self._leave(waiter)
@@ -241,29 +209,18 @@ class Limiter:
             if waiter.wake():
                 self._first = waiter
 
-    async def _turn(self, waiter: _Waiter) -> None:
-        while self._first is not waiter:
-            await waiter.turn.wait()
-            waiter.turn.clear()
-
     async def _pass(self, waiter: _Waiter, tokens: int) -> Permit:
         """Admits the first in the queue; loops, since a limit may be exhausted while it waits for another."""
         while True:
             waiter.turn.clear()
             with self._lock:
                 seconds = self._seconds_closed(tokens)
-                is_full = self._is_full
+                if seconds <= 0 and not self._is_full:
+                    return self._let_through(tokens)
             if seconds > 0:
                 await asyncio.sleep(seconds)
-            elif is_full:
-                await waiter.turn.wait()
             else:
-                if self._throttler:
-                    await self._throttler.acquire()  # type: ignore[no-untyped-call]  # likewise
-                with self._lock:
-                    # Usage above the estimate may have exhausted a limit in the meantime.
-                    if not self._is_full and self._seconds_closed(tokens) <= 0:
-                        return self._let_through(tokens, recorded=True)
+                await waiter.turn.wait()
 
     def _leave(self, waiter: _Waiter) -> None:
         with self._lock:
@@ -279,22 +236,30 @@ class Limiter:
         most = self.limits.max_concurrent
         return most is not None and self.num_running >= most
 
-    def _is_open(self, tokens: int) -> bool:
-        if self._is_full or self._seconds_closed(tokens) > 0:
-            return False
-        return self._throttler is None or self._throttler.has_room()
-
     def _seconds_closed(self, tokens: int) -> float:
         now = time.monotonic()
         closed = self._closed_until - now
-        return max(closed, self._tokens.seconds_until(tokens, now)) if self._tokens else closed
+        if self._requests:
+            closed = max(closed, self._requests.seconds_until(1, now))
+        if self._tokens:
+            closed = max(closed, self._tokens.seconds_until(tokens, now))
+        return closed
 
-    def _let_through(self, tokens: int, *, recorded: bool) -> Permit:
+    def _let_through(self, tokens: int) -> Permit:
         now = time.monotonic()
-        if self._throttler and not recorded:
-            self._throttler.take()
+        if self._requests:
+            self._requests.spend(1, now)
         self.num_running += 1
         return Permit(self, self._tokens.spend(tokens, now) if self._tokens else None)
+
+
+def _changed(window: Window | None, limit: int | None, seconds: float) -> Window | None:
+    """``window`` with another limit: what is in it still counts."""
+    if limit is None:
+        return None
+    window = window or Window(limit, seconds)
+    window.limit, window.seconds = limit, seconds
+    return window
 
 
 def _refill(reset_seconds: float | None, limit: int | None, wanted: int, window_seconds: float) -> float:

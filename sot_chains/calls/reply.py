@@ -35,23 +35,14 @@ class ReplyReader:
 
     Attributes:
         has_text: Whether the answer has any text so far.
+        filter: Takes the reasoning out of the text; knows what it was and whether it began before the reply.
     """
 
     def __init__(self, beginning: str, *, is_open: bool, is_read: Callable[[], bool]) -> None:
         self.has_text = False
         self._rest = beginning
-        self._filter = ReasoningFilter(is_open=is_open)
+        self.filter = ReasoningFilter(is_open=is_open)
         self._is_read = is_read
-
-    @property
-    def reasoning(self) -> str:
-        """The reasoning that was part of the text."""
-        return self._filter.reasoning
-
-    @property
-    def was_open(self) -> bool:
-        """Whether the reply began inside a block of reasoning that nobody had expected."""
-        return self._filter.was_open
 
     def feed(self, piece: str) -> Sequence[Event]:
         """The events that the next raw piece gives.
@@ -59,7 +50,7 @@ class ReplyReader:
         Raises:
             ProviderError: The reply does not begin as expected.
         """
-        return self._events(self._filter.feed(piece))
+        return self._events(self.filter.feed(piece))
 
     def end(self) -> Sequence[Event]:
         """The rest, after the last piece.
@@ -67,15 +58,15 @@ class ReplyReader:
         Raises:
             ProviderError: The reply ended before the end of what was read already.
         """
-        events = self._events(self._filter.end())
+        events = self._events(self.filter.end())
         if self._rest.strip():
             raise self._other_reply()
         return events
 
     def _events(self, text: str) -> Sequence[Event]:
         events: list[Event] = []
-        if self._filter.has_discarded:  # what was given out was reasoning
-            self._filter.has_discarded = False
+        if self.filter.has_discarded:  # what was given out was reasoning
+            self.filter.has_discarded = False
             if not self._is_read():
                 self.has_text = False
                 events.append(Restarted())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
@@ -160,8 +160,9 @@ class Call:
             self.usage = delta.usage if self.usage is None else add_usage(self.usage, delta.usage)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-        if delta.response_metadata is not None:
-            self.model_name = _name(delta.response_metadata) or self.model_name
+        metadata = delta.response_metadata or {}
+        if isinstance(name := metadata.get("model_name") or metadata.get("model"), str):
+            self.model_name = name
 
     def cut(self, estimated: Tokens) -> None:
         """Notes that the attempt broke off before its usage arrived, and took about ``estimated`` tokens."""
@@ -262,17 +263,4 @@ class PointState:
 def total_usage(calls: Iterable[Call]) -> UsageMetadata | None:
     """The tokens of all ``calls`` together, ``None`` if none of them reported any."""
     reported = [call.usage for call in calls if call.usage is not None]
-    if not reported:
-        return None
-    if any(len(usage) > 3 for usage in reported):  # with details, which LangChain knows how to add
-        return reduce(add_usage, reported)
-    return UsageMetadata(
-        input_tokens=sum(usage["input_tokens"] for usage in reported),
-        output_tokens=sum(usage["output_tokens"] for usage in reported),
-        total_tokens=sum(usage["total_tokens"] for usage in reported),
-    )
-
-
-def _name(response_metadata: dict[str, Any]) -> str | None:
-    name = response_metadata.get("model_name") or response_metadata.get("model")
-    return name if isinstance(name, str) else None
+    return reduce(add_usage, reported) if reported else None

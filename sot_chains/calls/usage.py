@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache, reduce
 from typing import TYPE_CHECKING, TypedDict
 
 from langchain_core.messages import BaseMessage
@@ -156,27 +157,17 @@ def cost_of(
         price: The model's price, if known.
         plain_input_tokens: Input tokens of a plain answer; ``None`` if there is nothing to compare.
     """
-    reported = NO_TOKENS
-    for tokens in stages.values():
-        reported = added(reported, tokens)
+    reported = reduce(added, stages.values(), NO_TOKENS)
     everything = added(reported, estimated)
+    uncached: Tokens = {**everything, "cached_tokens": 0, "cache_write_tokens": 0}
     paid = price.of(everything) if price else None
     return Cost(
         stages=dict(stages),
         reported=reported,
         estimated=estimated,
         price=paid,
-        saved_by_cache=price.of(_uncached(everything)) - paid if price and paid is not None else None,
+        saved_by_cache=price.of(uncached) - paid if price and paid is not None else None,
         overhead=_overhead(stages, everything, price, plain_input_tokens),
-    )
-
-
-def _uncached(tokens: Tokens) -> Tokens:
-    return Tokens(
-        input_tokens=tokens["input_tokens"],
-        output_tokens=tokens["output_tokens"],
-        cached_tokens=0,
-        cache_write_tokens=0,
     )
 
 
@@ -186,9 +177,7 @@ def _overhead(
     num_out = stages["points"]["output_tokens"] if "points" in stages else 0
     if not plain_input_tokens or not num_out:
         return None
-    plain = Tokens(
-        input_tokens=plain_input_tokens, output_tokens=num_out, cached_tokens=0, cache_write_tokens=0
-    )
+    plain: Tokens = {**NO_TOKENS, "input_tokens": plain_input_tokens, "output_tokens": num_out}
     plain_price = price.of(plain) if price else 0.0
     return Overhead(
         plain_input_tokens=plain_input_tokens,
@@ -203,8 +192,6 @@ _ENCODING = "o200k_base"  # OpenAI's models since 2024; a fair estimate for othe
 _LONGEST_WAIT_SECONDS = 3.0
 _TOKENS_OF_A_MESSAGE = 4  # role and separators
 _CHARACTERS_OF_A_TOKEN = 4.0
-_lock = threading.Lock()
-_loading: tuple[Future[Encoding | None], float] | None = None
 _encoding: Encoding | None = None
 
 
@@ -233,25 +220,23 @@ async def vocabulary() -> None:
         _warn_once("it has not arrived yet")
 
 
-def fetch_vocabulary() -> tuple[Future[Encoding | None], float]:
+@cache
+def fetch_vocabulary() -> tuple[Future[None], float]:
     """Starts loading tiktoken's vocabulary once; returns its future and the time when loading began."""
-    global _loading  # noqa: PLW0603 - loaded once per process
-    with _lock:
-        if _loading is None:
-            _loading = Future(), time.monotonic()
-            threading.Thread(target=_fetch, args=(_loading[0],), name="tiktoken", daemon=True).start()
-        return _loading
+    loading: Future[None] = Future()
+    threading.Thread(target=_fetch, args=(loading,), name="tiktoken", daemon=True).start()
+    return loading, time.monotonic()
 
 
-def _fetch(loading: Future[Encoding | None]) -> None:
-    global _encoding  # noqa: PLW0603 - likewise
+def _fetch(loading: Future[None]) -> None:
+    global _encoding  # noqa: PLW0603 - loaded once per process
     try:
         import tiktoken
 
         _encoding = tiktoken.get_encoding(_ENCODING)
     except Exception as error:  # offline or a damaged cache: warn, and estimate instead
         _warn_once(f"{type(error).__name__}: {error}")
-    loading.set_result(_encoding)
+    loading.set_result(None)
 
 
 _has_warned = False

@@ -12,19 +12,25 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
 from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.evaluation.data import Question, Store, key_of
 from sot_chains.evaluation.mistakes import mistakes_of
 from sot_chains.providers import Provider
-from sot_chains.router.route import Route, Router
-from sot_chains.text.conversation import Conversation
+from sot_chains.router.route import Route
+from sot_chains.router.rules import PLAINLY
 
 Way = Literal["plain", "sot", "sot_r"]
 WAYS: tuple[Way, ...] = ("plain", "sot", "sot_r")
 NAMES: dict[Way, str] = {"plain": "plain", "sot": "SoT", "sot_r": "SoT-R"}
+Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+def unwatched(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+    """Shows no progress."""
+    return items
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,6 @@ class Answers:
     route: Route | None
 
 
-class _AlwaysPlainly(Router):
-    async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        return Route(False, "to compare with", 1.0, "evaluation")
-
-
 async def collect_answers(
     questions: Sequence[Question],
     model: Runnable[LanguageModelInput, Any] | Provider,
@@ -85,7 +86,7 @@ async def collect_answers(
     router: Runnable[LanguageModelInput, Route] | None,
     store: Store,
     before_each: Callable[[], None] = lambda: None,
-    watch: Callable[[Iterable[Question]], Iterable[Question]] = iter,
+    watch: Watch = unwatched,
 ) -> list[Answers]:
     """Answers all ``questions``, reusing the answers in ``store``.
 
@@ -96,14 +97,14 @@ async def collect_answers(
         router: Decides for SoT-R; without one, SoT-R is omitted.
         store: Stores the answers.
         before_each: Called before each answer, to clear the model's cache of the last one.
-        watch: Wraps the questions, to show progress.
+        watch: Wraps the questions, to show progress; is told what they are for and how many.
     """
     chains = {
-        "plain": SkeletonOfThought(model, router=_AlwaysPlainly()),
+        "plain": SkeletonOfThought(model, router=PLAINLY),
         "sot": SkeletonOfThought(model, router=None),
     }
     collected = []
-    for number, question in enumerate(watch(questions)):
+    for number, question in enumerate(watch(questions, f"{label} answers", len(questions))):
         records: dict[Way, AnswerRecord] = {}
         ways: tuple[Literal["plain", "sot"], ...] = ("plain", "sot") if number % 2 else ("sot", "plain")
         for way in ways:

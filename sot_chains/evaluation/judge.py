@@ -131,11 +131,6 @@ class Comparison:
         points = {"first": 1, "second": -1, "tie": 0}
         return (points[self.ours_first] - points[self.ours_second]) / 2
 
-    @property
-    def outcomes(self) -> tuple[Outcome, Outcome]:
-        """The outcomes of both orders."""
-        return self.ours_first, self.ours_second
-
 
 class Judge:
     """Compares answers with a chat model.

@@ -46,13 +46,9 @@ def is_echoed(skeleton: Sequence[str]) -> bool:
 
 def is_overrun(number: int, text: str, skeleton: Sequence[str]) -> bool:
     """Whether the text of a point goes on to another one: by its number and heading, or its heading alone."""
+    others = [heading.casefold() for place, heading in enumerate(skeleton, 1) if heading and place != number]
     for line in text.splitlines()[1:]:
         body = re.sub(_NUMBER, "", line).strip(" *#:").casefold()
-        others = [heading.casefold() for place, heading in enumerate(skeleton, 1) if place != number]
-        if any(
-            body.startswith(heading) and len(body) <= len(heading) + _MOST_MORE
-            for heading in others
-            if heading
-        ):
+        if any(body.startswith(other) and len(body) <= len(other) + _MOST_MORE for other in others):
             return True
     return False

@@ -12,7 +12,6 @@ from html import escape
 from sot_chains.evaluation.answers import NAMES, Way
 from sot_chains.evaluation.figures import Bar, Dot, bars, scatter, stacked
 from sot_chains.evaluation.judge import ASPECTS, GENERAL
-from sot_chains.evaluation.mistakes import MISTAKES
 from sot_chains.evaluation.results import ALL, Evaluation, Judged, NetWinRate, WayFigures, median
 
 _STYLE = """
@@ -48,6 +47,7 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 _Cell = str | float | int | None
+_Row = dict[str, _Cell]
 
 
 def html(evaluation: Evaluation) -> str:
@@ -97,40 +97,26 @@ def _introduction(evaluation: Evaluation) -> str:
 
 
 def _overview(evaluation: Evaluation) -> str:
-    rows: list[list[_Cell]] = []
+    rows: list[_Row] = []
     for model, judged in evaluation.by_model.items():
         for way in evaluation.ways:
             figures = evaluation.figures(model, way)
             rows.append(
-                [
-                    model,
-                    NAMES[way],
-                    f"{figures.num_sot} of {figures.num_questions}",
-                    figures.speed_up,
-                    figures.speed_up_of_sums,
-                    _rate(figures.net_win_rates.get(GENERAL)),
-                    figures.seconds,
-                    figures.num_points,
-                    figures.words_per_point,
-                    figures.prefill_overhead,
-                    sum(not one.is_answered for one in judged),
-                ]
+                {
+                    "model": model,
+                    "way": NAMES[way],
+                    "by SoT": f"{figures.num_sot} of {figures.num_questions}",
+                    "speed-up": figures.speed_up,
+                    "of sums": figures.speed_up_of_sums,
+                    "net win rate": _rate(figures.net_win_rates.get(GENERAL)),
+                    "median s": figures.seconds,
+                    "points": figures.num_points,
+                    "words a point": figures.words_per_point,
+                    "prompt tokens over plain": figures.prefill_overhead,
+                    "failed": sum(not one.is_answered for one in judged),
+                }
             )
-    heads = (
-        *(
-            "model",
-            "way",
-            "by SoT",
-            "speed-up",
-            "of sums",
-            "net win rate",
-            "median s",
-            "points",
-            "words a point",
-        ),
-        *("prompt tokens over plain", "failed"),
-    )
-    return _table(heads, rows, text_columns=(0, 1, 2, 5))
+    return _table(rows)
 
 
 def _health(evaluation: Evaluation) -> str:
@@ -154,13 +140,13 @@ def _model(evaluation: Evaluation, model: str) -> list[str]:
         category: [evaluation.figures(model, way, category) for way in ways]
         for category in [ALL, *categories]
     }
-    parts = []
     dots = [
         Dot(category, figures.speed_up, figures.net_win_rates[GENERAL].net, place)
         for category in categories
         for place, figures in enumerate(by_category[category])
         if GENERAL in figures.net_win_rates
     ]
+    parts = []
     if dots:
         parts += [
             "<h3>Speed against quality, by category</h3>",
@@ -170,28 +156,11 @@ def _model(evaluation: Evaluation, model: str) -> list[str]:
         (category, [Bar(figures.speed_up) if figures.num_questions else None for figures in row])
         for category, row in by_category.items()
     ]
-    parts += [
-        "<h3>Speed-up, by category</h3>",
-        bars(speed, _names(ways), name="speed-up by category", base=1.0),
-    ]
-    if dots:
-        quality = [
-            (category, [_bar(figures.net_win_rates.get(GENERAL)) for figures in row])
-            for category, row in by_category.items()
-        ]
-        parts += [
-            "<h3>Net win rate, by category</h3>",
-            bars(quality, _names(ways), name="net win rate by category", is_share=True),
-        ]
-    aspects = [
-        (aspect, [_bar(figures.net_win_rates.get(aspect)) for figures in by_category[ALL]])
-        for aspect in ASPECTS
-    ]
-    if any(bar for _, row in aspects for bar in row):
-        parts += [
-            "<h3>Net win rate, by aspect</h3>",
-            bars(aspects, _names(ways), name="net win rate by aspect", is_share=True),
-        ]
+    quality = [(category, _rate_bars(row, GENERAL)) for category, row in by_category.items()]
+    aspects = [(aspect, _rate_bars(by_category[ALL], aspect)) for aspect in ASPECTS]
+    parts += _bars("Speed-up, by category", speed, ways, base=1.0)
+    parts += _bars("Net win rate, by category", quality, ways, is_share=True)
+    parts += _bars("Net win rate, by aspect", aspects, ways, is_share=True)
     judged = evaluation.by_model[model]
     times = [row for category in categories for row in _times(judged, category)]
     parts += [
@@ -201,6 +170,20 @@ def _model(evaluation: Evaluation, model: str) -> list[str]:
         _category_table(ways, by_category),
     ]
     return parts
+
+
+def _bars(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[Bar | None]]],
+    ways: Sequence[Way],
+    *,
+    base: float = 0.0,
+    is_share: bool = False,
+) -> list[str]:
+    """A titled chart with one bar per way; nothing if there is no bar."""
+    if not any(bar for _, row in rows for bar in row):
+        return []
+    return [f"<h3>{title}</h3>", bars(rows, _names(ways), name=title, base=base, is_share=is_share)]
 
 
 def _times(judged: Sequence[Judged], category: str) -> list[tuple[str, tuple[float, float, float]]]:
@@ -216,72 +199,67 @@ def _times(judged: Sequence[Judged], category: str) -> list[tuple[str, tuple[flo
 
 
 def _category_table(ways: Sequence[Way], by_category: dict[str, list[WayFigures]]) -> str:
-    heads = (
-        *("category", "way", "questions", "by SoT", "speed-up", "net win rate", "wins", "ties", "losses"),
-        *("points", "words a point", "words", "words over plain", "outline's share of time"),
-        *(*MISTAKES, "plain looped"),
-    )
-    rows: list[list[_Cell]] = []
+    rows: list[_Row] = []
     for category, row in by_category.items():
         for way, figures in zip(ways, row, strict=True):
             rate = figures.net_win_rates.get(GENERAL)
             rows.append(
-                [
-                    category,
-                    NAMES[way],
-                    figures.num_questions,
-                    figures.num_sot,
-                    figures.speed_up,
-                    _rate(rate),
-                    *((rate.num_wins, rate.num_ties, rate.num_losses) if rate else (None, None, None)),
-                    figures.num_points,
-                    figures.words_per_point,
-                    figures.words,
-                    figures.words_over_plain,
-                    figures.skeleton_share,
-                    *(figures.mistakes[name] for name in MISTAKES),
-                    figures.plain_looped,
-                ]
+                {
+                    "category": category,
+                    "way": NAMES[way],
+                    "questions": figures.num_questions,
+                    "by SoT": figures.num_sot,
+                    "speed-up": figures.speed_up,
+                    "net win rate": _rate(rate),
+                    "wins": rate.num_wins if rate else None,
+                    "ties": rate.num_ties if rate else None,
+                    "losses": rate.num_losses if rate else None,
+                    "points": figures.num_points,
+                    "words a point": figures.words_per_point,
+                    "words": figures.words,
+                    "words over plain": figures.words_over_plain,
+                    "outline's share of time": figures.skeleton_share,
+                    **figures.mistakes,
+                    "plain looped": figures.plain_looped,
+                }
             )
-    return _table(heads, rows, text_columns=(0, 1, 5))
+    return _table(rows)
 
 
 def _questions(evaluation: Evaluation) -> str:
     ways: tuple[Way, ...] = ("plain", *evaluation.ways)
-    heads = ["model", "question", "category", "router", *(f"{NAMES[way]}, s" for way in ways)]
-    heads += ["points", "SoT against plain", "failed"]
-    rows: list[list[_Cell]] = []
+    rows: list[_Row] = []
     for model, judged in evaluation.by_model.items():
         for one in judged:
             records, route = one.answers.by_way, one.answers.route
             rows.append(
-                [
-                    model,
-                    one.answers.question.text,
-                    one.category,
-                    "" if route is None else f"{'SoT' if route.use_sot else 'plain'}: {route.reason}",
-                    *(records[way].seconds for way in ways),
-                    len(records["sot"].point_lengths),
-                    one.score("sot", GENERAL),
-                    "; ".join(record.reason for record in records.values() if record.has_failed),
-                ]
+                {
+                    "model": model,
+                    "question": one.answers.question.text,
+                    "category": one.category,
+                    "router": f"{'SoT' if route.use_sot else 'plain'}: {route.reason}" if route else "",
+                    **{f"{NAMES[way]}, s": records[way].seconds for way in ways},
+                    "points": len(records["sot"].point_lengths),
+                    "SoT against plain": one.score("sot", GENERAL),
+                    "failed": "; ".join(record.reason for record in records.values() if record.has_failed),
+                }
             )
-    return _table(heads, rows, text_columns=(0, 1, 2, 3, len(heads) - 1))
+    return _table(rows)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[_Cell]], *, text_columns: Sequence[int]) -> str:
-    def kind(column: int) -> str:
-        return "" if column in text_columns else ' class="number"'
-
-    head = "".join(
-        f'<th scope="col"{kind(column)}><button type="button">{escape(name)}</button></th>'
-        for column, name in enumerate(heads)
+def _table(rows: Sequence[_Row]) -> str:
+    """A table whose heads are the keys of its rows; columns without text are sorted as numbers."""
+    heads = list(rows[0])
+    kinds = {
+        head: "" if any(isinstance(row[head], str) for row in rows) else ' class="number"' for head in heads
+    }
+    head_cells = "".join(
+        f'<th scope="col"{kinds[head]}><button type="button">{escape(head)}</button></th>' for head in heads
     )
-    body = "".join(
-        "<tr>" + "".join(_cell(value, kind(column)) for column, value in enumerate(row)) + "</tr>"
-        for row in rows
+    body = "".join(f"<tr>{''.join(_cell(row[head], kinds[head]) for head in heads)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table><thead><tr>{head_cells}</tr></thead><tbody>{body}</tbody></table></div>'
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _cell(value: _Cell, kind: str) -> str:
@@ -295,8 +273,9 @@ def _rate(rate: NetWinRate | None) -> str:
     return f"{100 * rate.net:+.0f} % [{100 * rate.low:+.0f}, {100 * rate.high:+.0f}]" if rate else ""
 
 
-def _bar(rate: NetWinRate | None) -> Bar | None:
-    return Bar(rate.net, rate.low, rate.high) if rate else None
+def _rate_bars(row: Sequence[WayFigures], criterion: str) -> list[Bar | None]:
+    rates = [figures.net_win_rates.get(criterion) for figures in row]
+    return [Bar(rate.net, rate.low, rate.high) if rate else None for rate in rates]
 
 
 def _names(ways: Sequence[Way]) -> list[str]:

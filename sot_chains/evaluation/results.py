@@ -81,7 +81,7 @@ class JudgeHealth:
     @classmethod
     def of(cls, comparisons: Sequence[Comparison]) -> JudgeHealth:
         """The health over all ``comparisons``."""
-        outcomes = Counter(outcome for comparison in comparisons for outcome in comparison.outcomes)
+        outcomes = Counter(outcome for one in comparisons for outcome in (one.ours_first, one.ours_second))
         num_verdicts = outcomes["first"] + outcomes["second"] + outcomes["tie"]
         valid = [comparison for comparison in comparisons if comparison.is_valid]
         mirrored = {"first": "second", "second": "first", "tie": "tie"}
@@ -275,9 +275,9 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """All results as plain, rounded values."""
-        models = {}
+        models: dict[str, Any] = {}
         for model, judged in self.by_model.items():
-            figures: dict[str, Any] = {
+            models[model] = {
                 "num_questions": len(judged),
                 "num_failed": sum(not one.is_answered for one in judged),
                 **{
@@ -291,50 +291,39 @@ class Evaluation:
                     for way in self.ways
                 },
             }
-            models[model] = figures
         return {"models": models, "judge": self.judge, "judge_health": rounded(self.health)}
 
     def csv(self) -> str:
         """CSV with one line per model and question."""
         text = io.StringIO()
-        ways: tuple[Way, ...] = ("plain", *self.ways)
-        criteria = [name for name in CRITERIA if any(name in one.by_criterion for _, one in self._each())]
-        columns = [
-            *("model", "question", "category", "text", "route", "route_reason", "num_points"),
-            *(f"{way}_seconds" for way in ways),
-            *(f"{way}_words" for way in ways),
-            *("skeleton_seconds", "points_seconds", "router_seconds"),
-            *(f"{way}_input_tokens" for way in ways),
-            *(f"{name}_{place}" for name in criteria for place in ("sot_first", "sot_second")),
-            "failed",
-        ]
+        rows = [self._row(model, one) for model, judged in self.by_model.items() for one in judged]
+        columns = dict.fromkeys(column for row in rows for column in row)
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
-        for model, one in self._each():
-            records, route = one.answers.by_way, one.answers.route
-            row: dict[str, Any] = {
-                "model": model,
-                "question": one.answers.question.name,
-                "category": one.category,
-                "text": one.answers.question.text,
-                "route": "" if route is None else ("sot" if route.use_sot else "plain"),
-                "route_reason": "" if route is None else route.reason,
-                "num_points": len(records["sot"].point_lengths),
-                "skeleton_seconds": round(records["sot"].skeleton_seconds, 4),
-                "points_seconds": round(records["sot"].points_seconds, 4),
-                "router_seconds": round(records["sot_r"].router_seconds, 4) if "sot_r" in records else "",
-                "failed": "; ".join(record.reason for record in records.values() if record.has_failed),
-            }
-            for way in ways:
-                row[f"{way}_seconds"] = round(records[way].seconds, 4)
-                row[f"{way}_words"] = length_of(records[way].text)
-                row[f"{way}_input_tokens"] = records[way].input_tokens
-            for name in criteria:
-                if comparison := one.by_criterion.get(name):
-                    row[f"{name}_sot_first"] = comparison.ours_first
-                    row[f"{name}_sot_second"] = comparison.ours_second
-            writer.writerow(row)
+        writer.writerows(rows)
         return text.getvalue()
 
-    def _each(self) -> list[tuple[str, Judged]]:
-        return [(model, one) for model, judged in self.by_model.items() for one in judged]
+    def _row(self, model: str, one: Judged) -> dict[str, Any]:
+        """A line of the CSV; what was not judged has no columns of the judge."""
+        ways: tuple[Way, ...] = ("plain", *self.ways)
+        records, route, sot = one.answers.by_way, one.answers.route, one.answers.by_way["sot"]
+        row = {
+            "model": model,
+            "question": one.answers.question.name,
+            "category": one.category,
+            "text": one.answers.question.text,
+            "route": "" if route is None else ("sot" if route.use_sot else "plain"),
+            "route_reason": "" if route is None else route.reason,
+            "num_points": len(sot.point_lengths),
+            **{f"{way}_seconds": round(records[way].seconds, 4) for way in ways},
+            **{f"{way}_words": length_of(records[way].text) for way in ways},
+            "skeleton_seconds": round(sot.skeleton_seconds, 4),
+            "points_seconds": round(sot.points_seconds, 4),
+            "router_seconds": round(records["sot_r"].router_seconds, 4) if "sot_r" in records else "",
+            **{f"{way}_input_tokens": records[way].input_tokens for way in ways},
+            "failed": "; ".join(record.reason for record in records.values() if record.has_failed),
+        }
+        for name, comparison in one.by_criterion.items():
+            row[f"{name}_sot_first"] = comparison.ours_first
+            row[f"{name}_sot_second"] = comparison.ours_second
+        return row

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
 
-from sot_chains.evaluation.answers import Answers, collect_answers
+from sot_chains.evaluation.answers import Answers, Watch, collect_answers, unwatched
 from sot_chains.evaluation.data import Question, Store
 from sot_chains.evaluation.judge import CRITERIA, Judge
 from sot_chains.evaluation.report import html
@@ -19,12 +19,6 @@ from sot_chains.evaluation.results import Evaluation, Judged
 from sot_chains.providers import Provider
 from sot_chains.providers.tasks import gather_or_cancel
 from sot_chains.router.route import Route
-
-Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
-
-
-def _unwatched(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-    return items
 
 
 async def evaluate(
@@ -37,7 +31,7 @@ async def evaluate(
     criteria: Sequence[str] = CRITERIA,
     judge_name: str = "judge",
     before_each: Callable[[], None] = lambda: None,
-    watch: Watch = _unwatched,
+    watch: Watch = unwatched,
 ) -> Evaluation:
     """Collects the answers and has them judged.
 
@@ -61,7 +55,7 @@ async def evaluate(
             router=router,
             store=store,
             before_each=before_each,
-            watch=lambda items, label=label: watch(items, f"{label} answers", len(questions)),  # type: ignore[misc]  # a lambda's default has no type
+            watch=watch,
         )
         by_model[label] = await _judged(answers, judge, criteria, watch)
     return Evaluation(by_model, judge_name if judge else None)

@@ -47,7 +47,20 @@ def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> P
         TypeError: ``model`` is none of these, or options were given for a model that brings its own.
     """
     if isinstance(model, str):
-        return _named(model, options)
+        vendor, _, name = model.partition(":")
+        if vendor == "openai":
+            from sot_chains.providers.openai import OpenAIProvider
+
+            return OpenAIProvider(name, **options)
+        if vendor == "anthropic":
+            from sot_chains.providers.anthropic import AnthropicProvider
+
+            return AnthropicProvider(name, **options)
+        raise ValueError(
+            f'the model {model!r} is not supported by name; supported is "openai:MODEL", with base_url=... '
+            'for compatible servers, and "anthropic:MODEL". Any other model can be given as a LangChain chat '
+            "model"
+        )
     if options:
         raise TypeError(
             f"the options {sorted(options)} go with a model named by a string; "
@@ -62,20 +75,4 @@ def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> P
     raise TypeError(
         'a model is "openai:MODEL", "anthropic:MODEL", a LangChain chat model or another Runnable, '
         f"got {type(model).__name__}"
-    )
-
-
-def _named(name: str, options: dict[str, Any]) -> Provider:
-    vendor, _, model = name.partition(":")
-    if vendor == "openai":
-        from sot_chains.providers.openai import OpenAIProvider
-
-        return OpenAIProvider(model, **options)
-    if vendor == "anthropic":
-        from sot_chains.providers.anthropic import AnthropicProvider
-
-        return AnthropicProvider(model, **options)
-    raise ValueError(
-        f'the model {name!r} is not supported by name; supported is "openai:MODEL", with base_url=... for '
-        'compatible servers, and "anthropic:MODEL". Any other model can be given as a LangChain chat model'
     )

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import anthropic
-import httpx2
 from anthropic.types import MessageDeltaUsage, RawMessageStreamEvent, Usage
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from pydantic import SecretStr
 
-from sot_chains.providers.base import Delta, ProviderError, SharedPrefix
-from sot_chains.providers.http import ClientsByLoop, rate_limits_of
-from sot_chains.providers.vendor import TRANSPORT, VendorProvider, ends_with_reply, one_line
+from sot_chains.providers.base import Delta, SharedPrefix
+from sot_chains.providers.vendor import SdkProvider
 
-_ANTHROPIC_URL = "https://api.anthropic.com"
 _MAX_TOKENS = 4096  # the API requires a limit
 _SAMPLING = ("temperature", "top_p", "top_k")
 # Errors may also arrive inside a stream that started with status 200.
@@ -32,11 +27,9 @@ _STATUS_OF = {
     "permission_error": 403,
     "not_found_error": 404,
 }
-_READING_ERRORS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)
-_clients: ClientsByLoop[anthropic.AsyncAnthropic] = ClientsByLoop()
 
 
-class AnthropicProvider(VendorProvider):
+class AnthropicProvider(SdkProvider):
     """Streams completions from Anthropic's Messages API.
 
     Args:
@@ -52,9 +45,11 @@ class AnthropicProvider(VendorProvider):
     """
 
     vendor: ClassVar[str] = "anthropic"
-    vendor_url: ClassVar[str] = _ANTHROPIC_URL
+    vendor_url: ClassVar[str] = "https://api.anthropic.com"
+    url_variable: ClassVar[str] = "ANTHROPIC_BASE_URL"
     key_variable: ClassVar[str] = "ANTHROPIC_API_KEY"
-    _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (httpx2.ConnectError, httpx2.ConnectTimeout)
+    sdk: ClassVar[Any] = anthropic
+    client_class: ClassVar[Any] = anthropic.AsyncAnthropic
 
     def __init__(
         self,
@@ -67,19 +62,17 @@ class AnthropicProvider(VendorProvider):
         **client_options: Any,
     ) -> None:
         super().__init__(
-            model,
-            base_url=base_url or os.environ.get("ANTHROPIC_BASE_URL") or _ANTHROPIC_URL,
-            api_key=api_key,
-            prefill=prefill,
+            model, base_url=base_url, api_key=api_key, prefill=prefill, client_options=client_options
         )
         self._max_tokens = max_tokens
-        self._client_options = {"max_retries": 0, **client_options}
-        self.tells_when_sent = "http_client" not in client_options
 
-    async def _deltas(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
-    ) -> AsyncGenerator[Delta, None]:
-        client = await self._client()
+    async def _send(
+        self,
+        client: anthropic.AsyncAnthropic,
+        messages: Sequence[BaseMessage],
+        parameters: dict[str, Any],
+        prefix: SharedPrefix | None,
+    ) -> Any:
         request = {
             "model": self._model,
             "max_tokens": self._max_tokens,
@@ -87,57 +80,15 @@ class AnthropicProvider(VendorProvider):
             **request_of(_without_trailing_blanks(messages), prefix),
             **_fields(parameters),
         }
-        reading = _Reading(self._model)
-        try:
-            response: anthropic.AsyncStream[RawMessageStreamEvent] = await client.messages.create(**request)
-            async with response:  # closes the request however this ends
-                yield Delta(rate_limits=rate_limits_of(response.response.headers))
-                async for event in response:
-                    if delta := reading.take(event):
-                        yield delta
-        except _READING_ERRORS as error:
-            raise self._explained(error, prefilled=ends_with_reply(messages)) from error
-        if not reading.is_finished:
-            raise self._ended_early()
+        return await client.messages.create(**request)
 
-    async def _client(self) -> anthropic.AsyncAnthropic:
-        if (key := self._key()) is None:
-            raise self._no_key()
-        return await _clients.get(
-            (self._base_url, key, repr(sorted(self._client_options.items()))),
-            lambda: anthropic.AsyncAnthropic(base_url=self._base_url, api_key=key, **self._options()),
-        )
+    def _reader(self) -> Callable[[RawMessageStreamEvent], Delta | None]:
+        return _Reading(self._model).take
 
-    def _options(self) -> dict[str, Any]:
-        if not self.tells_when_sent:
-            return self._client_options
-        client = anthropic.DefaultAsyncHttpxClient(**TRANSPORT)
-        return {"http_client": client, **self._client_options}
-
-    def _key(self) -> str | None:
-        if self._api_key is not None:
-            return self._api_key.get_secret_value()
-        is_vendor = self._base_url == _ANTHROPIC_URL
-        return os.environ.get("ANTHROPIC_API_KEY") or (None if is_vendor else "not-needed")
-
-    def _explained(self, error: Exception, *, prefilled: bool) -> ProviderError:
-        match error:
-            case anthropic.APITimeoutError():
-                return self._timed_out()
-            case anthropic.APIConnectionError():
-                return self._unreachable(error)
-            case anthropic.APIStatusError():
-                status = error.status_code
-                if status == 200 and isinstance(error.body, dict):
-                    inner = error.body.get("error")
-                    kind = inner.get("type") if isinstance(inner, dict) else None
-                    status = _STATUS_OF.get(str(kind), 500)
-                said = one_line(error.body, error.message)
-                return self._status_error(status, said, error.response.headers, prefilled=prefilled)
-            case anthropic.APIError():
-                return self._broke_off(one_line(error.body, error.message))
-            case _:
-                return self._broke_off(f"{type(error).__name__}: {error}"[:300])
+    def _status_of(self, error: anthropic.APIStatusError) -> int:
+        if error.status_code != 200:
+            return error.status_code
+        return _STATUS_OF.get(str(error.type), 500)
 
 
 class _Reading:
@@ -146,7 +97,6 @@ class _Reading:
     def __init__(self, model: str) -> None:
         self._model = model
         self._started: Usage | None = None
-        self.is_finished = False
 
     def take(self, event: RawMessageStreamEvent) -> Delta | None:
         match event.type:
@@ -158,7 +108,6 @@ class _Reading:
             case "content_block_delta" if event.delta.type == "thinking_delta":
                 return Delta(reasoning=event.delta.thinking)
             case "message_delta" if event.delta.stop_reason is not None:
-                self.is_finished = True
                 return Delta(
                     usage=_usage(self._started, event.usage),
                     finish_reason=event.delta.stop_reason,

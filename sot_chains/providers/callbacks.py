@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any, cast
 
 from langchain_core.callbacks import (
@@ -22,7 +23,6 @@ from langchain_core.callbacks import (
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.utils.uuid import uuid7
 
 
 class _Nobody(AsyncCallbackManager):
@@ -134,7 +134,18 @@ async def chat_run(
     if not manager.handlers:
         yield None
         return
-    run_manager = await _start(manager, config, messages, model, parameters)
+    everybody = manager.handlers
+    manager.handlers = [h for h in everybody if _hears(h, "on_chat_model_start") or _hears(h, "on_llm_start")]
+    (run_manager,) = await manager.on_chat_model_start(
+        {"name": model},
+        [list(messages)],
+        name=config.get("run_name") or model,
+        run_id=config.get("run_id"),
+        invocation_params={"model": model, **parameters},
+        options=parameters,
+        batch_size=1,
+    )
+    run_manager.handlers = everybody
     run = ChatRun(run_manager, message_id)
     try:
         yield run
@@ -144,40 +155,6 @@ async def chat_run(
     await run.end()
 
 
-async def _start(
-    manager: AsyncCallbackManager,
-    config: RunnableConfig,
-    messages: Sequence[BaseMessage],
-    model: str,
-    parameters: dict[str, Any],
-) -> AsyncCallbackManagerForLLMRun:
-    """Reports the start to the handlers that implement it; returns the run's manager with all handlers."""
-    run_id = config.get("run_id") or uuid7()
-    everybody = manager.handlers
-    hearing = [h for h in everybody if _hears(h, "on_chat_model_start") or _hears(h, "on_llm_start")]
-    if hearing:
-        manager.handlers = hearing
-        await manager.on_chat_model_start(
-            {"name": model},
-            [list(messages)],
-            name=config.get("run_name") or model,
-            run_id=run_id,
-            invocation_params={"model": model, **parameters},
-            options=parameters,
-            batch_size=1,
-        )
-    return AsyncCallbackManagerForLLMRun(
-        run_id=run_id,
-        handlers=everybody,
-        inheritable_handlers=manager.inheritable_handlers,
-        parent_run_id=manager.parent_run_id,
-        tags=manager.tags,
-        inheritable_tags=manager.inheritable_tags,
-        metadata=manager.metadata,
-        inheritable_metadata=manager.inheritable_metadata,
-    )
-
-
 def _for(
     manager: AsyncCallbackManagerForLLMRun, event: str, among: list[BaseCallbackHandler] | None = None
 ) -> AsyncCallbackManagerForLLMRun | None:
@@ -185,16 +162,9 @@ def _for(
     hearing = [h for h in (manager.handlers if among is None else among) if _hears(h, event)]
     if not hearing:
         return None
-    return AsyncCallbackManagerForLLMRun(
-        run_id=manager.run_id,
-        handlers=hearing,
-        inheritable_handlers=manager.inheritable_handlers,
-        parent_run_id=manager.parent_run_id,
-        tags=manager.tags,
-        inheritable_tags=manager.inheritable_tags,
-        metadata=manager.metadata,
-        inheritable_metadata=manager.inheritable_metadata,
-    )
+    narrowed = copy(manager)
+    narrowed.handlers = hearing
+    return narrowed
 
 
 def _hears(handler: BaseCallbackHandler, event: str) -> bool:

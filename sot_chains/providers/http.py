@@ -8,47 +8,31 @@ import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from sot_chains.providers.base import RateLimits
 
-
-class Closable(Protocol):
-    """What all vendors' clients have in common."""
-
-    async def close(self) -> None:
-        """Closes the client's connections."""
-        ...
+_Clients = dict[Hashable, Any]
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Clients, AsyncGenerator[None, None]]] = (
+    WeakKeyDictionary()
+)
 
 
-ClientT = TypeVar("ClientT", bound=Closable)
-
-
-class ClientsByLoop(Generic[ClientT]):
-    """The clients of one vendor, by event loop."""
-
-    def __init__(self) -> None:
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients[ClientT]] = WeakKeyDictionary()
-        _vendors.append(self)
-
-    async def get(self, settings: Hashable, make: Callable[[], ClientT]) -> ClientT:
-        """The running loop's client with ``settings``; if there is none yet, ``make`` creates it."""
-        loop = asyncio.get_running_loop()
-        if (clients := self._loops.get(loop)) is None:
-            for closed in [other for other in list(self._loops) if other.is_closed()]:
-                del self._loops[closed]  # its connections refer to it, so it would never be collected
-            clients = self._loops[loop] = _Clients()
-            await anext(clients.lifetime)
-        return clients.get(settings, make)
-
-    async def close(self) -> None:
-        """Closes the clients of the running loop; the next request creates new ones."""
-        if clients := self._loops.pop(asyncio.get_running_loop(), None):
-            await clients.lifetime.aclose()
-
-
-_vendors: list[ClientsByLoop[Any]] = []
+async def client_of(settings: Hashable, make: Callable[[], Any]) -> Any:
+    """The running loop's client with ``settings``; if there is none yet, ``make`` creates it."""
+    loop = asyncio.get_running_loop()
+    if loop not in _loops:
+        for closed in [other for other in list(_loops) if other.is_closed()]:
+            del _loops[closed]  # its connections refer to it, so it would never be collected
+        clients: _Clients = {}
+        lifetime = _lifetime(clients)
+        _loops[loop] = clients, lifetime
+        await anext(lifetime)
+    clients, _ = _loops[loop]
+    if settings not in clients:
+        clients[settings] = make()
+    return clients[settings]
 
 
 async def close_clients() -> None:
@@ -57,34 +41,22 @@ async def close_clients() -> None:
     ``asyncio.run`` does this when it ends. Call it in a long-lived loop while no closed models are needed.
     Calls in flight fail.
     """
-    for clients in _vendors:
-        await clients.close()
+    if opened := _loops.pop(asyncio.get_running_loop(), None):
+        _, lifetime = opened
+        await lifetime.aclose()
 
 
-class _Clients(Generic[ClientT]):
-    """The clients of one loop.
+async def _lifetime(clients: _Clients) -> AsyncGenerator[None, None]:
+    """Closes the clients of a loop before it closes: a loop finalises its async generators by itself.
 
-    Their lifetime is an async generator, since a loop finalises those before it closes
-    (``loop.shutdown_asyncgens``, which ``asyncio.run`` calls).
+    (``loop.shutdown_asyncgens``, which ``asyncio.run`` calls.)
     """
-
-    def __init__(self) -> None:
-        self._clients: dict[Hashable, ClientT] = {}
-        self.lifetime = self._live(self._clients)
-
-    def get(self, settings: Hashable, make: Callable[[], ClientT]) -> ClientT:
-        if (client := self._clients.get(settings)) is None:
-            client = self._clients[settings] = make()
-        return client
-
-    @staticmethod
-    async def _live(clients: dict[Hashable, ClientT]) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            while clients:
-                _, client = clients.popitem()
-                await client.close()
+    try:
+        yield
+    finally:
+        while clients:
+            _, client = clients.popitem()
+            await client.close()
 
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -93,24 +65,17 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def rate_limits_of(headers: Mapping[str, str]) -> RateLimits | None:
     """The rate limits in ``headers``; ``None`` if there are none."""
-    if "x-ratelimit-limit-requests" in headers or "x-ratelimit-remaining-requests" in headers:
-        return RateLimits(
-            requests=_whole(headers.get("x-ratelimit-limit-requests")),
-            requests_left=_whole(headers.get("x-ratelimit-remaining-requests")),
-            requests_reset_seconds=_duration(headers.get("x-ratelimit-reset-requests")),
-            tokens=_whole(headers.get("x-ratelimit-limit-tokens")),
-            tokens_left=_whole(headers.get("x-ratelimit-remaining-tokens")),
-            tokens_reset_seconds=_duration(headers.get("x-ratelimit-reset-tokens")),
+    for name, seconds_of in _LIMIT_HEADERS:
+        limits = RateLimits(
+            requests=_whole(headers.get(name.format(field="limit", unit="requests"))),
+            requests_left=_whole(headers.get(name.format(field="remaining", unit="requests"))),
+            requests_reset_seconds=seconds_of(headers.get(name.format(field="reset", unit="requests"))),
+            tokens=_whole(headers.get(name.format(field="limit", unit="tokens"))),
+            tokens_left=_whole(headers.get(name.format(field="remaining", unit="tokens"))),
+            tokens_reset_seconds=seconds_of(headers.get(name.format(field="reset", unit="tokens"))),
         )
-    if "anthropic-ratelimit-requests-limit" in headers or "anthropic-ratelimit-tokens-limit" in headers:
-        return RateLimits(
-            requests=_whole(headers.get("anthropic-ratelimit-requests-limit")),
-            requests_left=_whole(headers.get("anthropic-ratelimit-requests-remaining")),
-            requests_reset_seconds=_until(headers.get("anthropic-ratelimit-requests-reset")),
-            tokens=_whole(headers.get("anthropic-ratelimit-tokens-limit")),
-            tokens_left=_whole(headers.get("anthropic-ratelimit-tokens-remaining")),
-            tokens_reset_seconds=_until(headers.get("anthropic-ratelimit-tokens-reset")),
-        )
+        if limits != RateLimits():
+            return limits
     return None
 
 
@@ -154,3 +119,6 @@ def _until(value: str | None) -> float | None:
     except ValueError:
         return None
     return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+_LIMIT_HEADERS = (("x-ratelimit-{field}-{unit}", _duration), ("anthropic-ratelimit-{unit}-{field}", _until))

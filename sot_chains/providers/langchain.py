@@ -45,8 +45,7 @@ class LangChainProvider:
     @property
     def opens_reasoning(self) -> bool:
         """Whether every model inside says that its chat template opens a block of reasoning."""
-        models = list(_models(self.runnable))
-        return all(getattr(model, "opens_reasoning", False) is True for model in models)
+        return all(getattr(model, "opens_reasoning", False) is True for model in _models(self.runnable))
 
     def setting(self, name: str) -> Any:
         """The default of a call parameter: bound by a wrapper, or else set on the model."""

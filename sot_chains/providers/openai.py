@@ -7,12 +7,9 @@ points are written at once. Importing this module imports the SDK;
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import httpx2
 import openai
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
@@ -20,19 +17,11 @@ from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionChunk
 from pydantic import SecretStr
 
-from sot_chains.providers.base import Delta, ProviderError, SharedPrefix
-from sot_chains.providers.http import ClientsByLoop, rate_limits_of
-from sot_chains.providers.vendor import TRANSPORT, VendorProvider, ends_with_reply, one_line
-
-OPENAI_URL = "https://api.openai.com/v1"
-_clients: ClientsByLoop[openai.AsyncOpenAI] = ClientsByLoop()
+from sot_chains.providers.base import Delta, SharedPrefix
+from sot_chains.providers.vendor import SdkProvider
 
 
-# What reading a reply may raise: the SDK's errors, the transport's own in mid-stream, and unreadable JSON.
-READING_ERRORS = (openai.APIError, httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)
-
-
-class OpenAIProvider(VendorProvider):
+class OpenAIProvider(SdkProvider):
     """Streams completions over OpenAI's chat wire.
 
     Args:
@@ -49,9 +38,11 @@ class OpenAIProvider(VendorProvider):
     """
 
     vendor: ClassVar[str] = "openai"
-    vendor_url: ClassVar[str] = OPENAI_URL
+    vendor_url: ClassVar[str] = "https://api.openai.com/v1"
+    url_variable: ClassVar[str] = "OPENAI_BASE_URL"
     key_variable: ClassVar[str] = "OPENAI_API_KEY"
-    _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (httpx2.ConnectError, httpx2.ConnectTimeout)
+    sdk: ClassVar[Any] = openai
+    client_class: ClassVar[Any] = openai.AsyncOpenAI
 
     def __init__(
         self,
@@ -64,84 +55,30 @@ class OpenAIProvider(VendorProvider):
         **client_options: Any,
     ) -> None:
         super().__init__(
-            model,
-            base_url=base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
-            api_key=api_key,
-            prefill=prefill,
+            model, base_url=base_url, api_key=api_key, prefill=prefill, client_options=client_options
         )
-        self._client_options = {"max_retries": 0, **client_options}
         self._request_options = {"stream_options": {"include_usage": True}} if stream_usage else {}
-        self.tells_when_sent = "http_client" not in client_options
 
-    @property
-    def _is_openai(self) -> bool:
-        return self._base_url == OPENAI_URL
-
-    async def _client(self) -> openai.AsyncOpenAI:
-        if (key := self._key()) is None:
-            raise self._no_key()
-        return await _clients.get(
-            (self._base_url, key, repr(sorted(self._client_options.items()))),
-            lambda: openai.AsyncOpenAI(base_url=self._base_url, api_key=key, **self._options()),
-        )
-
-    def _options(self) -> dict[str, Any]:
-        if not self.tells_when_sent:
-            return self._client_options
-        return {
-            "http_client": openai.DefaultAsyncHttpxClient(**TRANSPORT),
-            **self._client_options,
-        }
-
-    def _key(self) -> str | None:
-        if self._api_key is not None:
-            return self._api_key.get_secret_value()
-        return os.environ.get("OPENAI_API_KEY") or (None if self._is_openai else "not-needed")
-
-    def _explained(self, error: Exception, *, prefilled: bool) -> ProviderError:
-        match error:
-            case openai.APITimeoutError():
-                return self._timed_out()
-            case openai.APIConnectionError():
-                return self._unreachable(error)
-            case openai.APIStatusError():
-                said = one_line(error.body, error.message)
-                return self._status_error(
-                    error.status_code, said, error.response.headers, prefilled=prefilled
-                )
-            case openai.APIError():
-                return self._broke_off(one_line(error.body, error.message))
-            case _:
-                return self._broke_off(f"{type(error).__name__}: {error}"[:300])
-
-    async def _deltas(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
-    ) -> AsyncGenerator[Delta, None]:
-        client = await self._client()
+    async def _send(
+        self,
+        client: openai.AsyncOpenAI,
+        messages: Sequence[BaseMessage],
+        parameters: dict[str, Any],
+        prefix: SharedPrefix | None,
+    ) -> Any:
         request = {
             "model": self._model,
             "messages": convert_to_openai_messages(list(messages)),
             "stream": True,
             **self._request_options,
             # Other servers may refuse a field they do not know.
-            **({"prompt_cache_key": prefix.key} if prefix and self._is_openai else {}),
+            **({"prompt_cache_key": prefix.key} if prefix and not self.is_elsewhere else {}),
             **parameters,
         }
-        try:
-            response: openai.AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(
-                **request
-            )
-            async with response:  # closes the request however this ends
-                yield Delta(rate_limits=rate_limits_of(response.response.headers))
-                is_finished = False
-                async for chunk in response:
-                    delta = _delta(chunk)
-                    is_finished = is_finished or delta.finish_reason is not None
-                    yield delta
-        except READING_ERRORS as error:
-            raise self._explained(error, prefilled=ends_with_reply(messages)) from error
-        if not is_finished:
-            raise self._ended_early()
+        return await client.chat.completions.create(**request)
+
+    def _reader(self) -> Callable[[ChatCompletionChunk], Delta]:
+        return _delta
 
 
 def _delta(chunk: ChatCompletionChunk) -> Delta:

@@ -2,11 +2,13 @@
 
 A request is one HTTP attempt: the SDKs' own retries are off, since every attempt must count against the rate
 limits and in the trace. Each completion is reported to the callback handlers, if any, as a chat model run.
-Knows no SDK.
+The SDKs are generated alike: their clients and errors have the same names. Knows no vendor's requests.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
@@ -23,7 +25,7 @@ from pydantic import SecretStr
 
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import chat_run, nobody_listens
-from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
+from sot_chains.providers.http import client_of, rate_limits_of, retry_after_seconds_of
 
 _PREFILL_REFUSED = re.compile(r"prefill|must end with a user message", re.IGNORECASE)
 _REFUSED_STATUSES = frozenset({429, 503, 529})  # too busy: no work was done
@@ -46,9 +48,7 @@ class VendorProvider(ABC):
 
     vendor: ClassVar[str]
     vendor_url: ClassVar[str] = ""
-    key_variable: ClassVar[str]
     tells_when_sent: bool = False  # whether ``on_sent`` is called for each request
-    _connect_errors: ClassVar[tuple[type[BaseException], ...]] = (ConnectionRefusedError,)
 
     def __init__(
         self, model: str, *, base_url: str, api_key: str | SecretStr | None, prefill: bool | None
@@ -156,31 +156,124 @@ class VendorProvider(ABC):
                     content="".join(pieces), usage_metadata=usage, response_metadata=metadata
                 )
 
-    def _no_key(self) -> ProviderError:
-        return ProviderError(
-            f"there is no API key for {self._base_url}: pass api_key=... or set {self.key_variable}; "
-            "for a server of your own pass base_url=...",
-            is_unbilled=True,
-        )
+
+class SdkProvider(VendorProvider):
+    """Streams completions with a vendor's SDK.
+
+    Args:
+        model: The model's name, as the server knows it.
+        base_url: By default the URL in the environment, or else the vendor's own.
+        api_key: By default the one in the environment.
+        prefill: See :class:`VendorProvider`.
+        client_options: Passed to the SDK's client.
+    """
+
+    url_variable: ClassVar[str]
+    key_variable: ClassVar[str]
+    sdk: ClassVar[Any]  # its module
+    client_class: ClassVar[Any]
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None,
+        api_key: str | SecretStr | None,
+        prefill: bool | None,
+        client_options: dict[str, Any],
+    ) -> None:
+        base_url = base_url or os.environ.get(self.url_variable) or self.vendor_url
+        super().__init__(model, base_url=base_url, api_key=api_key, prefill=prefill)
+        self._client_options = {"max_retries": 0, **client_options}
+        self.tells_when_sent = "http_client" not in client_options
+
+    async def _deltas(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+    ) -> AsyncGenerator[Delta, None]:
+        client = await self._client()
+        read = self._reader()
+        is_finished = False
+        # What reading may raise: the SDK's errors, the transport's own in mid-stream, and unreadable JSON.
+        errors = (self.sdk.APIError, httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)
+        try:
+            response = await self._send(client, messages, parameters, prefix)
+            async with response:  # closes the request however this ends
+                yield Delta(rate_limits=rate_limits_of(response.response.headers))
+                async for event in response:
+                    if delta := read(event):
+                        is_finished = is_finished or delta.finish_reason is not None
+                        yield delta
+        except errors as error:
+            prefilled = bool(messages) and messages[-1].type == "ai"
+            raise self._explained(error, prefilled=prefilled) from error
+        if not is_finished:
+            raise self._broke_off("the stream ended without a finish reason")
+
+    @abstractmethod
+    async def _send(
+        self,
+        client: Any,
+        messages: Sequence[BaseMessage],
+        parameters: dict[str, Any],
+        prefix: SharedPrefix | None,
+    ) -> Any:
+        """Sends the request with the SDK's ``client``; returns the SDK's stream."""
+
+    @abstractmethod
+    def _reader(self) -> Callable[[Any], Delta | None]:
+        """Reads the events of one reply."""
+
+    async def _client(self) -> Any:
+        if (key := self._key()) is None:
+            raise ProviderError(
+                f"there is no API key for {self._base_url}: pass api_key=... or set {self.key_variable}; "
+                "for a server of your own pass base_url=...",
+                is_unbilled=True,
+            )
+
+        def make() -> Any:
+            options = dict(self._client_options)
+            if self.tells_when_sent:
+                options["http_client"] = self.sdk.DefaultAsyncHttpxClient(**_TRANSPORT)
+            return self.client_class(base_url=self._base_url, api_key=key, **options)
+
+        settings = self.vendor, self._base_url, key, repr(sorted(self._client_options.items()))
+        return await client_of(settings, make)
+
+    def _key(self) -> str | None:
+        # Servers of one's own mostly want none, and are sent a placeholder.
+        if self._api_key is not None:
+            return self._api_key.get_secret_value()
+        return os.environ.get(self.key_variable) or ("not-needed" if self.is_elsewhere else None)
 
     def _broke_off(self, said: str) -> ProviderError:
         return ProviderError(f"{self._base_url} broke off its answer: {said}", is_retryable=True)
 
-    def _ended_early(self) -> ProviderError:
-        return self._broke_off("the stream ended without a finish reason")
+    def _explained(self, error: Any, *, prefilled: bool) -> ProviderError:
+        if isinstance(error, self.sdk.APITimeoutError):
+            return ProviderError(
+                f"{self._base_url} did not answer in time; raise timeout=... or check its load",
+                is_retryable=True,
+            )
+        if isinstance(error, self.sdk.APIConnectionError):
+            return ProviderError(
+                f"no connection to {self._base_url} ({error.__cause__ or error}); check that the server is "
+                "running and that base_url is its address",
+                is_retryable=True,
+                is_unbilled=isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout),
+            )
+        if isinstance(error, self.sdk.APIStatusError):
+            said = one_line(error.body, error.message)
+            return self._status_error(
+                self._status_of(error), said, error.response.headers, prefilled=prefilled
+            )
+        if isinstance(error, self.sdk.APIError):
+            return self._broke_off(one_line(error.body, error.message))
+        return self._broke_off(f"{type(error).__name__}: {error}"[:300])
 
-    def _unreachable(self, error: Exception) -> ProviderError:
-        return ProviderError(
-            f"no connection to {self._base_url} ({error.__cause__ or error}); check that the server is "
-            "running and that base_url is its address",
-            is_retryable=True,
-            is_unbilled=isinstance(error.__cause__, self._connect_errors),
-        )
-
-    def _timed_out(self) -> ProviderError:
-        return ProviderError(
-            f"{self._base_url} did not answer in time; raise timeout=... or check its load", is_retryable=True
-        )
+    def _status_of(self, error: Any) -> int:
+        """The status of an ``APIStatusError``."""
+        return int(error.status_code)
 
     def _status_error(
         self, status: int, said: str, headers: Mapping[str, str], *, prefilled: bool
@@ -227,11 +320,6 @@ def one_line(body: object, message: str) -> str:
     return f"{text} ({code})" if isinstance(code, str) and code not in text else text
 
 
-def ends_with_reply(messages: Sequence[BaseMessage]) -> bool:
-    """Whether the last message is a prefilled reply."""
-    return bool(messages) and messages[-1].type == "ai"
-
-
 async def _watch(request: httpx2.Request) -> None:
     notice = on_sent.get()
     if notice is None:
@@ -248,7 +336,7 @@ async def _watch(request: httpx2.Request) -> None:
 
 # Common servers close a connection after 5 s of idleness, which is also how long httpx2 keeps one: a request
 # sent at that moment is lost. So ours expire earlier.
-TRANSPORT: dict[str, Any] = {
+_TRANSPORT: dict[str, Any] = {
     "event_hooks": {"request": [_watch]},
     "limits": httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=4.0),
 }

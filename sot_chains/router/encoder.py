@@ -24,6 +24,7 @@ _NUM_HEADS = 12
 MAX_TOKENS, _LAST_TOKENS = 40, 13
 _LAYER_NORM_EPSILON = np.float32(1e-12)
 _GELU_SCALE, _GELU_CUBIC = np.float32(0.7978845608), np.float32(0.044715)
+_one_at_a_time = threading.Lock()
 
 
 class Encoder:
@@ -42,10 +43,8 @@ class Encoder:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         tensors = load_file(folder / "encoder.safetensors")
-        self._words, self._word_scales = (
-            tensors["words.int8"],
-            tensors["words.scale"],
-        )  # [vocab, width], [vocab]
+        self._words = tensors["words.int8"]  # [vocab, width]
+        self._word_scales = tensors["words.scale"]  # [vocab]
         self._positions = tensors["positions"]  # [max tokens, width], including the token type embedding
         self._first_norm = tensors["norm.weight"], tensors["norm.bias"]
         num_layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layer."))
@@ -60,7 +59,9 @@ class Encoder:
             ids = ids[: MAX_TOKENS - _LAST_TOKENS] + ids[-_LAST_TOKENS:]
         states = self._words[ids] * self._word_scales[ids, None] + self._positions[: len(ids)]
         states = _layer_norm(states.astype(np.float32), *self._first_norm)
-        with _ONE_THREAD:
+        # BLAS's own threads spin longer than they work on matrices this small. Their limit is per process, so
+        # questions are encoded one at a time, which is faster than side by side, too.
+        with _one_at_a_time, _blas().limit(limits=1):
             for layer in self._layers:
                 states = layer(states)
         mean: Floats = states.mean(axis=0)
@@ -79,10 +80,8 @@ class _Layer:
         def vector(name: str) -> Floats:
             return np.asarray(tensors[f"layer.{number}.{name}"], dtype=np.float32)
 
-        self.attend, self.attend_bias = (
-            matrix("attend"),
-            vector("attend.bias"),
-        )  # query, key and value concatenated
+        # Query, key and value concatenated.
+        self.attend, self.attend_bias = matrix("attend"), vector("attend.bias")
         self.merge, self.merge_bias = matrix("merge"), vector("merge.bias")
         self.widen, self.widen_bias = matrix("widen"), vector("widen.bias")
         self.narrow, self.narrow_bias = matrix("narrow"), vector("narrow.bias")
@@ -114,33 +113,6 @@ def _ends(question: str, num_characters: int = 4000) -> str:
     if len(question) <= 2 * num_characters:
         return question
     return question[:num_characters] + " " + question[-num_characters:]
-
-
-class _OneThread:
-    """Limits BLAS to one thread: on matrices this small its workers spin longer than they work.
-
-    The limit is per process, so the first of several concurrent encodings sets it and the last lifts it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_inside = 0
-        self._limits: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._num_inside == 0:
-                self._limits = _blas().limit(limits=1)
-            self._num_inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._num_inside -= 1
-            if self._num_inside == 0:
-                self._limits.restore_original_limits()
-
-
-_ONE_THREAD = _OneThread()
 
 
 @cache

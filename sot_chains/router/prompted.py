@@ -101,13 +101,12 @@ class PromptedRouter(Router):
             ProviderError: The model call failed.
         """
         question = conversation.question
-        if question in self._kept:
-            self._kept.move_to_end(question)
-            letter = self._kept[question]
-        else:
-            letter = self._kept[question] = await self._ask(question, config)
-            if len(self._kept) > _MAX_CACHED:
-                self._kept.popitem(last=False)
+        if question not in self._kept:
+            self._kept[question] = await self._ask(question, config)
+        self._kept.move_to_end(question)
+        letter = self._kept[question]
+        if len(self._kept) > _MAX_CACHED:
+            self._kept.popitem(last=False)
         if letter is None:
             return Route(False, "the model's reply was none of A, B and C", 0.0, "prompted")
         use_sot, reason = _KINDS[letter]

@@ -75,33 +75,6 @@ class Router(BlockingRunnable[LanguageModelInput, Route]):
 
 
 class FirstCertainOf(Router):
-    """See :func:`first_certain_of`."""
-
-    def __init__(self, routers: tuple[Runnable[LanguageModelInput, Route], ...], certain: float) -> None:
-        if not routers:
-            raise ValueError("give at least one router")
-        if not 0.0 <= certain <= 1.0:
-            raise ValueError(f"certain must be from 0 to 1, got {certain}")
-        self._routers = routers
-        self._certain = certain
-
-    def __repr__(self) -> str:
-        return f"first_certain_of({', '.join(map(repr, self._routers))}, certain={self._certain})"
-
-    async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """Asks in order; if none is certain, the most confident decides, the later one among equals."""
-        surest: Route | None = None
-        for router in self._routers:
-            route = await router.ainvoke(list(conversation.messages), config)
-            if route.confidence >= self._certain:
-                return route
-            if surest is None or route.confidence >= surest.confidence:
-                surest = route
-        assert surest is not None
-        return surest
-
-
-def first_certain_of(*routers: Runnable[LanguageModelInput, Route], certain: float = 0.9) -> FirstCertainOf:
     """A router that asks ``routers`` in turn and takes the first route that is certain.
 
     Put cheap ones first: ``first_certain_of(RulesRouter(), TrainedRouter(), PromptedRouter(model))`` calls
@@ -115,7 +88,29 @@ def first_certain_of(*routers: Runnable[LanguageModelInput, Route], certain: flo
     Raises:
         ValueError: There is no router, or ``certain`` is not from 0 to 1.
     """
-    return FirstCertainOf(routers, certain)
+
+    def __init__(self, *routers: Runnable[LanguageModelInput, Route], certain: float = 0.9) -> None:
+        if not routers:
+            raise ValueError("give at least one router")
+        if not 0.0 <= certain <= 1.0:
+            raise ValueError(f"certain must be from 0 to 1, got {certain}")
+        self._routers = routers
+        self._certain = certain
+
+    def __repr__(self) -> str:
+        return f"first_certain_of({', '.join(map(repr, self._routers))}, certain={self._certain})"
+
+    async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
+        """Asks in order; if none is certain, the most confident decides, the later one among equals."""
+        routes: list[Route] = []
+        for router in self._routers:
+            routes.append(await router.ainvoke(list(conversation.messages), config))
+            if routes[-1].confidence >= self._certain:
+                return routes[-1]
+        return max(reversed(routes), key=lambda route: route.confidence)
+
+
+first_certain_of = FirstCertainOf
 
 
 @runtime_checkable
@@ -171,10 +166,9 @@ class LoadAwareRouter(Router):
         if num_free < self._num_needed:
             reason = f"the service is busy: {max(num_free, 0):g} requests free, {self._num_needed} needed"
             return Route(False, reason, 1.0, "load-aware")
-        if self._router is None:
-            reason = f"the service has room: {num_free:g} requests free, {self._num_needed} needed"
-            route = Route(True, reason, 1.0, "load-aware")
-        else:
+        reason = f"the service has room: {num_free:g} requests free, {self._num_needed} needed"
+        route = Route(True, reason, 1.0, "load-aware")
+        if self._router is not None:
             route = await self._router.ainvoke(list(conversation.messages), config)
         if route.use_sot:
             self._promised.append(time.monotonic())

@@ -142,3 +142,6 @@ class RulesRouter(Router):
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
         """See :meth:`decide`."""
         return self.decide(conversation.question)
+
+
+PLAINLY = RulesRouter([Rule("to compare with", lambda question: True)])  # the baseline of comparisons

@@ -33,11 +33,13 @@ from tests.sot_chains.faulty import FaultyProvider, what
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a new process."""
-    for name, value in (("_encoding", None), ("_loading", None), ("_has_warned", False)):
-        monkeypatch.setattr(usage, name, value)
+    usage.fetch_vocabulary.cache_clear()
+    monkeypatch.setattr(usage, "_encoding", None)
+    monkeypatch.setattr(usage, "_has_warned", False)
     yield
-    if usage._loading:
-        usage._loading[0].result(10)
+    if usage.fetch_vocabulary.cache_info().currsize:
+        usage.fetch_vocabulary()[0].result(10)
+        usage.fetch_vocabulary.cache_clear()
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -14,7 +14,7 @@ from langchain_core.messages.ai import UsageMetadata
 from benchmarks.limits import Metered, measure_limit, most_in_a_window
 from sot_chains import Delta, Limits, ProviderError
 from sot_chains.calls.rate_limits import Limiter, limiter_for, next_question
-from sot_chains.calls.token_window import TokenWindow
+from sot_chains.calls.window import Window
 from sot_chains.providers import RateLimits
 from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
 from tests.sot_chains.answering import virtual_time
@@ -25,7 +25,7 @@ from tests.sot_chains.fakes import QUESTION, ScriptedProvider, answer_to, other_
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 20)), max_size=60), st.integers(50, 200))
 def test_no_window_ever_holds_more_than_the_limit(requests: list[tuple[int, float]], limit: int) -> None:
-    window, now = TokenWindow(limit, 10.0), 0.0
+    window, now = Window(limit, 10.0), 0.0
     spent: list[tuple[float, int]] = []
     for tokens, pause in requests:
         now += pause
@@ -41,7 +41,7 @@ def test_no_window_ever_holds_more_than_the_limit(requests: list[tuple[int, floa
 
 
 def test_what_was_reserved_is_replaced_by_what_was_used() -> None:
-    window = TokenWindow(100, 10.0)
+    window = Window(100, 10.0)
     first = window.spend(80, 0.0)
     assert window.seconds_until(30, 1.0) == pytest.approx(9.0)
     window.correct(first, 20)
