@@ -35,7 +35,7 @@ def server() -> Iterator[ChatServer]:
 
 def test_wrappers_are_looked_through(chat: ChatLocal) -> None:
     other = FakeListChatModel(responses=["x"])
-    for local in (chat, chat.bind(max_tokens=3), chat.with_retry(), SkeletonOfThought(chat)):
+    for local in (chat, chat.bind(max_tokens=3), chat.with_retry(), SkeletonOfThought(chat, router=None)):
         assert way_of(local) == "references"
     assert way_of(chat.with_fallbacks([chat])) == "references"
     assert way_of(chat.with_fallbacks([other])) is None
