@@ -58,13 +58,7 @@ class Answer:
         self._caller = Caller(method, setting)
         self._record = AnswerRecord(method)
         self._order = ReadingOrder(self._record.places)
-        self._writer = PointWriter(
-            method,
-            self._caller,
-            self._record,
-            self._order,
-            on_arrival,
-        )
+        self._writer = PointWriter(method, self._caller, self._record, self._order, on_arrival)
 
     async def write(self) -> AIMessage:
         """Writes the answer to its end.
@@ -177,9 +171,9 @@ class Answer:
                                 reader.restart()
                         if reader.is_over:
                             break
-            except ProviderError:
+            except Exception:  # whatever a local model raises: the points there are make an answer, too
                 if num_calls == 1:
-                    raise  # else the points there are make an answer, too
+                    raise
             reader.end(is_cut=reader.is_over or call.is_cut_off)
             fault = fault_of(reader.headings, self._requests.templates.example_headings)
             if is_eager or fault:

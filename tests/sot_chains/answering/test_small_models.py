@@ -153,11 +153,12 @@ async def test_an_outline_that_copies_the_examples_costs_no_more_than_itself() -
     assert "copies the headings" in trace["route_reason"]
 
 
-async def test_a_model_that_refuses_to_go_on_with_its_outline_keeps_what_there_is() -> None:
+@pytest.mark.parametrize("error", [ProviderError("no temperature", status=400), ValueError("no temperature")])
+async def test_a_model_that_refuses_to_go_on_with_its_outline_keeps_what_there_is(error: Exception) -> None:
     class Greedy(PacedChatModel):
         async def _astream(self, *args: Any, **kwargs: Any) -> Any:
             if "temperature" in kwargs:
-                raise ProviderError("temperature is not supported", status=400)
+                raise error
             async for chunk in super()._astream(*args, **kwargs):
                 yield chunk
 
