@@ -182,8 +182,8 @@ class LoopGuard:
     """Ends a text that repeats the same eight words a third time, before the repetition it is in.
 
     While words repeat earlier ones they are held back, and given out once the text goes on otherwise. From
-    the second time on whole sentences are given out only, so that the text ends with one. In scripts other
-    than Latin, sixteen words or characters count.
+    the second time on whole sentences or lines are given out only, so that the text ends with one. In
+    scripts other than Latin, sixteen words or characters count.
     """
 
     def __init__(self) -> None:
@@ -241,12 +241,16 @@ class LoopGuard:
             if self._num_repeats[repeated] >= _NUM_REPEATS - 1:
                 return True
         cut = max(0, len(self._held) - longest)
-        if self._num_repeats:
-            ends = [n for n, held in enumerate(self._held[:cut], 1) if _SENTENCE_END.search(held)]
-            cut = ends[-1] if ends else 0
+        while self._num_repeats and cut and not self._ends_at(cut):
+            cut -= 1
         given += self._held[:cut]
         del self._held[:cut]
         return False
+
+    def _ends_at(self, place: int) -> bool:
+        """Whether the held word before ``place`` ends a sentence or a line."""
+        is_line = place < len(self._held) and "\n" in self._held[place]
+        return is_line or bool(_SENTENCE_END.search(self._held[place - 1]))
 
 
 # --- length

@@ -162,3 +162,12 @@ def test_a_loop_is_cut_back_to_a_sentence() -> None:
     given = "".join(guard.feed(piece + " ") for piece in text.split(" "))
     assert guard.is_over
     assert given.rstrip().endswith("and then to wait.")
+
+
+def test_lines_without_sentences_go_on_being_streamed_after_a_repetition() -> None:
+    guard = LoopGuard()
+    given = guard.feed(f"{LINE}\n{LINE}\n")  # from here on sentences or lines are given out whole
+    for number in range(9):
+        given += guard.feed(f"row {number} has {number * 7} and {number * 11}\n")
+        assert given.count("row") >= number
+    assert not guard.is_over
