@@ -92,14 +92,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, request: dict[str, Any]) -> None:
+    def _begin(self, request: dict[str, Any]) -> list[str]:
+        """Begins a stream of events; the pieces of its text."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        pieces = words(self.server.answer(convert_to_messages(request["messages"])))
+        return words(self.server.answer(convert_to_messages(request["messages"])))
+
+    def _stream(self, request: dict[str, Any]) -> None:
+        pieces = self._begin(request)
         for piece in pieces:
-            time.sleep(self.server.pause_seconds)
+            time.sleep(self.server.pause_seconds)  # the pace of a model
             self._send(request, choices=[{"index": 0, "delta": {"content": piece}, "finish_reason": None}])
             if self.server.break_off:
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -119,18 +123,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream_events(self, request: dict[str, Any]) -> None:
         """Anthropic's wire."""
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        pieces = words(self.server.answer(convert_to_messages(request["messages"])))
+        pieces = self._begin(request)
         usage = {"input_tokens": len(request["messages"]), "output_tokens": 1}
         message: dict[str, Any] = {"id": "m", "type": "message", "role": "assistant", "content": []}
         message["model"] = request["model"]
         self._event("message_start", message={**message, "usage": usage})
         self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         for piece in pieces:
-            time.sleep(self.server.pause_seconds)
+            time.sleep(self.server.pause_seconds)  # the pace of a model
             self._event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
         self._event("content_block_stop", index=0)
         self._event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": len(pieces)})
