@@ -47,10 +47,9 @@ SHAPES: dict[str, dict[str, int]] = {
 QUOTING_REQUESTS = {"documents": document_request, "edit": edit_request}  # requests to quote the prompt
 
 
-def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausalLM:
-    """A Llama with random weights in bf16."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
+def llama_config(shape: str, vocabulary_size: int) -> LlamaConfig:
+    """The configuration of a Llama of one of :data:`SHAPES`, without special tokens."""
+    return LlamaConfig(
         vocab_size=vocabulary_size,
         max_position_embeddings=8192,
         bos_token_id=None,
@@ -58,6 +57,12 @@ def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausa
         pad_token_id=None,
         **cast("Any", SHAPES[shape]),
     )
+
+
+def random_llama(shape: str, vocabulary_size: int, device: str) -> LlamaForCausalLM:
+    """A Llama with random weights in bf16."""
+    torch.manual_seed(0)
+    config = llama_config(shape, vocabulary_size)
     with torch.device(device):
         previous = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)

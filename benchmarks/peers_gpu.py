@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.copy_workloads import QUOTING_REQUESTS, SHAPES, forced_tasks
+from benchmarks.forced_model import NUM_SPECIAL, VOCABULARY_SIZE, forced_model, relabelled
 from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task, run_transformers
 from benchmarks.results import save
 from local_backend import Engine, SamplingParams
@@ -39,88 +38,8 @@ if TYPE_CHECKING:
 
 DRAFTERS = ("autoregressive", "reference_copy", "combined")
 GREEDY, LOOKUP, COMPILED = "transformers greedy", "transformers prompt lookup", "transformers compiled"
-_CERTAIN = 1e4  # a logit above all others
-_VOCABULARY_SIZE = 32_000
-_NUM_SPECIAL = 64  # first token ids, which no text has: among them may be the end and the padding token
 
 Way = Callable[[Sequence[Task]], Run]
-
-
-class ForcedLlama(LlamaForCausalLM):
-    """A Llama that writes given texts, whatever its weights.
-
-    Each text has ``ids_per_text`` token ids of its own, so a token tells which text it belongs to, and its
-    position which token follows.
-    """
-
-    texts: Tensor | None = None  # [texts, positions]
-    ids_per_text = 1
-
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        **others: Any,
-    ) -> Any:
-        """As of any Llama, with the logit of the given next token raised above all others."""
-        if position_ids is None:
-            first = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = torch.arange(first, first + input_ids.shape[1], device=input_ids.device)[None]
-        output = super().forward(input_ids, attention_mask, position_ids, past_key_values, **others)
-        if self.texts is not None:
-            num_kept = output.logits.shape[1]
-            text = (input_ids[:, -num_kept:] - _NUM_SPECIAL) // self.ids_per_text
-            following = (position_ids[:, -num_kept:] + 1).clamp(max=self.texts.shape[1] - 1)
-            token = self.texts[text.clamp(0, len(self.texts) - 1), following]
-            output.logits.scatter_(-1, token[..., None], _CERTAIN)
-        return output
-
-    def force(self, tasks: Sequence[Task], ids_per_text: int) -> None:
-        """Write the targets of ``tasks`` from now on."""
-        texts = [[*task.prompt, *(task.target or ())] for task in tasks]
-        width = max(map(len, texts)) + 1
-        padded = [[*text, *[text[-1]] * (width - len(text))] for text in texts]
-        self.texts = torch.tensor(padded, device=self.device)
-        self.ids_per_text = ids_per_text
-
-
-def relabelled(tasks: Sequence[Task]) -> tuple[list[Task], int]:
-    """The tasks with token ids of their own, and how many ids each has.
-
-    What is equal within a task stays equal, so there is as much to copy as before.
-    """
-    ids_per_text = max(len({*task.prompt, *(task.target or ())}) for task in tasks)
-    changed = []
-    for number, task in enumerate(tasks):
-        label: dict[int, int] = {}
-        ids = [
-            _NUM_SPECIAL + number * ids_per_text + label.setdefault(token, len(label))
-            for token in (*task.prompt, *(task.target or ()))
-        ]
-        prompt, target = ids[: len(task.prompt)], ids[len(task.prompt) :]
-        changed.append(Task(tuple(prompt), (), tuple(target), len(target)))
-    return changed, ids_per_text
-
-
-def forced_model(shape: str, device: str, vocabulary_size: int = _VOCABULARY_SIZE) -> ForcedLlama:
-    """A :class:`ForcedLlama` with random weights; in bfloat16 on a GPU."""
-    config = LlamaConfig(
-        vocab_size=vocabulary_size,
-        max_position_embeddings=8192,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        **cast("Any", SHAPES[shape]),
-    )
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if device == "cpu" else torch.bfloat16)
-    try:
-        with torch.device(device):
-            return cast("ForcedLlama", cast("Any", ForcedLlama(config)).eval())
-    finally:
-        torch.set_default_dtype(previous)
 
 
 def shortened(tasks: Sequence[Task], num_tokens: int) -> list[Task]:
@@ -328,9 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     del pretrained
     tasks, ids_per_text = relabelled(shortened(forced_tasks(tokenizer, count, seed=1), options.tokens))
     for shape in options.shapes:
-        model = forced_model(
-            shape, options.device, max(_VOCABULARY_SIZE, _NUM_SPECIAL + count * ids_per_text)
-        )
+        model = forced_model(shape, options.device, max(VOCABULARY_SIZE, NUM_SPECIAL + count * ids_per_text))
         model.force(tasks, ids_per_text)
         results[shape] = compare_model(model, tokenizer, tasks, options)
         del model

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import peers_gpu
 from benchmarks.copy_workloads import forced_tasks
-from benchmarks.peers_gpu import GREEDY, LOOKUP, compare_model, forced_model, relabelled, shortened
+from benchmarks.forced_model import forced_model, relabelled
+from benchmarks.peers_gpu import GREEDY, LOOKUP, compare_model, shortened
 from tests.tiny import tiny_tokenizer
 
 
