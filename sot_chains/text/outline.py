@@ -75,11 +75,11 @@ class OutlineReader:
 
         Args:
             is_cut: Whether it was broken off, so that the point being written may not be whole. It is left
-                away if there are two others.
+                away if there are two others, or if the points repeat each other.
         """
         self._begin()
         for reading in self._readings:
-            if not is_cut or len(reading.headings) < 2:
+            if not is_cut or (len(reading.headings) < 2 and not reading.has_repeated):
                 reading.end()
         self._is_ended = True
 

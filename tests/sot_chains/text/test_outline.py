@@ -128,3 +128,18 @@ def test_another_attempt_adds_to_what_was_given_out(first: str, second: str, len
 def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | None) -> None:
     found = fault_of(headings, ENGLISH.example_headings)
     assert found is None if fault is None else fault in str(found)
+
+
+@pytest.mark.parametrize(
+    ("reply", "headings"),
+    [
+        ("1. Sleep well\n2. Sleep well\n3. Un", ["Sleep well"]),  # not "Un"
+        ("1. Sleep well\n2. Eat\n3. Un", ["Sleep well", "Eat"]),
+        ("1. Sleep well 2. Eat 3. Rest", ["Sleep well", "Eat", "Rest"]),  # on one line
+    ],
+)
+def test_half_a_heading_is_no_point(reply: str, headings: list[str]) -> None:
+    reader = OutlineReader(lambda: None, None)
+    reader.feed(reply)
+    reader.end(is_cut=True)
+    assert reader.headings == headings
