@@ -16,7 +16,7 @@ from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, StoppedBy
-from sot_chains.text.guards import Guard, Guarded, LoopGuard, OverrunGuard, SentenceBound
+from sot_chains.text.guards import EchoGuard, Guard, Guarded, LoopGuard, OverrunGuard, SentenceBound
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
 
@@ -131,6 +131,7 @@ class PointWriter:
         guards: dict[str, Guard] = {}
         if place.point:
             guards["heading"] = HeadingStripper(place.point)
+            guards["echo"] = EchoGuard(request.examples)
             guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
         if self._method.loop_guard:
             guards["loop"] = LoopGuard()

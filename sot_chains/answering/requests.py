@@ -117,7 +117,15 @@ class Requests:
         if not self._is_small:
             bounds = replace(bounds, stop=_beginnings_of_next(skeleton, point))
         messages = partial(self._point_messages, skeleton, point)
-        return Request(messages, point, prefix, bounds, parameters=self._against_loops, skeleton=skeleton)
+        return Request(
+            messages,
+            point,
+            prefix,
+            bounds,
+            parameters=self._against_loops,
+            skeleton=skeleton,
+            examples=[example.texts[detail] for example in self.templates.examples],
+        )
 
     def plain(self) -> Request:
         """Asks what the user asks."""

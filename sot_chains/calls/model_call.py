@@ -49,6 +49,7 @@ class Request:
         written: What a begun reply has besides what it is begun with.
         parameters: What the model is told besides the parameters of the answer, which go before.
         skeleton: The outline shown with a point.
+        examples: Texts shown as examples, of which the reply must not be a copy.
     """
 
     messages: Callable[..., list[BaseMessage]]
@@ -59,6 +60,7 @@ class Request:
     written: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     skeleton: Skeleton = field(default_factory=Skeleton)
+    examples: Sequence[str] = ()
 
 
 class Caller:

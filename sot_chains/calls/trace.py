@@ -18,7 +18,7 @@ from sot_chains.providers.base import Delta
 from sot_chains.text.skeleton import Point
 
 Status = Literal["complete", "cut", "failed", "omitted"]
-StoppedBy = Literal["overrun", "loop", "length"]
+StoppedBy = Literal["echo", "overrun", "loop", "length"]
 
 
 class CallTrace(TypedDict):
@@ -47,7 +47,8 @@ class PointTrace(CallTrace):
         status: ``"complete"``; ``"cut"`` if the text ends before its end; ``"failed"`` if there is none;
             ``"omitted"`` if the point was left out of the answer because it failed.
         reason: Why, if it is not complete.
-        stopped_by: Why its text was ended before the model ended it: ``"overrun"`` if another point began,
+        stopped_by: Why its text was ended before the model ended it: ``"echo"`` if it was the copy of an
+            example, which leaves it empty; ``"overrun"`` if another point began,
             ``"loop"`` if it repeated itself, ``"length"`` at the end of a sentence once it was long enough.
         is_resumed: Whether it was written for an earlier answer that this one goes on with; what it took
             then is not part of this answer's usage.

@@ -14,6 +14,7 @@ from typing import Protocol
 from sot_chains.text.skeleton import Point, marker_of
 
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_NUM_COPIED = 40  # characters from which on a beginning is a copy and no coincidence
 
 
 class Guard(Protocol):
@@ -167,6 +168,39 @@ class OverrunGuard:
             elif not is_whole and heading.startswith(body):
                 return None
         return False
+
+
+# --- copied examples
+
+
+class EchoGuard:
+    """Ends a text that begins as one of the examples the model was shown, before its first character.
+
+    Args:
+        examples: Their texts.
+    """
+
+    def __init__(self, examples: Sequence[str]) -> None:
+        self.is_over = False
+        self._beginnings = {example[:_NUM_COPIED].casefold() for example in examples}
+        self._held = ""  # while it may become a copy
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to be no copy."""
+        if not self._beginnings:
+            return piece
+        self._held += piece
+        begun = self._held.lstrip().casefold()
+        if any(begun.startswith(beginning) for beginning in self._beginnings):
+            self.is_over, self._held = True, ""
+        elif not any(beginning.startswith(begun) for beginning in self._beginnings):
+            self._beginnings = set()
+            return self._held
+        return ""
+
+    def end(self, *, is_cut: bool = False) -> str:
+        """The rest, after the last piece."""
+        return self._held if self._beginnings else ""
 
 
 # --- loops

@@ -189,3 +189,22 @@ async def test_reasoning_that_the_template_opens_stays_out_of_plain_answers() ->
     assert (await SkeletonOfThought(model, router=plainly).ainvoke(QUESTION)).text == PLAIN
     chunks = [chunk.text async for chunk in SkeletonOfThought(model, router=plainly).astream(QUESTION)]
     assert "".join(chunks) == PLAIN
+
+
+async def test_a_point_that_copies_an_example_is_asked_once_more() -> None:
+    copied = ENGLISH.examples[1].texts["normal"]
+
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        start = str(messages[-1].text)
+        if start == "1.":
+            return OUTLINE.removeprefix("1.")
+        if start.endswith("4."):
+            return ""  # there is no fourth point
+        if start.endswith(":"):  # begun for it
+            return f" {copied}" if "Dark room" in start else " It helps."
+        return EXPANSIONS["Dark room"]
+
+    model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
+    points = (await sot_of(model).ainvoke(QUESTION)).response_metadata["sot"]["points"]
+    assert [point["text"] for point in points] == ["It helps.", EXPANSIONS["Dark room"], "It helps."]
+    assert {point["stopped_by"] for point in points} == {None}

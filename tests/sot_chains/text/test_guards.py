@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.text.guards import Guard, LoopGuard, OverrunGuard, SentenceBound
+from sot_chains.text.guards import EchoGuard, Guard, LoopGuard, OverrunGuard, SentenceBound
 from sot_chains.text.skeleton import Point
 
 HEADINGS = ["Fixed hours", "Dark room", "Less coffee", "Sport"]
@@ -125,13 +125,14 @@ words = st.lists(
 @given(
     words,
     st.lists(st.integers(1, 4), max_size=60),
-    st.sampled_from(["overrun", "loop", "bound", "sentences"]),
+    st.sampled_from(["overrun", "loop", "bound", "sentences", "echo"]),
 )
 def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: list[int], kind: str) -> None:
     def made() -> Guard:
         return {
             "overrun": lambda: overrun(1),
             "loop": LoopGuard,
+            "echo": lambda: EchoGuard(["a a 1 2. Sport a a c Dark room " * 3, ". "]),
             "bound": lambda: SentenceBound(3),
             "sentences": lambda: SentenceBound(3, gives_sentences=True),
         }[kind]()
