@@ -1,6 +1,6 @@
 """The LLMA paper's ablation (arXiv 2304.04487): how long a match must be, and how much to copy after it.
 
-A model with random weights is forced to generate the same answers with ``span_copy`` for every n (tokens that
+A model with random weights is forced to generate the same answers with ``SpanCopy`` for every n (tokens that
 must match) and k (tokens copied), and with ``reference_copy``, which chooses at every step. Reports forwards
 and seconds of decoding; ``draw`` plots them.
 """
@@ -22,7 +22,8 @@ from benchmarks.copy_speed import Contest
 from benchmarks.copy_workloads import SHAPES, forced_tasks, random_llama
 from benchmarks.peers import Run, Task, aside, run_engine
 from benchmarks.results import save
-from local_backend import ChatLocal, Drafter, SpanCopy
+from benchmarks.span_copy import SpanCopy
+from local_backend import ChatLocal, Drafter
 from local_backend.drafting import drafter_of
 from local_backend.plots import new_figure
 

@@ -51,13 +51,20 @@ from benchmarks.copy_workloads import (
 )
 from benchmarks.peers import Run, Task, aside, run_engine, run_prompt_lookup, run_transformers
 from benchmarks.results import save
+from benchmarks.span_copy import SpanCopy
 from benchmarks.workloads import add_model_argument
-from local_backend import ChatLocal
+from local_backend import ChatLocal, Drafter
+from local_backend.drafting import drafter_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DRAFTERS = ("autoregressive", "span_copy", "reference_copy", "combined")
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "autoregressive": partial(drafter_of, "autoregressive"),
+    "span_copy": SpanCopy,  # the paper's own rule
+    "reference_copy": partial(drafter_of, "reference_copy"),
+    "combined": partial(drafter_of, "combined"),
+}
 GREEDY, LOOKUP = "transformers_greedy", "prompt_lookup"
 
 _SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -137,8 +144,12 @@ def ways_of(
         GREEDY: lambda tasks: run_transformers(peer, tokenizer, tasks),
         LOOKUP: lambda tasks: run_prompt_lookup(peer, tokenizer, tasks),
     }
-    for drafter in DRAFTERS:
-        ways[drafter] = partial(run_engine, model, tokenizer, drafter=drafter)
+
+    def run(make: Callable[[], Drafter], tasks: Sequence[Task]) -> Run:
+        return run_engine(model, tokenizer, tasks, make())
+
+    for name, make in DRAFTERS.items():
+        ways[name] = partial(run, make)
     return ways
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Jacobi,
         Lookahead,
         ReferenceCopy,
-        SpanCopy,
     )
     from local_backend.drafting.draft import Draft, Outcome
     from local_backend.engine.engine import Engine
@@ -42,12 +41,11 @@ __all__ = [
     "References",
     "SamplingParams",
     "Scheduling",
-    "SpanCopy",
     "write_custom_generate",
 ]
 
 _HOMES = {
-    "drafting": ("Combined", "Drafter", "Jacobi", "Lookahead", "ReferenceCopy", "SpanCopy"),
+    "drafting": ("Combined", "Drafter", "Jacobi", "Lookahead", "ReferenceCopy"),
     "drafting.draft": ("Draft", "Outcome"),
     "engine.engine": ("Engine",),
     "integrations.chat_local": ("ChatLocal",),

@@ -8,7 +8,7 @@ from local_backend.drafting.combined import Combined
 from local_backend.drafting.drafter import Autoregressive, Drafter, RowView
 from local_backend.drafting.jacobi import Jacobi
 from local_backend.drafting.lookahead import Lookahead
-from local_backend.drafting.reference_copy import ReferenceCopy, SpanCopy
+from local_backend.drafting.reference_copy import ReferenceCopy
 
 _BY_NAME: dict[str, Callable[[], Drafter]] = {
     "autoregressive": Autoregressive,
@@ -16,7 +16,6 @@ _BY_NAME: dict[str, Callable[[], Drafter]] = {
     "jacobi": Jacobi,
     "lookahead": Lookahead,
     "reference_copy": ReferenceCopy,
-    "span_copy": SpanCopy,
 }
 
 
@@ -44,6 +43,5 @@ __all__ = [
     "Lookahead",
     "ReferenceCopy",
     "RowView",
-    "SpanCopy",
     "drafter_of",
 ]

@@ -18,7 +18,6 @@ from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
 from local_backend.models.architecture import Architecture
 from local_backend.models.compatibility import verify_compatibility
-from local_backend.models.compilation import compile_blocks
 from local_backend.models.cuda_graphs import check_graphs
 from local_backend.models.forward_cost import ForwardCost, known_forward_cost
 from local_backend.models.grouped_attention import read_in_place
@@ -57,8 +56,6 @@ class Engine:
         stream_interval_seconds: Minimum interval between streamed updates of a row.
         grouped_attention_in_place: On a CPU, compute grouped-query attention without copying keys and values
             for each head; sets the model's attention implementation, also for ``model.generate``.
-        compiled: Compile the layers between attention with ``torch.compile``: ``True``, or one of its modes,
-            e.g. ``"reduce-overhead"``; see :mod:`~local_backend.models.compilation`.
         cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.models.cuda_graphs`; not
             used with a memory limit.
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
@@ -88,7 +85,6 @@ class Engine:
         max_prefix_bytes: int = 256 * 2**20,
         stream_interval_seconds: float = 0.02,
         grouped_attention_in_place: bool = True,
-        compiled: bool | str = False,
         cuda_graphs: bool = False,
         prepacked: bool | None = None,
         width_costs: ForwardCost | None = None,
@@ -108,9 +104,7 @@ class Engine:
         if grouped_attention_in_place:
             read_in_place(model)
         is_prepacked = prepacked is not False
-        if compiled:
-            compile_blocks(model, None if compiled is True else compiled)
-        elif is_prepacked:
+        if is_prepacked:
             run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
         run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
         self.max_positions = architecture.max_positions

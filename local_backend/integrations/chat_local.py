@@ -137,7 +137,6 @@ class ChatLocal(BaseChatModel):
         device: str | torch.device | None = None,
         max_rows: int = 64,
         scheduling: Scheduling | AdmissionPolicy = "longest_first",
-        compiled: bool | str = False,
         model_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> ChatLocal:
@@ -154,7 +153,6 @@ class ChatLocal(BaseChatModel):
             max_rows: Maximum rows in a forward.
             scheduling: Order of admission and memory limit. By default, rows predicted to be longest are
                 admitted first, so that a batch is done soonest.
-            compiled: Compile the layers between attention with ``torch.compile``: ``True``, or a mode of it.
             model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
             options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
 
@@ -170,9 +168,7 @@ class ChatLocal(BaseChatModel):
                 f"the tokenizer of {str(path_or_name)!r} has no chat template: set "
                 "tokenizer.chat_template and pass ChatLocal(engine=Engine(model, tokenizer))"
             )
-        engine = Engine(
-            model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling, compiled=compiled
-        )
+        engine = Engine(model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling)
         name = Path(MODEL_NAME if path_or_name is None else path_or_name).name
         return cls(engine=engine, **{"model_name": name, **options})
 

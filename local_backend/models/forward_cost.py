@@ -23,7 +23,6 @@ import torch
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import Draft
 from local_backend.models.architecture import Architecture
-from local_backend.models.compilation import is_compiled
 from local_backend.models.model_runner import ModelRunner, padded_width
 from local_backend.models.prepacking import has_prepacked
 
@@ -270,7 +269,6 @@ def known_forward_cost(
         getattr(model.config, "_attn_implementation", None),
         torch.get_num_threads(),
         bool(getattr(model, "hf_quantizer", None)),
-        is_compiled(model),
         is_prepacked and has_prepacked(model),
         with_graphs,
     )

@@ -76,13 +76,6 @@ def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
     return bool(products)
 
 
-def unpack(model: torch.nn.Module) -> None:
-    """Restore the layers' own forward and free the packed copies."""
-    for part in model.modules():
-        if isinstance(vars(part).get("forward"), PrepackedLinear):
-            del part.forward
-
-
 def repack(model: torch.nn.Module) -> None:
     """Repack the weights of every prepared product at its next use."""
     for layer in _prepacked(model):

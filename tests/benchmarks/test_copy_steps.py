@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.copy_steps import Case, FirstMatch, PromptLookup, main, measure, oracle_forwards, run_case
+from benchmarks.span_copy import SpanCopy
 from local_backend import Draft, Drafter
 from local_backend.drafting import drafter_of
 
@@ -28,7 +29,7 @@ def _case(seed: int) -> Case:
 
 
 def _drafters() -> list[Drafter]:
-    return [drafter_of("reference_copy"), drafter_of("span_copy"), FirstMatch(), PromptLookup()]
+    return [drafter_of("reference_copy"), SpanCopy(), FirstMatch(), PromptLookup()]
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome, SpanCopy
+from benchmarks.span_copy import SpanCopy
+from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome
 from local_backend.drafting import drafter_of
 from local_backend.drafting.drafter import PerRow
 from local_backend.drafting.jacobi import NgramPool

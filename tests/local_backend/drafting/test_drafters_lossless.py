@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.span_copy import SpanCopy
 from local_backend import (
     ChatLocal,
     Combined,
@@ -19,7 +20,6 @@ from local_backend import (
     Jacobi,
     Lookahead,
     SamplingParams,
-    SpanCopy,
 )
 from local_backend.drafting.drafter import PerRow
 from local_backend.integrations.chat_format import chat_prompt

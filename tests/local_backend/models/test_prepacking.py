@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
 from local_backend.models.prepacked_linear import PrepackedLinear, PrepackedProduct, prepacked_products
-from local_backend.models.prepacking import has_prepacked, prepack, unpack
+from local_backend.models.prepacking import has_prepacked, prepack
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"
@@ -187,9 +187,6 @@ def test_a_copy_of_a_model_multiplies_with_its_own_weights() -> None:
         ids = torch.tensor([[1, 2, 3]])
         assert not other(input_ids=ids).logits.any()
         assert model(input_ids=ids).logits.any()
-    unpack(model)
-    assert not has_prepacked(model)
-    assert has_prepacked(other)
 
 
 def test_small_layers_and_other_types_are_left_alone() -> None:
