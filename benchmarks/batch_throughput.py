@@ -50,6 +50,7 @@ from local_backend import ChatLocal, Completion, Engine, SamplingParams
 from local_backend.drafting import Drafter
 from local_backend.integrations.chat_format import chat_prompt
 from local_backend.models.loading import load
+from local_backend.requests.json_lines import read_lines
 from local_backend.scheduling.lengths import Prediction, Scheduling
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
@@ -281,7 +282,7 @@ def random_work(shape: str, num_rows: int, batch_rows: int) -> Work:
 
 def _answer_lengths(count: int, rng: random.Random) -> list[int]:
     if _LENGTHS.exists():
-        lengths = [json.loads(line)["t0.7"] for line in _LENGTHS.read_text("utf-8").splitlines()]
+        lengths = [line.record()["t0.7"] for line in read_lines(_LENGTHS)]
         return [int(length) for length in rng.choices(lengths, k=count)]
     return [round(rng.lognormvariate(4.7, 0.9)) for _ in range(count)]
 

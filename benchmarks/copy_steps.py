@@ -33,6 +33,7 @@ from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.engine.verification import verify
+from local_backend.requests.json_lines import read_lines
 
 # The best settings of a small grid that draft about as much as the others.
 _SUFFIX_SETTINGS = {
@@ -208,8 +209,8 @@ def tokenizer_of(path: Path) -> Callable[[str], list[int]]:
 def load_cases(data: Path, encode: Callable[[str], list[int]]) -> list[Case]:
     """Cases from JSON lines of ``query``, ``documents`` and ``target``."""
     cases = []
-    for line in data.read_text("utf-8").splitlines():
-        record = json.loads(line)
+    for line in read_lines(data):
+        record = line.record()
         documents = tuple(tuple(encode(document)) for document in record["documents"])
         cases.append(Case(tuple(encode(record["query"])), documents, tuple(encode(record["target"].strip()))))
     return cases

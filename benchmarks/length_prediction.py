@@ -33,6 +33,7 @@ from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.integrations.chat_format import chat_prompt
 from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
 from local_backend.length_models.trained import HiddenStates, TrainedLengths
+from local_backend.requests.json_lines import read_lines
 from local_backend.scheduling.lengths import (
     MAX_QUANTILE,
     LengthErrors,
@@ -111,10 +112,10 @@ def task_prompts(engine: Engine, count: int) -> list[tuple[str, list[int]]]:
 def write_log(engine: Engine, path: Path, count: int, *, temperature: float) -> None:
     """Let the engine answer ``count`` prompts and log the lengths; resumes after the lines in ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
-    if lines and not lines[-1].endswith("\n"):
-        path.write_text("".join(lines[:-1]), encoding="utf-8")  # drop a line that was cut off
+    lines = [line.content for line in read_lines(path)] if path.exists() else []
+    if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
+        path.write_bytes(b"".join(lines))  # drop a line that was cut off
     numbered = list(enumerate(task_prompts(engine, count)))[len(lines) :]
     with LengthLog(path) as log, Progress(console=Console(stderr=True)) as bar:
         progress = bar.add_task("answers", total=count, completed=len(lines))

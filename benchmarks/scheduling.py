@@ -33,6 +33,7 @@ from benchmarks.paper_scheduling.replay import Replay, replay_slots, replay_stat
 from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.results import save
 from local_backend.models.forward_cost import ForwardCost
+from local_backend.requests.json_lines import read_lines
 from local_backend.scheduling.lengths import LengthErrors, Prediction
 
 GENERATED = "t0.7"
@@ -52,16 +53,10 @@ def read_answers(path: Path, *, max_tokens: int = _MAX_TOKENS) -> tuple[list[int
         ValueError: There is no line, or one lacks a length; the message names it and what is expected.
     """
     lengths, siblings = [], []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        name = f"line {number} of {path}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{name} is not JSON: {error}") from error
-        lengths.append(_length(record, GENERATED, name, max_tokens))
-        siblings.append([_length(record, field, name, max_tokens) for field in SIBLINGS])
+    for line in read_lines(path):
+        record = line.record()
+        lengths.append(_length(record, GENERATED, line.name, max_tokens))
+        siblings.append([_length(record, field, line.name, max_tokens) for field in SIBLINGS])
     if not lengths:
         raise ValueError(f"{path} holds no line: expected JSON lines with {GENERATED}, {', '.join(SIBLINGS)}")
     return lengths, siblings

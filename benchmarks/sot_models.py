@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks.results import RESULTS, save
 from benchmarks.workloads import VICUNA
 from local_backend import ChatLocal
+from local_backend.requests.json_lines import read_lines
 from retrieval_copy.stores.stores import SentenceEmbeddings
 from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens
@@ -109,8 +110,7 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def read(path: Path | None, limit: int | None) -> list[dict[str, str]]:
     """Questions with their categories, if the file has any."""
     path = path or VICUNA
-    lines = path.read_text("utf-8").split("\n")
-    records = [json.loads(line) for line in lines if line.strip()]
+    records = [line.record() for line in read_lines(path)]
     if limit and limit < len(records):  # of all categories alike
         records = records[:: max(1, len(records) // limit)][:limit]
     return [{"question": r["question"], "category": str(r.get("category", ""))} for r in records]

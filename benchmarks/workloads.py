@@ -7,13 +7,14 @@ Nothing here depends on what a model has memorised. Knows text. Does not know mo
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from local_backend.requests.json_lines import read_lines
 
 VICUNA = Path(__file__).parents[2] / "shared" / "data" / "questions" / "vicuna80.jsonl"
 """The 80 questions of the Skeleton-of-Thought paper, if available."""
@@ -67,8 +68,7 @@ def questions(count: int | None = None, path: Path | None = None) -> list[str]:
     """
     if path is None and not VICUNA.exists():
         return [f"How can I {task}?" for task in _TASKS][:count]
-    lines = (path or VICUNA).read_text("utf-8").splitlines()
-    found = [str(json.loads(line)["question"]) for line in lines if line.strip()][:count]
+    found = [str(line.record()["question"]) for line in read_lines(path or VICUNA)][:count]
     if not found:
         raise ValueError(f"{path} holds no question")
     return found

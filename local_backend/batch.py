@@ -77,6 +77,7 @@ def _run(given: argparse.Namespace) -> Report:
     from local_backend.integrations.offline_batch import OfflineRun
     from local_backend.integrations.ordered_output import OrderedOutput
     from local_backend.models.loading import load
+    from local_backend.requests.json_lines import read_lines
     from local_backend.requests.sampling import SamplingParams
     from local_backend.scheduling.lengths import Scheduling
 
@@ -88,7 +89,7 @@ def _run(given: argparse.Namespace) -> Report:
         settings["input"] = hashlib.file_digest(file, "sha256").hexdigest()
     with OrderedOutput(given.output, settings) as output:
         model, tokenizer = load(given.model)
-        num_lines = _num_lines(given.source)
+        num_lines = sum(1 for _ in read_lines(given.source))
         with (
             Engine(
                 model,
@@ -111,11 +112,6 @@ def _run(given: argparse.Namespace) -> Report:
                 max_in_flight=4 * given.max_rows,
             )
             return run(lambda num_done: bar.update(num_done - bar.n))
-
-
-def _num_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
-from local_backend.requests.outputs import Completion, Detokenizer, Stats
+from local_backend.requests.detokenizer import Detokenizer
+from local_backend.requests.outputs import Completion, Stats
 from local_backend.requests.request import References
 from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction

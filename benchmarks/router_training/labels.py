@@ -6,10 +6,11 @@ Knows files and labels, not routers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from local_backend.requests.json_lines import JsonLine, read_lines
 
 QUESTIONS = Path(__file__).parent / "questions"
 TRAINING = (QUESTIONS / "english.jsonl", QUESTIONS / "chinese.jsonl")
@@ -38,22 +39,19 @@ def read_labels(paths: Iterable[Path | str]) -> list[LabelledQuestion]:
         FileNotFoundError: A file does not exist.
         ValueError: A line is malformed; the message names file and line.
     """
-    return [
-        _read_line(line, f"{path}, line {number}")
-        for path in paths
-        for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1)
-        if line.strip()
-    ]
+    return [_labelled(line) for path in paths for line in read_lines(Path(path))]
 
 
-def _read_line(line: str, place: str) -> LabelledQuestion:
+def _labelled(line: JsonLine) -> LabelledQuestion:
+    fields = line.record()
     try:
-        fields = json.loads(line)
         question, label = fields["question"], fields["use_sot"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(
-            f'{place}: expected {{"question": "...", "use_sot": 0 or 1}}, got {line!r:.120}'
+            f'{line.name}: expected {{"question": "...", "use_sot": 0 or 1}}, got {fields!r:.120}'
         ) from error
     if not isinstance(question, str) or not question.strip() or label not in (0, 1):
-        raise ValueError(f"{place}: expected a question with text and use_sot 0 or 1, got {line!r:.120}")
+        raise ValueError(
+            f"{line.name}: expected a question with text and use_sot 0 or 1, got {fields!r:.120}"
+        )
     return LabelledQuestion(question, bool(label), str(fields.get("genre", "")))

@@ -20,6 +20,7 @@ from local_backend.engine.engine import Engine
 from local_backend.requests.outputs import Completion, TokenLogprob, Update
 from local_backend.requests.request import References
 from local_backend.requests.sampling import SamplingParams
+from local_backend.requests.tokenizing import encode_chat, encode_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,16 +34,13 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, An
         turns: Each with ``role`` and text ``content``; a final assistant turn is continued.
     """
     begun = turns[-1]["content"] if turns[-1]["role"] == "assistant" else ""
-    token_ids = tokenizer.apply_chat_template(
-        list(turns if begun or turns[-1]["role"] != "assistant" else turns[:-1]),
-        tokenize=True,
-        return_dict=False,
+    token_ids = encode_chat(
+        tokenizer,
+        turns if begun or turns[-1]["role"] != "assistant" else turns[:-1],
         add_generation_prompt=not begun,
         continue_final_message=bool(begun),
     )
-    if not begun:
-        return [*map(int, token_ids)], 0
-    return [*map(int, token_ids)], len(tokenizer.encode(begun, add_special_tokens=False))
+    return token_ids, len(encode_plain(tokenizer, begun, is_reply=True)) if begun else 0
 
 
 _OPENS_REASONING = re.compile(r"(?:<think(?:ing)?>|\[THINK\]|◁think▷|<seed:think>|<\|START_THINKING\|>)\s*$")
@@ -58,7 +56,7 @@ def opens_reasoning(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 PARAMETERS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "min_tokens"),
 )
 """Fields of :class:`~local_backend.requests.sampling.SamplingParams` set on a chat model or per call."""
 

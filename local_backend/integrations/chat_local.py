@@ -37,6 +37,7 @@ from local_backend.models.default_model import MODEL_NAME
 from local_backend.models.loading import load
 from local_backend.requests.outputs import Update
 from local_backend.requests.sequence import Row
+from local_backend.requests.tokenizing import encode_plain
 from local_backend.scheduling.lengths import Scheduling
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
@@ -68,6 +69,7 @@ class ChatLocal(BaseChatModel):
         top_k: Sample among this many most likely tokens; 0 is all.
         min_p: Sample among tokens at least this share as likely as the most likely one; 0 is all.
         presence_penalty, frequency_penalty: Make tokens less likely that the answer already has.
+        min_tokens: Tokens of an answer before which the model does not end it.
         seed: The same seed gives the same answer.
         stop: Stop strings; an answer ends before them.
         logprobs: Whether ``response_metadata["logprobs"]`` has log probabilities, in OpenAI's format.
@@ -96,6 +98,7 @@ class ChatLocal(BaseChatModel):
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    min_tokens: int = 0
     seed: int | None = None
     stop: list[str] | None = None
     logprobs: bool = False
@@ -222,8 +225,8 @@ class ChatLocal(BaseChatModel):
         return cast("ModelProfile", text_model_profile(self.model_name, self.engine.max_positions))
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The token ids of ``text``, without special tokens."""
-        return list(self.engine.tokenizer.encode(text, add_special_tokens=False))
+        """The token ids of ``text``, in which control tokens are ordinary text."""
+        return encode_plain(self.engine.tokenizer, text)
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None

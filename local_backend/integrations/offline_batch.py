@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from local_backend.engine.engine import Engine
 from local_backend.integrations.chat_format import PARAMETERS, chat_prompt, text_of
 from local_backend.integrations.ordered_output import OrderedOutput
+from local_backend.requests.json_lines import JsonLine, read_lines
 from local_backend.requests.outputs import Update
 from local_backend.requests.sampling import SamplingParams
 from local_backend.requests.sequence import Row
+from local_backend.requests.tokenizing import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,7 +70,7 @@ def _prompt(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> tu
     if "prompt_ids" in record:
         return [int(token) for token in record["prompt_ids"]], 0
     if isinstance(record.get("prompt"), str):
-        return list(tokenizer.encode(record["prompt"], add_special_tokens=False)), 0
+        return encode(tokenizer, record["prompt"]), 0
     messages = record.get("messages")
     if isinstance(messages, Sequence) and messages and all(isinstance(turn, Mapping) for turn in messages):
         return chat_prompt(tokenizer, [{**turn, "content": text_of(dict(turn))} for turn in messages])
@@ -106,16 +108,15 @@ class Report:
 
 @dataclass(slots=True)
 class _Line:
-    """A line of the input: its number among those that are not empty, and its place in the file, from 1."""
+    """A line of the input, and its number among those that are not empty."""
 
     number: int
-    place: int
-    text: str
+    source: JsonLine
     named: dict[str, Any] = field(default_factory=dict)  # its id, if it has one
 
     def output(self, content: Mapping[str, Any]) -> str:
         """The output line; it does not depend on when or in which batch this line ran."""
-        line = json.dumps({"line": self.place, **self.named, **content}, ensure_ascii=False) + "\n"
+        line = json.dumps({"line": self.source.number, **self.named, **content}, ensure_ascii=False) + "\n"
         return line.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair
 
 
@@ -176,21 +177,19 @@ class OfflineRun:
         return self._report(time.perf_counter() - started)
 
     def _read(self) -> Iterator[_Line]:
-        with self.source.open(encoding="utf-8") as file:
-            lines = ((place, text) for place, text in enumerate(file, 1) if text.strip())
-            for number, (place, text) in enumerate(lines):
-                self._num_lines = number + 1
-                yield _Line(number, place, text)
+        for number, line in enumerate(read_lines(self.source)):
+            self._num_lines = number + 1
+            yield _Line(number, line)
 
     def _begin(self, line: _Line, done: dict[int, str]) -> Row | None:
         """The row for a line; if the line is invalid, its error goes into ``done``."""
         try:
-            record = json.loads(line.text)
+            record = line.source.record()
             if not isinstance(record, Mapping):
                 raise ValueError(f"expected a JSON object, got {type(record).__name__}")
             line.named = {"id": record["id"]} if "id" in record else {}
             arguments = row_arguments(
-                record, self.engine.tokenizer, self.defaults, seed=self.seed + line.place
+                record, self.engine.tokenizer, self.defaults, seed=self.seed + line.source.number
             )
             row = self.engine.make_row(listener=partial(self._note, line.number), **arguments)
         except Exception as error:  # whatever is wrong with a line, the others are answered

@@ -112,6 +112,26 @@ class AnswerPenalties:
         return scores.index_add(1, seen, -(self._presence + self._frequency * counts)[None].to(scores))
 
 
+class MinTokens:
+    """Rules out the tokens that would end an answer before it has a number of tokens.
+
+    Args:
+        num_prompt_tokens: Tokens before the answer.
+        min_tokens: Tokens that the answer has at least.
+        ending: The token ids that would end it, ``[tokens]``.
+    """
+
+    def __init__(self, num_prompt_tokens: int, min_tokens: int, ending: Tensor) -> None:
+        self._min_length = num_prompt_tokens + min_tokens
+        self._ending = ending
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores ``[1, vocabulary]`` of the token after ``token_ids``, ``[1, tokens]``."""
+        if token_ids.shape[1] >= self._min_length:
+            return scores
+        return scores.index_fill(1, self._ending.to(scores.device), -torch.inf)
+
+
 class LogitsRules:
     """Rules for every row of an engine, from a snapshot of the model's ``generation_config``.
 

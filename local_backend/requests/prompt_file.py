@@ -5,14 +5,15 @@ Knows tokenizers. Of a model it knows only the numbers of positions and token id
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from local_backend.requests.json_lines import read_lines
 from local_backend.requests.outputs import Trajectory
+from local_backend.requests.tokenizing import encode, encode_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,7 +103,7 @@ def read_examples(
         if record.get("answer_ids") is not None:
             answer_ids = _ids(name, "answer_ids", record["answer_ids"])
         elif isinstance(record.get("answer"), str):
-            answer_ids = list(tokenizer.encode(record["answer"], add_special_tokens=False))
+            answer_ids = encode(tokenizer, record["answer"])
         else:
             raise ValueError(f'{name} has no answer: expected "answer" (text) or "answer_ids", too')
         if answer_ids[-1:] != [end]:
@@ -161,18 +162,14 @@ def json_lines(path: Path, *, is_growing: bool = False) -> Iterator[tuple[str, A
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a file of JSON lines with {_EXPECTED}")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            name = f"line {number} of {path}"
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                if is_growing and not line.endswith("\n"):
-                    return
-                raise ValueError(f"{name} is not JSON ({error}): expected {_EXPECTED}") from error
-            yield name, record
+    for line in read_lines(path):
+        try:
+            record = line.record()
+        except ValueError as error:
+            if is_growing and not line.content.endswith(b"\n"):
+                return
+            raise ValueError(f"{error}: expected {_EXPECTED}") from error
+        yield line.name, record
 
 
 def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -181,7 +178,7 @@ def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) ->
         if record.get("prompt_ids") is not None:
             return _ids(name, "prompt_ids", record["prompt_ids"])
         if isinstance(record.get("prompt"), str):
-            return list(tokenizer.encode(record["prompt"], add_special_tokens=False))
+            return encode(tokenizer, record["prompt"])
         if record.get("messages") is not None:
             if not tokenizer.chat_template:
                 raise ValueError(
@@ -189,15 +186,12 @@ def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) ->
                     'the whole text as "prompt"'
                 )
             try:
-                rendered = tokenizer.apply_chat_template(
-                    list(record["messages"]), tokenize=False, add_generation_prompt=True
-                )
-            except (TemplateError, TypeError, KeyError, AttributeError) as error:
+                return encode_chat(tokenizer, record["messages"], add_generation_prompt=True)
+            except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
                 raise ValueError(
                     f"{name} has messages that the chat template rejects ({error}): expected a list of "
                     '{"role", "content"} as the model was trained on'
                 ) from error
-            return list(tokenizer.encode(rendered, add_special_tokens=False))
     keys = ", ".join(record) if isinstance(record, Mapping) else type(record).__name__
     raise ValueError(f"{name} has no prompt (it has: {keys}): expected {_EXPECTED}")
 

@@ -11,10 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from local_backend.requests.logits import AnswerPenalties, LogitsProcessorLike, LogitsRules
-from local_backend.requests.outputs import Detokenizer, Update
+import torch
+
+from local_backend.requests.detokenizer import Detokenizer
+from local_backend.requests.logits import AnswerPenalties, LogitsProcessorLike, LogitsRules, MinTokens
+from local_backend.requests.outputs import Update
 from local_backend.requests.sampling import SamplingParams
 from local_backend.requests.sequence import Row
+from local_backend.requests.tokenizing import encode_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,7 +89,7 @@ class ReferenceTokens:
     Equal references give the same object, so data built from it can be looked up by identity.
 
     Args:
-        tokenizer: Encodes texts, without special tokens.
+        tokenizer: Encodes texts, in which control tokens are text.
         max_tokens: Maximum number of cached tokens; the least recently used references are dropped first.
     """
 
@@ -94,6 +98,10 @@ class ReferenceTokens:
         self._max_tokens = max_tokens
         self._kept: OrderedDict[str, TokenizedTexts] = OrderedDict()
         self._num_tokens = 0
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Replace the lock, in a child made by ``os.fork``, whose parent may have held it."""
         self._lock = threading.Lock()
 
     def __call__(self, references: Sequence[str] | References | None) -> TokenizedTexts:
@@ -109,7 +117,7 @@ class ReferenceTokens:
             if handle.digest in self._kept:
                 self._kept.move_to_end(handle.digest)
                 return self._kept[handle.digest]
-        tokens = tuple(tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in handle.texts)
+        tokens = tuple(tuple(encode_plain(self._tokenizer, text)) for text in handle.texts)
         with self._lock:
             if handle.digest in self._kept:  # another thread was faster
                 return self._kept[handle.digest]
@@ -146,7 +154,9 @@ class RowMaker:
         self._require_memory = require_memory
         self._max_positions = max_positions
         self._vocabulary_size = vocabulary_size
+        self._with_stop: dict[frozenset[str], frozenset[int]] = {}
         self._reference_tokens = ReferenceTokens(tokenizer)
+        self.renew_lock = self._reference_tokens.renew_lock
 
     def __call__(
         self,
@@ -190,17 +200,36 @@ class RowMaker:
             num_before = len(prompt) - num_context_tokens
             penalties = AnswerPenalties(num_before, params.presence_penalty, params.frequency_penalty)
             processors = (penalties, *processors)
+        end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_end:
+            end_token_ids |= self._rules.end_token_ids
+        stop = params.stop + self._rules.stop
+        if params.min_tokens:
+            ending = torch.tensor(sorted(end_token_ids | self._tokens_with(stop)), dtype=torch.long)
+            processors = (*processors, MinTokens(len(prompt), params.min_tokens, ending))
         return Row(
             prompt_token_ids=prompt,
             params=params,
-            end_token_ids=frozenset(params.stop_token_ids)
-            | (frozenset() if params.ignore_end else self._rules.end_token_ids),
+            end_token_ids=end_token_ids,
             max_length=max_length,
-            detokenizer=Detokenizer(self._tokenizer, params.stop + self._rules.stop, context),
+            detokenizer=Detokenizer(self._tokenizer, stop, context),
             listener=listener,
             references=self._reference_tokens(references),
             logits=self._rules.for_row(prompt, max_length, processors),
         )
+
+    def _tokens_with(self, stop: Sequence[str]) -> frozenset[int]:
+        """The tokens whose text contains one of ``stop``."""
+        key = frozenset(stop)
+        if key and key not in self._with_stop:
+            token_ids = range(min(len(self._tokenizer), self._vocabulary_size))
+            texts = self._tokenizer.batch_decode([[token_id] for token_id in token_ids])
+            self._with_stop[key] = frozenset(
+                token_id
+                for token_id, text in zip(token_ids, texts, strict=True)
+                if any(string in text for string in key)
+            )
+        return self._with_stop.get(key, frozenset())
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

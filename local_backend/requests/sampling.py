@@ -21,6 +21,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: Maximum number of tokens; ``None`` is as many as the model has positions for.
+        min_tokens: Until the answer has this many tokens, no token ends it: none of the end tokens, and none
+            that contains a stop string. A stop string of several tokens still does.
         temperature: 0 is greedy: always the most likely token.
         top_p: Sample among the most likely tokens that together have this probability.
         top_k: Sample among this many most likely tokens; 0 is all tokens.
@@ -54,10 +56,13 @@ class SamplingParams:
     logits_processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if self.min_tokens < 0:
+            raise ValueError(f"min_tokens must be 0 or more, got {self.min_tokens}")
         if not self.temperature >= 0:
             raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:

@@ -12,8 +12,9 @@ from enum import Enum
 
 import torch
 
+from local_backend.requests.detokenizer import Detokenizer
 from local_backend.requests.logits import RowLogits
-from local_backend.requests.outputs import Completion, Detokenizer, FinishReason, Stats, TokenLogprob, Update
+from local_backend.requests.outputs import Completion, FinishReason, Stats, TokenLogprob, Update
 from local_backend.requests.sampling import SamplingParams
 
 

@@ -21,11 +21,10 @@ from sot_chains.text.outline import OutlineReader
 from sot_chains.text.skeleton import Point, Skeleton
 
 # Where the text of a point ends, by the level of detail. A small model is stopped at the end of the line,
-# since it continues with the points after its own; its tokens are bounded, since it may repeat itself; its
-# words are few, since the longest point decides how long the answer takes.
+# since it continues with the points after its own; its tokens are bounded, since it may repeat itself.
 _SMALL_POINT: dict[Detail, ReplyBounds] = {
     "brief": ReplyBounds(stop=("\n",), max_tokens=60, max_words=8),
-    "normal": ReplyBounds(stop=("\n",), max_tokens=100, max_words=36),
+    "normal": ReplyBounds(stop=("\n",), max_tokens=145, max_words=78),
     "full": ReplyBounds(stop=(), max_tokens=400, max_words=110),
 }
 _POINT: dict[Detail, ReplyBounds] = {
@@ -34,6 +33,9 @@ _POINT: dict[Detail, ReplyBounds] = {
     "full": ReplyBounds(max_words=300),
 }
 _FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 7, 8, 2  # small models lose count
+# The longest point decides how long the answer takes, so that the others may as well be as long: by itself,
+# a small model ends a point after anything from ten tokens to ninety.
+_MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 95, "full": 0}
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
 _MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
 _SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=160)
@@ -62,13 +64,12 @@ class Requests:
         )
         # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
         # and leaves it at that takes the penalty; one that is given for a call goes before.
-        takes_penalty = (
-            self._is_small
-            and method.loop_guard
-            and isinstance(provider, LangChainProvider)
-            and provider.setting("presence_penalty") == 0
-        )
-        self._against_loops = {"presence_penalty": _PRESENCE_PENALTY} if takes_penalty else {}
+        self._point_settings: dict[str, Any] = {}
+        if self._is_small and isinstance(provider, LangChainProvider):
+            if method.loop_guard and provider.setting("presence_penalty") == 0:
+                self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
+            if provider.setting("min_tokens") == 0:
+                self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         self._max_points = method.max_points or (_MOST_HEADINGS if self._is_small else None)
         self.skeleton_reply_start: str | None = None
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
@@ -122,7 +123,7 @@ class Requests:
             point,
             prefix,
             bounds,
-            parameters=self._against_loops,
+            parameters=self._point_settings,
             skeleton=skeleton,
             examples=[example.texts[detail] for example in self.templates.examples],
         )

@@ -77,6 +77,11 @@ class Answers:
     by_way: dict[Way, AnswerRecord]
     route: Route | None
 
+    @property
+    def failure(self) -> str:
+        """Why there are no answers to compare, each reason once; empty if there are."""
+        return "; ".join(dict.fromkeys(record.reason for record in self.by_way.values() if record.has_failed))
+
 
 async def collect_answers(
     questions: Sequence[Question],
@@ -105,6 +110,11 @@ async def collect_answers(
     }
     collected = []
     for number, question in enumerate(watch(questions, f"{label} answers", len(questions))):
+        if question.error:
+            failed = AnswerRecord("", "none", question.error, 0.0, has_failed=True)
+            ways_asked = WAYS if router is not None else WAYS[:2]
+            collected.append(Answers(question, dict.fromkeys(ways_asked, failed), None))
+            continue
         records: dict[Way, AnswerRecord] = {}
         ways: tuple[Literal["plain", "sot"], ...] = ("plain", "sot") if number % 2 else ("sot", "plain")
         for way in ways:

@@ -18,37 +18,54 @@ class Question:
         text: As a user would send it.
         category: Results are grouped by it.
         name: Identifies the question in tables.
+        error: Why it cannot be asked; empty if it can.
     """
 
     text: str
     category: str
     name: str
+    error: str = ""
 
 
 def read_questions(path: Path | str) -> list[Question]:
     """Reads a JSON Lines file of questions; the category is ``"all"`` where it is missing.
 
+    A damaged line, which is not JSON in UTF-8, becomes a question with an error. Lines end at line feeds
+    alone, and a byte order mark is skipped.
+
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A line is malformed (the message names it), or there is no question.
+        ValueError: A line is JSON of another form, every line is damaged (the message names the first), or
+            there is no question.
     """
     questions = []
-    for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1):
-        if not line.strip():
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        place = f"{path}, line {number}"
+        try:
+            if not (content := line.decode("utf-8-sig").strip()):
+                continue
+            fields = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            questions.append(Question("", "all", str(number), f"{place} is not JSON in UTF-8: {error}"))
             continue
         try:
-            fields = json.loads(line)
             text = fields["question"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f'{path}, line {number}: expected {{"question": "..."}}, got {line!r:.120}'
-            ) from error
+        except (KeyError, TypeError) as error:
+            raise ValueError(f'{place}: expected {{"question": "..."}}, got {content!r:.120}') from error
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{path}, line {number}: the question has no text")
-        questions.append(Question(text, str(fields.get("category") or "all"), str(fields.get("id", number))))
+            raise ValueError(f"{place}: the question has no text")
+        named = (text, fields.get("category") or "all", fields.get("id", number))
+        questions.append(Question(*map(_without_surrogates, named)))
     if not questions:
         raise ValueError(f"{path} holds no questions")
+    if all(question.error for question in questions):
+        raise ValueError(questions[0].error)
     return questions
+
+
+def _without_surrogates(value: Any) -> str:
+    """``value`` as text, with lone surrogates replaced: they could be neither stored nor reported."""
+    return str(value).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class Store:

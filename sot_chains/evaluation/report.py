@@ -241,7 +241,7 @@ def _questions(evaluation: Evaluation) -> str:
                     **{f"{NAMES[way]}, s": records[way].seconds for way in ways},
                     "points": len(records["sot"].point_lengths),
                     "SoT against plain": one.score("sot", GENERAL),
-                    "failed": "; ".join(record.reason for record in records.values() if record.has_failed),
+                    "failed": one.answers.failure,
                 }
             )
     return _table(rows)

@@ -254,7 +254,8 @@ class Evaluation:
 
     def categories(self, model: str) -> list[str]:
         """The categories, in the order of the questions."""
-        return list(dict.fromkeys(one.category for one in self.by_model[model]))
+        judged = [one for one in self.by_model[model] if not one.answers.question.error]
+        return list(dict.fromkeys(one.category for one in judged))
 
     def figures(self, model: str, way: Way, category: str = ALL) -> WayFigures:
         """The figures of one model and way, over one category or all questions."""
@@ -321,7 +322,7 @@ class Evaluation:
             "points_seconds": round(sot.points_seconds, 4),
             "router_seconds": round(records["sot_r"].router_seconds, 4) if "sot_r" in records else "",
             **{f"{way}_input_tokens": records[way].input_tokens for way in ways},
-            "failed": "; ".join(record.reason for record in records.values() if record.has_failed),
+            "failed": one.answers.failure,
         }
         for name, comparison in one.by_criterion.items():
             row[f"{name}_sot_first"] = comparison.ours_first

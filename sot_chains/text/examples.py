@@ -54,8 +54,10 @@ ENGLISH_EXAMPLES = (
             "brief": "Water only when the upper soil feels dry, because roots that stand in water rot.",
             "normal": (
                 "Water a houseplant only when its upper soil feels dry, because roots that stand in water "
-                "rot. In winter most houseplants need less, since they hardly grow then. Pour slowly, and "
-                "empty the saucer afterwards."
+                "rot. Push a finger into the pot: if soil sticks to it, wait another day or two. In winter "
+                "most houseplants need less, since they hardly grow then, while a sunny week in summer may "
+                "ask for water every other day. Pour slowly until some water runs out below, and empty the "
+                "saucer afterwards."
             ),
             "full": (
                 "Water only when the upper soil feels dry, because roots that stand in water rot. Push a "
@@ -88,8 +90,10 @@ ENGLISH_EXAMPLES = (
             ),
             "normal": (
                 "Railway timetables only work when every station keeps the same time, so local noon gave "
-                "way to one national time. Before the railway, neighbouring towns could be minutes apart. "
-                "Today's time zones go back to it."
+                "way to one national time. Before the railway, each town set its clocks by the sun, and "
+                "neighbouring towns could be minutes apart. Companies sent the time along their telegraph "
+                "wires, and one town after the other followed. Today's time zones go back to the railways "
+                "that needed them."
             ),
             "full": (
                 "Timetables only work when every station keeps the same time, so local noon gave way to "
@@ -114,8 +118,9 @@ CHINESE_EXAMPLES = (
         {
             "brief": "等表层土壤干了再浇水，因为根泡在水里会腐烂。",
             "normal": (
-                "室内植物要等表层土壤干了再浇水，因为根泡在水里会腐烂。冬天大多数室内植物几乎不生长，需要的"
-                "水更少。浇水要慢，浇完把托盘里的水倒掉。"
+                "室内植物要等表层土壤干了再浇水，因为根泡在水里会腐烂。可以把手指插进土里试一试：如果土粘"
+                "手，就再等一两天。冬天大多数室内植物几乎不生长，需要的水更少，而夏天晴朗的一周里可能隔天就"
+                "要浇一次。浇水要慢，直到有水从盆底流出，浇完把托盘里的水倒掉。"
             ),
             "full": (
                 "等表层土壤干了再浇水，因为根泡在水里会腐烂。可以把手指插进土里试一试：如果土粘手，就再等"
@@ -133,7 +138,8 @@ CHINESE_EXAMPLES = (
             "brief": "只有每个车站使用同一时间，时刻表才有意义，所以各地的时间让位给了全国统一的时间。",
             "normal": (
                 "铁路的时刻表只有在每个车站使用同一时间时才有意义，所以各地的时间让位给了全国统一的时间。"
-                "在那之前，相邻的城镇可能相差几分钟。今天的时区就来自铁路的需要。"
+                "在那之前，每个城镇按太阳校准钟表，相邻的城镇可能相差几分钟。铁路公司通过电报线路传送时间，"
+                "城镇一个接一个地跟随。今天的时区就来自铁路的需要。"
             ),
             "full": (
                 "只有每个车站使用同一时间，时刻表才有意义，所以各地的时间让位给了全国统一的时间。在那之前"

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from local_backend import ChatLocal, SamplingParams
+from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.batch import main
+from local_backend.integrations.offline_batch import OfflineRun
+from local_backend.integrations.ordered_output import OrderedOutput
 from tests.local_backend.integrations.work import write_requests
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
@@ -93,6 +95,41 @@ def test_the_command_answers_as_the_chat_model_does(
         errors, ["no prompt (it has: id)", "a list of texts", "a JSON object", "JSON"], strict=True
     ):
         assert words in error
+
+
+def test_a_damaged_line_gets_an_error_and_the_others_their_answers(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    good = '{"id": "a\u2028b\u0085c", "prompt": "Bread\u2028is"}'.encode()
+    lines = [
+        b"\xef\xbb\xbf" + good,
+        b'{"id": "b", "prompt": "a\xff"}',
+        b"\xef\xbb\xbf",
+        good,
+        b'{"prompt": "cut',
+    ]
+    source.write_bytes(
+        b"\r\n".join([*lines, b"[" * 100_000, b'{"prompt": "half \\ud83d", "references": ["\\ud83d"]}'])
+    )
+    with (
+        Engine(tiny_chat_model(), tiny_tokenizer()) as engine,
+        OrderedOutput(tmp_path / "out.jsonl", {}) as output,
+    ):
+        report = OfflineRun(engine, source, output, SamplingParams(max_tokens=4))()
+    answers = _lines(tmp_path / "out.jsonl")
+    assert (report.num_rows, report.num_errors) == (3, 3)
+    assert [one["line"] for one in answers] == [1, 2, 4, 5, 6, 7]
+    assert [one.get("id") for one in answers] == [
+        "a\u2028b\u0085c",
+        None,
+        "a\u2028b\u0085c",
+        None,
+        None,
+        None,
+    ]
+    assert ["text" in one for one in answers] == [True, False, True, False, False, True]
+    for place in (1, 3, 4):
+        assert f"line {answers[place]['line']} of {source} is not JSON" in answers[place]["error"]
+    assert answers[0]["text"] == answers[2]["text"]
 
 
 def test_what_the_user_got_wrong_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

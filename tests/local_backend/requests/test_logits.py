@@ -383,3 +383,22 @@ def test_penalized_answers_are_the_same_with_drafts(
     with Engine(model, tokenizer, trees) as engine:
         assert [one.token_ids for one in engine.generate(prompts, params)] == plain
     assert plain != free
+
+
+@pytest.mark.parametrize("drafter", ["autoregressive", "combined"])
+def test_no_answer_ends_before_it_has_the_fewest_tokens(
+    tokenizer: PreTrainedTokenizerBase, drafter: str
+) -> None:
+    model = random_llama()
+    with Engine(model, tokenizer, drafter) as engine:
+        prompt = tokenizer.encode("One two three")
+        (free,) = engine.generate([prompt], SamplingParams(max_tokens=40, ignore_end=True))
+        ending = free.token_ids[3]  # would end the answer at its fourth token
+        stop = (tokenizer.decode([free.token_ids[5]]),)
+        bound = SamplingParams(max_tokens=40, min_tokens=20, stop_token_ids=(ending,), stop=stop)
+        (held,) = engine.generate([prompt], bound)
+        assert len(held.token_ids) >= 20
+        assert ending not in held.token_ids[:20]
+        assert stop[0] not in tokenizer.decode(held.token_ids[:20]) or len(tokenizer.encode(stop[0])) > 1
+    with pytest.raises(ValueError, match="min_tokens must be 0 or more"):
+        SamplingParams(min_tokens=-1)

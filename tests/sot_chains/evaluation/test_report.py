@@ -109,12 +109,59 @@ def test_figures_are_drawn_of_anything() -> None:
         ("nonsense", "line 1"),
         ('{"q": 1}', "line 1"),
         ('{"question": "a"}\n{"question": " "}', "line 2"),
+        ('nonsense\n{"question": "a"', "line 1"),
     ],
 )
 def test_a_question_file_of_another_form_is_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text(text)
     with pytest.raises(ValueError, match=said):
         read_questions(tmp_path / "questions.jsonl")
+
+
+def test_lines_end_at_line_feeds_alone_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    texts = ["one\u2028line", "and\u0085this\x1ctoo\r", "half an emoji \ud83d"]
+    good = [
+        json.dumps({"question": text}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        for text in texts[:2]
+    ]
+    lines = [
+        b"\xef\xbb\xbf" + good[0],
+        b'{"question": "a\xff"}',
+        good[1],
+        b"",
+        json.dumps({"question": texts[2]}).encode(),
+    ]
+    path.write_bytes(b"\r\n".join([*lines, b'{"question": "cut', b"[" * 100_000, b"\xef\xbb\xbf"]))
+    questions = read_questions(path)
+    assert [question.text for question in questions if not question.error] == [
+        *texts[:2],
+        "half an emoji \ufffd",
+    ]
+    assert [question.name for question in questions if question.error] == ["2", "6", "7"]
+    assert all(
+        f"line {question.name} is not JSON" in question.error for question in questions if question.error
+    )
+
+
+def test_a_damaged_line_gets_an_error_and_the_others_their_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "questions.jsonl", tmp_path / "out"
+    path.write_bytes(
+        b'{"question": "a\xff"}\n' + json.dumps({"question": QUESTION, "category": "advice"}).encode()
+    )
+    model = "python:tests.sot_chains.fakes.PacedChatModel"
+    assert main(["eval", str(path), "--model", model, "--out", str(out), "--router", "rules"]) == 0
+    captured = capsys.readouterr()
+    assert "1 of 2 questions answered every way" in captured.err
+    assert json.loads(captured.out)["models"][model]["num_failed"] == 1
+    assert list(json.loads(captured.out)["models"][model]["sot"]["by_category"]) == ["advice"]
+    damaged, answered = csv.DictReader(io.StringIO((out / "questions.csv").read_text("utf-8")))
+    assert damaged["failed"].count("line 1 is not JSON in UTF-8") == 1
+    assert answered["failed"] == ""
+    assert int(answered["sot_words"]) > 0
+    assert "line 1 is not JSON in UTF-8" in (out / "report.html").read_text("utf-8")
 
 
 # --- the command

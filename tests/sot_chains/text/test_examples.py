@@ -58,7 +58,7 @@ async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(contin
         if continues and trace["route"] == "sot":
             assert len(messages) == 2 * len(ENGLISH.examples) + 2
             assert parameters["stop"] == ["END", "\n" if is_point else "\n\n"]
-            assert parameters["max_tokens"] == (100 if is_point else 160)
+            assert parameters["max_tokens"] == (145 if is_point else 160)
         if not continues:  # nothing but the beginning of the next point ends a text
             assert len(messages) == 1
             assert parameters["stop"][0] == "END"

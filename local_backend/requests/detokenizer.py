@@ -1,0 +1,221 @@
+"""Decodes the text of one row while it is written, and ends it before a stop string.
+
+The pieces add up to what the tokenizer decodes from all tokens at once. Two kinds of tokens cannot be decoded
+one by one: parts of a character, and the byte tokens ``<0x00>`` to ``<0xFF>`` of a vocabulary with byte
+fallback, of which a whole run is text or none is.
+
+Knows tokenizers. Does not know rows or the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# How many tokens of context a tokenizer needs so that the text of the next ones no longer changes
+# (SentencePiece drops the space before the first word it decodes).
+_CONTEXT_TOKENS = 6
+_HALF_CHARACTER = "\ufffd"
+_BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+Pieces = list[tuple[str, bool]]
+"""Pieces of a text in which stop strings are looked for, and whether each is text or a special token."""
+
+
+class Detokenizer:
+    """Decodes the text of one row incrementally.
+
+    Args:
+        tokenizer: Decodes ids.
+        stop: Strings before which the text ends. They are looked for in the text with its special tokens, as
+            ``generate(stop_strings=...)`` does; the text that is returned has no special tokens.
+        context_token_ids: Tokens the row continues in mid-text, e.g. a prefilled start of a reply; the text
+            begins after them, including the space between.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str] = (),
+        context_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = _Vocabulary.of(tokenizer)
+        self._stops = _StopStrings(stop)
+        context = [token for token in context_token_ids if token not in self._vocabulary.special]
+        # Bytes of the answer are not decoded together with bytes of the context.
+        self._window = context[: self._start_of_run(context)] or context
+        self._num_read = 0  # characters of the window's text that were passed on
+        self._specials: list[tuple[int, str]] = []  # and, among the others, where special tokens are
+        self._drop_read()
+
+    @property
+    def has_stop(self) -> bool:
+        """Whether there are strings before which the text ends."""
+        return bool(self._stops.stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text has reached one of them."""
+        return self._stops.is_reached
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens; returns the new text that can no longer change."""
+        text, begin = "", 0
+        for place, token in enumerate(token_ids):
+            if token in self._vocabulary.special:
+                text += self._read(token_ids[begin:place])
+                num_before = len(_certain(self._decode(self._window)))
+                self._specials.append((num_before, self._vocabulary.special[token]))
+                begin = place + 1
+        return text + self._read(token_ids[begin:])
+
+    def finish(self) -> str:
+        """Return the text still held back, after the last token."""
+        return self._stops.push(self._unread(self._decode(self._window))) + self._stops.finish()
+
+    def _read(self, token_ids: Sequence[int]) -> str:
+        """Add tokens that are not special."""
+        self._window += token_ids
+        whole = text = self._decode(self._window)
+        run = self._start_of_run(self._window)
+        # If a stop string ends the text here, the run of bytes ends here, too.
+        if run < len(self._window) and not self._stops.would_reach(self._unread(_certain(text))):
+            text = self._decode(self._window[:run])
+        text = _certain(text)
+        certain = self._stops.push(self._unread(text))
+        self._specials = [(place, token) for place, token in self._specials if place > len(text)]
+        self._num_read = max(self._num_read, len(text))
+        if self._num_read == len(whole):
+            self._drop_read()
+        return certain
+
+    def _unread(self, text: str) -> Pieces:
+        """The pieces of the window's text, as far as ``text``, that were not passed on."""
+        pieces, start = [], self._num_read
+        for place, token in self._specials:
+            if place <= len(text):
+                pieces += [(text[start:place], True), (token, False)]
+                start = max(start, place)
+        return [*pieces, (text[start:], True)]
+
+    def _drop_read(self) -> None:
+        """Shorten a window whose text is read to the context of the next tokens."""
+        start = max(0, len(self._window) - _CONTEXT_TOKENS)
+        if start < len(self._window) and self._window[start] in self._vocabulary.bytes:
+            start = self._start_of_run(self._window[: start + 1])
+        self._window = self._window[start:]
+        self._num_read = len(self._decode(self._window))
+
+    def _decode(self, token_ids: list[int]) -> str:
+        if not token_ids:
+            return ""
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def _start_of_run(self, token_ids: Sequence[int]) -> int:
+        """Where the run of byte tokens begins with which ``token_ids`` end; their number if there is none."""
+        start = len(token_ids)
+        while start and token_ids[start - 1] in self._vocabulary.bytes:
+            start -= 1
+        return start
+
+
+def _certain(text: str) -> str:
+    """The part of a text that does not change with further tokens: all but the start of a character."""
+    return text.rstrip(_HALF_CHARACTER)
+
+
+class _StopStrings:
+    """Cuts a text before the first stop string, and holds back what could be the start of one.
+
+    Attributes:
+        stop: The strings.
+        is_reached: Whether one was found.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self.stop = tuple(stop)
+        self.is_reached = False
+        self._held = ""
+        self._is_text: list[bool] = []  # for each held character
+
+    def push(self, pieces: Pieces) -> str:
+        """Add to the text; returns the text that is certain."""
+        if self.is_reached:
+            return ""
+        if not self.stop:
+            return "".join(piece for piece, is_text in pieces if is_text)
+        for piece, is_text in pieces:
+            self._held += piece
+            self._is_text += [is_text] * len(piece)
+        found = [place for stop in self.stop if (place := self._held.find(stop)) >= 0]
+        if found:
+            self.is_reached = True
+            return self._take(min(found))
+        return self._take(len(self._held) - max(_overlap(self._held, stop) for stop in self.stop))
+
+    def would_reach(self, pieces: Pieces) -> bool:
+        """Whether there is a stop string in the text if it goes on with ``pieces``."""
+        text = "".join([self._held, *(piece for piece, _ in pieces)])
+        return any(stop in text for stop in self.stop)
+
+    def finish(self) -> str:
+        """Return the text still held back."""
+        return "" if self.is_reached else self._take(len(self._held))
+
+    def _take(self, count: int) -> str:
+        text = "".join(compress(self._held[:count], self._is_text))
+        self._held, self._is_text = self._held[count:], self._is_text[count:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """The tokens that are not decoded one by one.
+
+    Attributes:
+        special: Special tokens, which are left out of the text, by their ids.
+        bytes: Ids of the byte tokens.
+    """
+
+    special: Mapping[int, str]
+    bytes: Collection[int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> _Vocabulary:
+        """Those of ``tokenizer``, looked up again if tokens were added."""
+        if not hasattr(tokenizer, "added_tokens_decoder"):  # it stands in for a tokenizer and has no text
+            return cls({}, frozenset())
+        num_tokens, known = _known.get(tokenizer, (None, None))
+        if known is not None and num_tokens == len(tokenizer):
+            return known
+        added = tokenizer.added_tokens_decoder
+        # What `decode` leaves out.
+        ids = (
+            [token for token in added if added[token].special]
+            if tokenizer.is_fast
+            else tokenizer.all_special_ids
+        )
+        special = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
+        ids_of = tokenizer.get_vocab()
+        vocabulary = cls(special, frozenset(ids_of[name] for name in _BYTE_TOKENS if name in ids_of))
+        _known[tokenizer] = len(tokenizer), vocabulary
+        return vocabulary
+
+
+_known: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, _Vocabulary]] = WeakKeyDictionary()

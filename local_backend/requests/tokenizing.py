@@ -1,0 +1,122 @@
+"""Encodes texts and chats as token ids.
+
+A chat template writes control tokens between messages, e.g. ``<|im_end|>``. In a message or a document they
+are text: otherwise a document could end the user's turn and speak as the system. And lone surrogates, which
+no tokenizer takes, are replaced.
+
+Knows tokenizers and chat templates. Does not know models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TAG = re.compile(r"</?([^<>/]+)>")
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text in which control tokens count as such, e.g. a prompt continued as it is."""
+    return list(tokenizer.encode(_without_surrogates(text), add_special_tokens=False))
+
+
+def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str, *, is_reply: bool = False) -> list[int]:
+    """Token ids of a text in which control tokens are ordinary text, e.g. a document or a reply."""
+    token_ids = encode(tokenizer, text)
+    text = _without_surrogates(text)
+    control = _ControlTokens.of(tokenizer)
+    marked = mark_control_tokens(text, control.in_replies if is_reply else control.in_texts)
+    return encode_marked_chat(tokenizer, marked) if marked != text else token_ids
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, Any]], **options: Any
+) -> list[int]:
+    """Token ids of a chat, in which only the chat template writes control tokens.
+
+    For turns without control tokens these are the ids of ``apply_chat_template``.
+
+    Args:
+        tokenizer: With a chat template.
+        turns: Messages as the template expects them.
+        options: Of ``apply_chat_template``, e.g. ``add_generation_prompt`` and ``tools``.
+    """
+    control = _ControlTokens.of(tokenizer)
+    messages: list[dict[str, Any]] = [_without_surrogates(dict(turn)) for turn in turns]
+    options = _without_surrogates(options)
+    marked_messages = [
+        mark_control_tokens(turn, control.in_replies if turn["role"] == "assistant" else control.in_texts)
+        for turn in messages
+    ]
+    marked_options = mark_control_tokens(options, control.in_texts)
+    if (marked_messages, marked_options) == (messages, options):
+        token_ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+        return [*map(int, token_ids)]
+    rendered = tokenizer.apply_chat_template(marked_messages, tokenize=False, **marked_options)
+    return encode_marked_chat(tokenizer, str(rendered))
+
+
+def _without_surrogates(value: Any) -> Any:
+    """``value`` with pairs of surrogates joined to characters, and lone ones replaced."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {name: _without_surrogates(part) for name, part in value.items()}
+    return [_without_surrogates(part) for part in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _ControlTokens:
+    """The control tokens of a tokenizer: special tokens, and added tokens that its chat template writes.
+
+    Attributes:
+        in_texts: Matches what must stay text in messages and documents.
+        in_replies: The same without pairs of tags, e.g. ``<think>`` and ``</think>``, that are not special:
+            the model writes them itself, and templates look for them in its earlier replies.
+    """
+
+    in_texts: re.Pattern[str]
+    in_replies: re.Pattern[str]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> _ControlTokens:
+        """Those of ``tokenizer``, looked up again if tokens were added or the template was changed."""
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        key = (template, len(tokenizer))
+        if tokenizer in _known and _known[tokenizer][0] == key:
+            return _known[tokenizer][1]
+        added = tokenizer.added_tokens_decoder.values()
+        special = {token.content for token in added if token.special}
+        named = getattr(tokenizer, "chat_control_tokens", None)
+        # White space, e.g. Gemma's line feeds, is written by everyone.
+        others = {
+            token.content
+            for token in added
+            if token.content in (template if named is None else named) and token.content.strip()
+        } - special
+        tags = {
+            token
+            for token in others
+            if (tag := _TAG.fullmatch(token)) and {f"<{tag[1]}>", f"</{tag[1]}>"} <= others
+        }
+        control = cls(_any_of(special | others), _any_of((special | others) - tags))
+        _known[tokenizer] = key, control
+        return control
+
+
+_known: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[str, int], _ControlTokens]] = (
+    WeakKeyDictionary()
+)
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches any token, the longest where several begin; nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
