@@ -1,8 +1,8 @@
-"""Answers from retrieved documents, which the model also copies from, with verbatim citations.
+"""Answers from retrieved documents, which the model also copies from, with citations.
 
 chain = RetrievalCopyChain(retriever, model)  # any LangChain retriever and chat model
 message = chain.invoke("When may the kiln be opened?")
-message.response_metadata["citations"]  # spans that occur verbatim in the documents, with offsets
+message.response_metadata["citations"]  # spans that stand in the documents, with offsets
 
 The store classes need the ``rag`` extra and are imported on first use.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from retrieval_copy import with_citations as _content_blocks
 from retrieval_copy.answering import RetrievalError
 from retrieval_copy.chain import RetrievalCopyChain
-from retrieval_copy.citations import Citation, citation_annotations, cite
+from retrieval_copy.citations.citations import Citation, citation_annotations, cite
 from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
 from retrieval_copy.references import (
     EarlierTurns,

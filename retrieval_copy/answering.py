@@ -20,7 +20,7 @@ from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
-from retrieval_copy.citations import cite
+from retrieval_copy.citations.citations import cite
 from retrieval_copy.conversation import Conversation
 from retrieval_copy.model_adapter import Way, arguments
 from retrieval_copy.prompting import excerpts
@@ -117,14 +117,14 @@ class Method:
             RetrievalError: The retriever failed.
         """
         conversation = Conversation.of(model_input)
-        question, usage = conversation.question, None
+        question, usage = cleaned(conversation.question), None
         # 1. Condense a follow-up into a standalone question.
         retriever = self.retriever if retrieve else None
         if conversation.history and self.condense_prompt is not None and retriever is not None:
             reply = yield self._condensing(conversation)
             question, usage = _standalone(text_of(reply), question), usage_of(reply)
         # 2. Retrieve documents.
-        query = " ".join(filter(None, (question, conversation.begun_reply)))
+        query = " ".join(filter(None, (question, cleaned(conversation.begun_reply))))
         query = self.query(query).strip() or query
         documents: list[Document] = []
         if retriever is not None:
@@ -195,7 +195,7 @@ class Method:
             {
                 "documents": "\n\n".join(laid_out),
                 "question": question,
-                "asked": conversation.question,
+                "asked": cleaned(conversation.question),
                 "history": list(conversation.history),
             }
         )

@@ -23,7 +23,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from retrieval_copy.answering import Ask, Method, Request, Steps, text_of
-from retrieval_copy.citations import MIN_CITATION_TOKENS
+from retrieval_copy.citations.citations import MIN_CITATION_TOKENS
 from retrieval_copy.model_adapter import (
     RETRIEVE,
     ProviderModel,
@@ -62,8 +62,8 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
     retrieved documents as fits; the full documents are passed to the model as references. References do not
     change the answer.
 
-    ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span that occurs
-    verbatim in a document, and ``content_blocks`` has them as LangChain's standard annotations. When
+    ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span whose words
+    stand in a document, and ``content_blocks`` has them as LangChain's standard annotations. When
     streaming, both come with the last chunk.
 
     If nothing is retrieved, the model gets the conversation unchanged. Keyword arguments of a call

@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _show(report, console)
             _answer(options, retriever, console)
     except (RetrievalError, OSError, ValueError, RuntimeError, ImportError) as error:
-        console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+        said = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+        console.print(said, style="red", markup=False)
         return 1
     return 0
 

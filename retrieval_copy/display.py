@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from retrieval_copy.citations import Citation
+from retrieval_copy.citations.citations import Citation, Passage
 
 # Background in notebooks, colour name in terminals; distinguishable with red-green colour blindness.
 _COLOURS = (
@@ -85,12 +85,10 @@ class CitedAnswer:
                 parts.append(escaped)
                 continue
             name = _name_of(segment.citation)
-            place = (
-                f"{name}, characters {segment.citation['document_start']}-{segment.citation['document_end']}"
-            )
+            place = html.escape(f"{name}, {_place_of(segment.citation)}")
             parts.append(
                 f'<mark style="background:{self._colours[name][0]};color:#1a1a1a" '
-                f'title="{html.escape(place)}">{escaped}</mark>'
+                f'title="{place}">{escaped}</mark>'
             )
         legend = " ".join(
             f'<mark style="background:{colour};color:#1a1a1a">{html.escape(name)}</mark>'
@@ -107,17 +105,22 @@ class CitedAnswer:
         yield shown
         for number, citation in enumerate(self._citations, start=1):
             name = _name_of(citation)
-            where = f"characters {citation['document_start']}-{citation['document_end']}"
-            yield Text.assemble(
-                (f"[{number}] {name}", self._colours[name][1]), f", {where}: {citation['num_tokens']} words"
-            )
+            where = f"{_place_of(citation)}: {citation['num_tokens']} words"
+            yield Text.assemble((f"[{number}] {name}", self._colours[name][1]), f", {where}")
 
     def __repr__(self) -> str:
         return f"CitedAnswer({len(self._citations)} citations)"
 
 
-def _name_of(citation: Citation) -> str:
-    metadata = citation["metadata"]
-    name = metadata.get("source") or metadata.get("title") or citation["document_id"]
-    shown = str(name or f"document {citation['document'] + 1}")
+def _place_of(citation: Citation) -> str:
+    place = f"characters {citation['document_start']}-{citation['document_end']}"
+    others = dict.fromkeys(map(_name_of, citation["also_in"]))
+    others.pop(_name_of(citation), None)  # another passage of the same source
+    return f"{place}, also in {', '.join(others)}" if others else place
+
+
+def _name_of(passage: Passage) -> str:
+    metadata = passage["metadata"]
+    name = metadata.get("source") or metadata.get("title") or passage["document_id"]
+    shown = str(name or f"document {passage['document'] + 1}")
     return shown if len(shown) <= _LONGEST_NAME else "…" + shown[1 - _LONGEST_NAME :]

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal, cast
 
 from langchain_core.language_models import LanguageModelInput
@@ -91,8 +92,16 @@ def token_counter(model: Runnable[Any, Any]) -> Callable[[str], int]:
     """Returns a token counter: exact for a single local model, otherwise an estimate that is rather high."""
     (first, *others) = _innermost(model)
     if not others and _is_local(first):
-        return lambda text: len(first.get_token_ids(text))
-    return lambda text: -(-len(text.encode(errors="replace")) // _CHARACTERS_PER_TOKEN)
+        return partial(_num_tokens, first)
+    return _estimated_num_tokens  # a function of this module, so that a chain can be pickled
+
+
+def _num_tokens(model: Any, text: str) -> int:
+    return len(model.get_token_ids(text))
+
+
+def _estimated_num_tokens(text: str) -> int:
+    return -(-len(text.encode(errors="replace")) // _CHARACTERS_PER_TOKEN)
 
 
 def continues_replies(model: Runnable[Any, Any]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
-from retrieval_copy.citations import is_word, pieces
+from retrieval_copy.citations.words import terms
 
 ANSWER_PROMPT = ChatPromptTemplate.from_messages(
     [
@@ -95,8 +95,8 @@ def excerpts(
 
 def _nearest_passages(text: str, question: str, max_tokens: int, count: Callable[[str], int]) -> str:
     passages = _passages(text)
-    wanted = _words(question)
-    holds = [wanted & _words(passage) for passage in passages]
+    wanted = set(terms(question))
+    holds = [wanted.intersection(terms(passage)) for passage in passages]
     frequency = {word: sum(word in held for held in holds) for word in wanted}
     scores = [sum(1 / frequency[word] for word in held) for held in holds]
     chosen: list[int] = []
@@ -130,7 +130,3 @@ def _passages(text: str) -> list[str]:
             start += _PASSAGE_CHARACTERS
         before = end
     return [*passages, text[start:]] if start < len(text) else passages
-
-
-def _words(text: str) -> set[str]:
-    return {piece.casefold() for piece in pieces(text) if is_word(piece)}

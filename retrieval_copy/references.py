@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from langchain_core.documents import Document
@@ -20,6 +21,8 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
+
+from retrieval_copy.citations.words import normalised
 
 _NAMESPACE = uuid.UUID("8e2bcb0c-6d0a-4c5e-9a3e-2f6f3c0c5a11")
 _ANSWER = "answer"
@@ -155,9 +158,13 @@ class SimilarAnswers(ReferenceSource):
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         self.store = store
+        self.k = k
         self.remember = remember
         self._lock = threading.Lock()
         self._retriever = store.as_retriever(search_kwargs={"k": k})
+
+    def __reduce__(self) -> tuple[partial[SimilarAnswers], tuple[VectorStore]]:
+        return partial(type(self), k=self.k, remember=self.remember), (self.store,)  # a lock cannot be copied
 
     def search(self, question: str) -> Search | None:
         """Searches for the nearest questions."""
@@ -182,7 +189,7 @@ class SimilarAnswers(ReferenceSource):
 
 
 def _kept(question: str, answer: str) -> dict[str, Any]:
-    identifier = str(uuid.uuid5(_NAMESPACE, " ".join(question.split()).casefold()))
+    identifier = str(uuid.uuid5(_NAMESPACE, " ".join(normalised(question).text.split()).casefold()))
     return {"metadatas": [{_ANSWER: answer}], "ids": [identifier]}
 
 

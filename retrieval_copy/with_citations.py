@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, merge_configs
 
 from retrieval_copy.answering import PROVIDER
-from retrieval_copy.citations import MIN_CITATION_TOKENS, citation_annotations, cite
+from retrieval_copy.citations.citations import MIN_CITATION_TOKENS, citation_annotations, cite
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -19,7 +19,7 @@ from langchain_core.vectorstores import VectorStore
 from rich.console import Console
 from rich.progress import track
 
-from retrieval_copy.stores.files import PARSERS, UnreadableFileError, load_file
+from retrieval_copy.stores.files import PARSERS, UnreadableFileError, load_file, printable
 
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
@@ -101,7 +101,7 @@ class FolderIndex:
         Args:
             console: Shows a progress bar there, if given.
         """
-        paths = {path.relative_to(self.folder).as_posix(): path for path in _files_of(self.folder)}
+        paths = {printable(path.relative_to(self.folder)): path for path in _files_of(self.folder)}
         removed = [source for source in self._files if source not in paths]
         changed = [source for source, path in paths.items() if self._has_changed(source, path)]
         try:

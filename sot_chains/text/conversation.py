@@ -16,7 +16,7 @@ class Conversation:
     """A conversation whose last human message asks the question.
 
     Attributes:
-        messages: The messages as given.
+        messages: The messages as given, without lone surrogates.
         question: The text of the last human message, never blank.
         place: The index of that message in ``messages``.
     """
@@ -33,7 +33,7 @@ class Conversation:
             TypeError: ``model_input`` is none of these.
             ValueError: There is no human message, or the last one has no text.
         """
-        messages = tuple(_messages(model_input))
+        messages = tuple(map(_cleaned, _messages(model_input)))
         place = next(
             (i for i in reversed(range(len(messages))) if isinstance(messages[i], HumanMessage)), None
         )
@@ -103,3 +103,20 @@ def _with_text(content: str | list[str | dict[Any, Any]], text: str) -> str | li
         return text
     others = [block for block in content if isinstance(block, dict) and block.get("type") != "text"]
     return [*others, {"type": "text", "text": text}] if others else text
+
+
+def _cleaned(message: BaseMessage) -> BaseMessage:
+    content = _without_surrogates(message.content)
+    return message if content == message.content else message.model_copy(update={"content": content})
+
+
+def _without_surrogates(value: Any) -> Any:
+    """``value`` with pairs of surrogates joined to characters, and lone ones replaced.
+
+    Neither tokenizers nor UTF-8 take them. They come from text that was cut between the halves of an emoji.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {name: _without_surrogates(part) for name, part in value.items()}
+    return [_without_surrogates(part) for part in value] if isinstance(value, list) else value

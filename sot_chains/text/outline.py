@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 
 from sot_chains.text.guards import num_words
-from sot_chains.text.skeleton import OutlineParser, Point, Skeleton
+from sot_chains.text.outline_parser import OutlineParser
+from sot_chains.text.skeleton import Point, Skeleton
 
 _MAX_CHARACTERS = 20_000  # a longer reply is no outline
 _MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer already
@@ -43,7 +44,7 @@ class OutlineReader:
         reply_start: Returns what the reply was begun with, asked when its text begins. A model may continue
             it or start again: the reading counts in which the second point begins first.
         max_points: How many points to take, at least 2; ``None`` takes all.
-        most_alike: See :class:`~sot_chains.text.skeleton.OutlineParser`.
+        most_alike: See :class:`~sot_chains.text.outline_parser.OutlineParser`.
     """
 
     def __init__(
@@ -75,12 +76,16 @@ class OutlineReader:
 
         Args:
             is_cut: Whether it was broken off, so that the point being written may not be whole. It is left
-                away if there are two others, or if the points repeat each other.
+                away.
         """
         self._begin()
         for reading in self._readings:
-            if not is_cut or (len(reading.headings) < 2 and not reading.has_repeated):
-                reading.end()
+            _end(reading, is_cut=is_cut)
+        if len(self._readings) > 1 and not self._given and len(self._headings()) < 2:
+            other = OutlineParser("", self._most_alike)  # the model began a list of another kind
+            other.feed(self.text)
+            _end(other, is_cut=is_cut)
+            self._readings.append(other)
         self._is_ended = True
 
     @property
@@ -117,8 +122,9 @@ class OutlineReader:
     def _begin(self) -> None:
         if not self._readings:
             start = self._reply_start()
-            openings = [start, ""] if start else [""]
-            self._readings = [OutlineParser(opening, self._most_alike) for opening in openings]
+            # Beside a reply that goes on, bullets and letters are likelier to be items below a point.
+            anew = OutlineParser("", self._most_alike, takes_numbers_only=bool(start))
+            self._readings = [OutlineParser(start, self._most_alike), anew] if start else [anew]
 
     @property
     def headings(self) -> list[str]:
@@ -136,7 +142,16 @@ class OutlineReader:
         return max(self._readings, key=lambda reading: len(reading.headings))
 
     def _has_two(self, headings: list[str]) -> bool:
-        if len(headings) != 1 or self._is_ended:
+        if len(headings) != 1 or self._is_ended or self.is_over:  # over: the begun heading is left away
             return len(headings) > 1
         begun = self._reading.begun_heading.casefold()
         return any(map(str.isalnum, begun)) and not headings[0].casefold().startswith(begun)
+
+
+def _end(reading: OutlineParser, *, is_cut: bool) -> None:
+    if not is_cut:
+        reading.end()
+    elif len(reading.headings) < 2 and not reading.has_repeated:
+        num_whole = len(reading.headings)
+        reading.end()  # a list on one line is taken apart now
+        del reading.headings[max(num_whole, len(reading.headings) - 1) :]

@@ -15,6 +15,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import RunnableLambda
 from pydantic import PrivateAttr
 
+from retrieval_copy.citations.words import readings
+
 CLAY = Document(
     "Greenware dries for a week under loose plastic before the first firing. "
     "The kiln may be opened once the cone reads eighty degrees, and never while it glows.",
@@ -130,12 +132,15 @@ class QuotingModel(BaseChatModel):
 
 
 def assert_literal(message: AIMessage, documents: Sequence[Document], min_tokens: int = 8) -> None:
-    """Every citation stands where it says, in both texts, and is long enough."""
+    """Every citation stands where it says, in both texts, with the same words, and is long enough."""
     for citation in message.response_metadata["citations"]:
         text = message.text[citation["start"] : citation["end"]]
         document = documents[citation["document"]]
         assert text == citation["text"]
-        assert document.page_content[citation["document_start"] : citation["document_end"]] == text
+        cited = document.page_content[citation["document_start"] : citation["document_end"]]
+        assert cited == citation["document_text"]
+        one, other = readings([text, cited])
+        assert one.symbols == other.symbols
         assert document.id == citation["document_id"]
         assert document.metadata == citation["metadata"]
         assert citation["num_tokens"] >= min_tokens

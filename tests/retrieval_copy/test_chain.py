@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import doctest
 import logging
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.graph import START, MessagesState, StateGraph
 
-from retrieval_copy import RetrievalCopyChain, RetrievalError, chain
+from retrieval_copy import (
+    BM25Retriever,
+    EarlierTurns,
+    RecentAnswers,
+    RetrievalCopyChain,
+    RetrievalError,
+    RetrievedDocuments,
+    SentenceEmbeddings,
+    SimilarAnswers,
+    WithCitations,
+    chain,
+)
 from sot_chains import SkeletonOfThought
 from tests.retrieval_copy.fakes import (
     CLAY,
@@ -323,6 +339,47 @@ def test_a_model_that_answers_with_neither_message_nor_text_is_refused() -> None
     text = RunnableLambda(lambda messages: "The kiln may be opened once the cone reads eighty degrees")
     answer = RetrievalCopyChain(retriever(CLAY), text).invoke(QUESTION)
     assert answer.response_metadata["citations"][0]["document_id"] == "clay"
+
+
+COPIES = pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda chain: pickle.loads(pickle.dumps(chain))], ids=["deepcopy", "pickle"]
+)
+
+
+@COPIES
+def test_a_copied_chain_answers_alike(copied: Callable[[Any], Any]) -> None:
+    found = BM25Retriever(documents=[CLAY, GLAZE], k=2)
+    answers = SimilarAnswers(InMemoryVectorStore(DeterministicFakeEmbedding(size=8)), k=2)
+    sources = [RetrievedDocuments(), EarlierTurns(), RecentAnswers(), answers]
+    original = RetrievalCopyChain(found, QuotingModel(), references=sources, prediction=True)
+    for one in (original, WithCitations(original)):
+        answer = copied(one).invoke(QUESTION)
+        assert answer.response_metadata["citations"]
+        assert essence(answer) == essence(one.invoke(QUESTION))
+
+
+@COPIES
+def test_a_chain_over_a_named_model_can_be_copied(copied: Callable[[Any], Any]) -> None:
+    found = BM25Retriever(documents=[CLAY])
+    chain = copied(
+        RetrievalCopyChain(found, "openai:gpt-4.1-mini", api_key="none", base_url="http://127.0.0.1:1")
+    )
+    assert chain.model_name == "gpt-4.1-mini"
+    assert chain.method.way == "prediction"
+    assert chain.method.count("窑炉") == 2
+    assert copied(SentenceEmbeddings("folder")).path == "folder"
+
+
+def test_a_lone_surrogate_in_a_question_is_cleaned(model: QuotingModel) -> None:
+    queries: list[str] = []
+
+    def search(query: str) -> list[Document]:
+        queries.append(query)
+        return [CLAY]
+
+    RetrievalCopyChain(RunnableLambda(search), model).invoke("When may \udcff the kiln be opened?")
+    assert queries == ["When may \ufffd the kiln be opened?"]
+    assert model.requests[-1][-1].text.endswith(queries[0])
 
 
 # Composition ---------------------------------------------------------------------------------------

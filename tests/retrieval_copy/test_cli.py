@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "NotADirectoryError" in capsys.readouterr().out
     assert run(docs, " ", *index) == 1
     assert "the question is empty" in capsys.readouterr().out
+
+
+def test_names_that_are_not_utf8_are_shown_with_their_bytes(
+    docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(docs) + b"/\xff"))
+    index = ("--store", "bm25", "--index", tmp_path / "index")
+    assert run(folder, "When?", *index) == 1
+    assert "/\\udcff is not a folder" in "".join(capsys.readouterr().out.splitlines())
+    folder.mkdir()
+    (folder / "broken.pdf").write_bytes(b"%PDF")
+    assert run(docs, "When is the kiln opened?", *index) == 0
+    assert "skipped \\xff/broken.pdf: not a readable PDF" in capsys.readouterr().out
 
 
 def test_a_server_that_is_down_is_said(

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from retrieval_copy import RetrievalCopyChain, cite
 from retrieval_copy.display import CitedAnswer, segments
+from tests.retrieval_copy.citations.test_citations import TEXTS
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
-from tests.retrieval_copy.test_citations import TEXTS
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,18 @@ def test_terminals_show_the_answer_and_its_sources(answer: AIMessage) -> None:
     assert answer.text in text
     assert "[1] https://example.org/clay.html" in text
     assert "[2] glaze.md" in text
+    assert "also in" not in text
     assert "\x1b[" in console.export_text(styles=True)
+
+
+def test_the_other_documents_of_a_passage_are_shown() -> None:
+    answer = RetrievalCopyChain(retriever(CLAY), QuotingModel()).invoke(QUESTION)
+    copies = [Document(CLAY.page_content, metadata={"source": name}) for name in ("a.md", "a.md", "b.md")]
+    answer.response_metadata["citations"] = cite(answer.text, copies)
+    console = Console(record=True, width=300, file=StringIO())
+    console.print(CitedAnswer(answer))
+    assert ", also in b.md: " in console.export_text()
+    assert ', also in b.md"' in CitedAnswer(answer)._repr_html_()
 
 
 def test_a_message_without_citations_is_refused() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.documents.base import Blob
 from matplotlib.figure import Figure
 
-from retrieval_copy.stores.files import PARSERS, HtmlParser, TextParser, UnreadableFileError, load_file
+from retrieval_copy.stores.files import (
+    PARSERS,
+    HtmlParser,
+    TextParser,
+    UnreadableFileError,
+    load_file,
+    printable,
+)
 from tests.retrieval_copy.installed import SITE_PACKAGES, html_files, markdown_files
 
 
@@ -89,11 +97,93 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
         load_file(tmp_path / "a.md")
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"])
 def test_text_is_decoded(encoding: str) -> None:
     (document,) = TextParser().lazy_parse(Blob.from_data("# Öfen – café\r\n\r\nheiß".encode(encoding)))
     assert document.page_content == "# Öfen – café\n\nheiß"
     assert document.metadata["title"] == "Öfen – café"
+
+
+UMLAUTS = (
+    "Der Ofen wird erst geöffnet, wenn er überall unter 80\u00a0°C abgekühlt ist – niemals früher. ".encode()
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (UMLAUTS + b"\xc3", "früher. \ufffd"),
+        (UMLAUTS[:20] + b"\xff" + UMLAUTS[20:], "erst g\ufffde"),
+        (UMLAUTS[:20] + b"\x81" + UMLAUTS[20:], "erst g\ufffde"),
+        (UMLAUTS + b"it\x92s", "früher. it\ufffds"),
+        (b"\xef\xbb\xbf" + UMLAUTS + b"\xf6\xf6\xf6", "früher. \ufffd"),
+        (b"All in ASCII \xff but one", "ASCII \ufffd but"),
+        (b"All in ASCII, and a \x81 in it", "a \ufffd in"),
+        (b"The price is 5 \xe2\x82", "is 5 \ufffd"),
+        (b"cut: \xc3", "cut: \ufffd"),
+        ("geöffnet".encode("utf-16") + b"\x00", "geöffnet\ufffd"),
+    ],
+)
+@pytest.mark.parametrize("ending", [".md", ".html"])
+def test_damaged_bytes_alone_are_replaced_with_a_warning_that_names_the_file(
+    tmp_path: Path, content: bytes, expected: str, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"ofen{ending}").write_bytes(content)
+    (document,) = load_file(tmp_path / f"ofen{ending}")
+    assert expected in document.page_content
+    (record,) = caplog.records
+    assert f"ofen{ending} has bytes that are not UTF-" in record.getMessage()
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_one_damaged_byte_leaves_all_others_as_they_are(data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(UMLAUTS)))
+    damage = data.draw(st.integers(0x80, 0xFF)).to_bytes(1, "little")
+    content = UMLAUTS[:place] + damage + UMLAUTS[place + data.draw(st.integers(0, 1)) :]
+    (document,) = TextParser().lazy_parse(Blob.from_data(content))
+    assert document.page_content == content.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Café", "Der Ofen ist geöffnet.", "« Là, l’été » – 5 €", "it’s", "naïve, déjà vu", "ÅNGSTRÖM ÄR SVÅRT"],
+)
+def test_windows_1252_stays_what_it_is(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    for content in (text.encode("cp1252"), f"# In it\n\n{text} and more".encode("cp1252")):
+        (document,) = TextParser().lazy_parse(Blob.from_data(content))
+        assert text in document.page_content
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding"),
+    [
+        ("windows-1251", "cp1251"),
+        ("shift_jis", "shift_jis"),
+        ("iso-8859-1", "cp1252"),
+        ("UTF-8", "utf-8"),
+        ("utf-16", "utf-8"),
+        ("hex", "utf-8"),
+        ("nothing", "cp1252"),
+        ("idna", "utf-8"),
+    ],
+)
+def test_html_is_decoded_as_it_declares(declared: str, encoding: str) -> None:
+    text = {"cp1251": "Печь открывают", "shift_jis": "窯を開ける", "cp1252": "’s geöffnet"}.get(
+        encoding, "窑 geöffnet"
+    )
+    page = f'<html><head><meta charset="{declared}"></head><body><p>{text}</p></body></html>'
+    (document,) = HtmlParser().lazy_parse(Blob.from_data(page.encode(encoding)))
+    assert document.page_content == text
+
+
+def test_a_name_that_is_not_utf8_is_shown_with_its_bytes(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/of\xe9n.md"))
+    path.write_text("The kiln.", "utf-8")
+    (document,) = load_file(path)
+    assert document.metadata["source"] == f"{tmp_path}/of\\xe9n.md"
+    assert printable(Path("öfen/窑.md")) == "öfen/窑.md"
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.binary(max_size=200))

@@ -80,6 +80,27 @@ def test_scripts_without_spaces_are_found_by_their_characters() -> None:
     assert BM25Retriever(documents=[CLAY, chinese], k=1).invoke("什么时候打开窑炉？") == [chinese]
 
 
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("cafe\u0301", "café"),
+        ("café", "CAFE\u0301"),
+        ("die STRASSE", "straße"),
+        ("oﬃce", "office"),
+        ("Ｋｉｌｎ", "kiln"),
+        ("ガス", "ｶﾞｽ"),
+        ("\u1100\u1161", "가"),
+        ("ki\u00adln", "kiln"),
+        ("the ope-\nning of it", "opening"),
+        ("don’t", "don't"),
+    ],
+)
+def test_neither_case_nor_typography_matters(text: str, query: str) -> None:
+    document = Document(text)
+    found = BM25Retriever(documents=[CLAY, document], k=1)
+    assert found.invoke(query) == [document]
+
+
 # The chain over stores of others -------------------------------------------------------------------
 
 
@@ -277,6 +298,41 @@ def test_unreadable_files_are_named_and_skipped(docs: Path) -> None:
     assert not {"image.md", ".hidden.md", "data.csv"} & {d.metadata["source"] for d in index.documents}
 
 
+def test_names_that_are_not_utf8_do_not_stop_the_index(docs: Path, tmp_path: Path) -> None:
+    num_files = len(list(docs.iterdir()))
+    Path(os.fsdecode(os.fsencode(docs) + b"/of\xe9n.md")).write_text("The first kiln is open.", "utf-8")
+    folder = Path(os.fsdecode(os.fsencode(docs) + b"/\xff"))
+    folder.mkdir()
+    Path(folder, "x.md").write_text("The second kiln is open.", "utf-8")
+    Path(os.fsdecode(os.fsencode(docs) + b"/\xfe.pdf")).write_bytes(b"%PDF-1.4")
+    state = tmp_path / "index.json"
+    store = qdrant_store(FAKE, path=tmp_path / "qdrant")
+    report = FolderIndex(docs, state=state, store=store).update()
+    assert len(report.indexed) == num_files + 2
+    assert {"of\\xe9n.md", "\\xff/x.md"} < set(report.indexed)
+    assert set(report.skipped) == {"\\xfe.pdf"}
+    index = FolderIndex(docs, state=state, store=store)
+    assert (len(index.update().unchanged), index.update().indexed) == (num_files + 2, [])
+    (found,) = BM25Retriever(documents=index.documents, k=1).invoke("second kiln open")
+    assert found.metadata["source"] == "\\xff/x.md"
+    store.client.close()
+    inner = FolderIndex(folder, state=state)
+    assert inner.update().indexed == FolderIndex(folder, state=state).update().unchanged == ["x.md"]
+
+
+def test_a_damaged_file_is_named_and_the_rest_of_it_is_there(
+    docs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (docs / "ofen.md").write_bytes("Der Ofen wird geöffnet, wenn er kühl ist, sagt René".encode()[:-1])
+    index = FolderIndex(docs)
+    index.update()
+    (found,) = [document for document in index.documents if document.metadata["source"] == "ofen.md"]
+    assert found.page_content == "Der Ofen wird geöffnet, wenn er kühl ist, sagt Ren\ufffd"
+    assert [record.getMessage() for record in caplog.records] == [
+        "ofen.md has bytes that are not UTF-8; they were replaced, the rest is read"
+    ]
+
+
 def test_a_store_that_lost_its_passages_is_filled_again(docs: Path, tmp_path: Path) -> None:
     state = tmp_path / "index.json"
     FolderIndex(docs, state=state, store=CountingStore(FAKE)).update()
@@ -350,6 +406,11 @@ def test_a_model_that_does_not_take_the_mean_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', "utf-8")
     with pytest.raises(ValueError, match="does not use mean pooling"):
         SentenceEmbeddings(tmp_path).embed_query("x")
+
+
+def test_what_cannot_be_encoded_is_embedded_all_the_same(embeddings: SentenceEmbeddings) -> None:
+    odd, plain = embeddings.embed_documents(["the \udcff kiln", "the \ufffd kiln"])
+    assert odd == pytest.approx(plain, abs=1e-6)
 
 
 def test_sentences_of_like_meaning_lie_close(embeddings: SentenceEmbeddings) -> None:

@@ -5,8 +5,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sot_chains.text.outline import OutlineReader, fault_of
+from sot_chains.text.outline_parser import OutlineParser
 from sot_chains.text.prompts import ENGLISH
-from sot_chains.text.skeleton import OutlineParser, Point, parse_skeleton
+from sot_chains.text.skeleton import Point, parse_skeleton
 from tests.sot_chains.text.test_skeleton import list_like
 
 texts = st.one_of(st.text(), st.text("12.) ab\n-*", max_size=80), list_like)
@@ -90,6 +91,12 @@ def test_a_point_is_given_out_once_the_next_one_begins() -> None:
         (" Sleep", []),
         ("1. Sleep\n2. sleep", []),
         ("", []),
+        (" Sleep\n3. Food", ["Sleep", "Food"]),
+        (" Sleep\n1. Food\n1. Sport", ["Sleep", "Food", "Sport"]),
+        (" Sleep\n- early\n- long\n2. Food\n- fresh", ["Sleep: early; long", "Food: fresh"]),
+        (" Sleep\na) early\nb) long\n3. Food", ["Sleep: early; long", "Food"]),
+        (" Sure, here it is:\n\n- Sleep\n- Food", ["Sleep", "Food"]),  # of another kind
+        ("\nStep 1: Sleep\nStep 2: Food", ["Sleep", "Food"]),
     ],
 )
 def test_a_reply_that_was_begun(reply: str, expected: list[str]) -> None:
@@ -114,6 +121,58 @@ def test_another_attempt_adds_to_what_was_given_out(first: str, second: str, len
     assert list(reader.skeleton)[: len(given)] == given
 
 
+ROMAN = ["", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii"]
+STYLES = {
+    **{
+        style: [style.format(number) for number in range(13)]
+        for style in ("{}. ", "{}) ", "({}) ", "{}\\. ", "**{}.** ", "### {}. ", "Step {}: ", "{}: ", "{}、")
+    },
+    **{bullet: [f"{bullet} "] * 13 for bullet in ("-", "*", "•", "+", "\\-")},
+    **{style: [style.format(letter) for letter in " abcdefghijkl"] for style in ("{}) ", "{}. ", "({}) ")},
+    "A. ": [f"{letter}. " for letter in " ABCDEFGHIJKL"],
+    "i. ": [f"{number}. " for number in ROMAN],
+    "I) ": [f"{number.upper()}) " for number in ROMAN],
+    "①": [f"{chr(0x245F + number)} " for number in range(13)],
+}
+word = st.text("abcdefghimnopqrstuvxyzäéß", min_size=3, max_size=8)
+heading = st.lists(word, min_size=1, max_size=4).map(lambda words: " ".join(words).capitalize())
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(heading, min_size=2, max_size=5, unique_by=str.casefold),
+    st.sampled_from(sorted(STYLES)),
+    st.lists(st.integers(0, 2), min_size=5, max_size=5),
+    st.sampled_from(["\n", "\n\n", "\r\n", "\n \n"]),
+    st.sampled_from(["", "Sure! Here it is:\n\n", "**Outline**\n"]),
+)
+def test_an_outline_in_any_style_cut_at_every_byte(
+    headings: list[str], style: str, steps: list[int], line_break: str, introduction: str
+) -> None:
+    numbers = [1]
+    for step in steps:
+        numbers.append(numbers[-1] + step)
+    lines = [STYLES[style][number] + text for number, text in zip(numbers, headings, strict=False)]
+    whole = introduction + line_break.join(lines)
+    assert [point.text for point in read(whole, [], None, None)] == headings
+    content = whole.encode()
+    for end in range(len(content)):
+        text = content[:end].decode(errors="ignore")
+        cut = OutlineReader(lambda: None, None)
+        cut.feed(text)
+        cut.end(is_cut=True)
+        assert cut.headings == headings[: len(cut.headings)]
+        parsed = [point.text for point in parse_skeleton(text)]
+        assert parsed[:-1] == headings[: len(parsed[:-1])]  # the last may not be whole
+    reader = OutlineReader(lambda: None, None)
+    for character in whole:
+        reader.feed(character)
+        reader.take()
+        assert list(reader.skeleton) == [
+            Point(number, text) for number, text in enumerate(headings[: len(reader.skeleton)], 1)
+        ]
+
+
 @pytest.mark.parametrize(
     ("headings", "fault"),
     [
@@ -135,7 +194,8 @@ def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | No
     [
         ("1. Sleep well\n2. Sleep well\n3. Un", ["Sleep well"]),  # not "Un"
         ("1. Sleep well\n2. Eat\n3. Un", ["Sleep well", "Eat"]),
-        ("1. Sleep well 2. Eat 3. Rest", ["Sleep well", "Eat", "Rest"]),  # on one line
+        ("1. Sleep well\n2. Ea", ["Sleep well"]),
+        ("1. Sleep well 2. Eat 3. Re", ["Sleep well", "Eat"]),  # on one line
     ],
 )
 def test_half_a_heading_is_no_point(reply: str, headings: list[str]) -> None:

@@ -45,6 +45,57 @@ def texts(text: str) -> list[str]:
         "1. Sleep 2. Food 3. Sport",
         "1、Sleep 2、Food 3、Sport",
         "1. Sleep; 2. Food; 3. Sport",
+        "1. Sleep\n2. Food\n4. Sport",
+        "1. Sleep\n2. Food\n2. Sport",
+        "1. Sleep\n1. Food\n1. Sport",
+        "1. Sleep\n1. Food\n2. Sport",
+        "1. Sleep\n3. Food\n2. Sport",
+        "1. Sleep\n10. Food\n100. Sport",
+        "1. Sleep 2. Food 4. Sport",
+        "1. Sleep 2. Food\n3. Sport",
+        "1. Sleep\n2. Food 3. Sport\n4. sport",
+        "1\\. Sleep\n2\\. Food\n3\\. Sport",
+        "1\\) Sleep\n2\\) Food\n3\\) Sport",
+        "\\(1\\) Sleep\n\\(2\\) Food\n\\(3\\) Sport",
+        "1\\. Sleep 2\\. Food 3\\. Sport",
+        "- Sleep\n- Food\n- Sport",
+        "* Sleep\n* Food\n* Sport",
+        "\\* Sleep\n\\* Food\n\\* Sport",
+        "• Sleep\n• Food\n• Sport",
+        "– **Sleep**\n– **Food**\n– **Sport**",
+        "- [ ] Sleep\n- [ ] Food\n- [x] Sport",
+        "- Sleep - Food - Sport",
+        "- Sleep\n - Food\n - Sport",
+        "- 1. Sleep\n- 2. Food\n- 4. Sport",
+        "1. - Sleep\n2. - Food\n3. - Sport",
+        "1. 1. Sleep\n2. 2. Food\n3. 3. Sport",
+        "- Outline:\n1. Sleep\n2. Food\n3. Sport",
+        "a) Sleep\nb) Food\nc) Sport",
+        "(a) Sleep\n(b) Food\n(d) Sport",
+        "A. Sleep\nB. Food\nC. Sport",
+        "**A.** Sleep\n**B.** Food\n**C.** Sport",
+        "i. Sleep\nii. Food\niii. Sport",
+        "I. Sleep\nII. Food\nIV. Sport",
+        "Step 1: Sleep\nStep 2: Food\nStep 3: Sport",
+        "**Step 1:** Sleep\n**Step 2:** Food\n**Step 4:** Sport",
+        "### Step 1 - Sleep\n### Step 2 - Food\n### Step 3 - Sport",
+        "Schritt 1: Sleep\nSchritt 2: Food\nSchritt 3: Sport",
+        "第一点：Sleep\n第二点：Food\n第三点：Sport",
+        "一、Sleep\n二、Food\n三、Sport",
+        "（一）Sleep\n（二）Food\n（三）Sport",
+        "① Sleep\n② Food\n③ Sport",
+        "①Sleep②Food③Sport",
+        "1️⃣ Sleep\n2️⃣ Food\n3️⃣ Sport",
+        "1: Sleep\n2: Food\n3: Sport",
+        "1 - Sleep\n2 - Food\n3 - Sport",
+        "#1: Sleep\n#2: Food\n#3: Sport",
+        "[1] Sleep\n[2] Food\n[3] Sport",
+        "> 1. Sleep\n> 2. Food\n> 3. Sport",
+        "1. __Sleep__\n2. *Food*\n*3.* Sport",
+        "1. Sleep\n2. Food\n3. Sport\n4",
+        "1. Sleep\n2. Food\n3. Sport\n**4",
+        "Step 1: Sleep\nStep 2: Food\nStep 3: Sport\nStep 4",
+        "- Sleep\n- Food\n- Sport\n\nThat is all.",
     ],
 )
 def test_lists_in_many_forms(text: str) -> None:
@@ -70,7 +121,17 @@ def test_lists_in_many_forms(text: str) -> None:
         ("1. Sleep\n\n   indented prose\n2. Food", ["Sleep indented prose", "Food"]),
         ("1. Sleep\n2.\n3. Food", ["Sleep", "Food"]),
         ("2. Food\n3. Sport", []),
-        ("1. Sleep\n3. Sport", ["Sleep 3. Sport"]),
+        ("1. Sleep\n3. Sport", ["Sleep", "Sport"]),
+        ("1. Sleep\n   1. early\n   3. long\n2. Food\n   - a\n   - b", ["Sleep: early; long", "Food: a; b"]),
+        ("I. Sleep\n  A. early\n  B. long\nII. Food", ["Sleep: early; long", "Food"]),
+        ("一、Sleep\n1. early\n2. long\n二、Food", ["Sleep: early; long", "Food"]),
+        ("- Sleep\n  - early\n  - long\n- Food", ["Sleep: early; long", "Food"]),
+        ("* Sleep\n- early\n- long\n* Food", ["Sleep: early; long", "Food"]),
+        ("1. Sleep\n### deep\n2. Food", ["Sleep deep", "Food"]),
+        ("1. See 1:30 - 2:30\n2. Or 2 - 3", ["See 1:30 - 2:30", "Or 2 - 3"]),
+        ("1. Sleep\n2. Food\n1. Sport", ["Sleep", "Food"]),
+        ("A.M. is early\nV. is late", []),
+        ("b) Food\nc) Sport", []),
         ("1. 充足的光照：\n2. 适量浇水", ["充足的光照", "适量浇水"]),
         ("1. Light\u20282. Water", ["Light", "Water"]),
         ("", []),
@@ -101,6 +162,12 @@ list_like = st.lists(
         ),
         st.sampled_from(
             ["1", "2", "3", "１", "２", "1. ", "2. ", "3. ", " 1. ", "2024. ", "a. ", "\t", "\x1c", "\u2028"]
+        ),
+        st.sampled_from(
+            ["\n1. ", "\n2. ", "\n4. ", "\n- ", "\n* ", "\n  - ", "\n• ", "\na) ", "\nb) ", "\ni. ", "\nii. "]
+        ),
+        st.sampled_from(
+            ["\nStep 1: ", "\nStep 2: ", "\\", "\n一、", "\n二、", "①", "②", "\n[x] ", " - ", "\n1 - "]
         ),
         st.text(max_size=3),
     ),
@@ -139,11 +206,12 @@ def test_a_list_of_clean_labels_is_read_back(labels: list[str], marker: str) -> 
     [
         *["1", "１", " ", "\t", "*", "**", "\n", ".", "#", "1.", "1. ", "1.\n", "\n1. a\n2. b", " 2. "],
         *["1. a\n- b\n", "(", "- ", "**1. ", "1\n", "1.1", " \n", "a 2. b 3. ", ";2、", "\u3000", "i"],
+        *["- a\n", "1. a\n", "①", "iv. ", "Step 1: ", ">", "[x] "],
     ],
 )
-def test_a_megabyte_of_anything_takes_no_longer_than_linear(unit: str) -> None:
+def test_much_of_anything_takes_no_longer_than_linear(unit: str) -> None:
     """A check against hanging: the bound is generous, a pattern that backtracks misses it by hours."""
-    for text in (unit * (1_000_000 // len(unit)), "1. " + unit * (1_000_000 // len(unit))):
+    for text in (unit * (200_000 // len(unit)), "1. " + unit * (200_000 // len(unit))):
         start = time.perf_counter()
         parse_skeleton(text)
         assert time.perf_counter() - start < 60

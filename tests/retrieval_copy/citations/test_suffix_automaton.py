@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_copy.citations import SuffixAutomaton
+from retrieval_copy.citations.suffix_automaton import SuffixAutomaton
 
 SYMBOLS = st.lists(st.sampled_from("abc"), max_size=14)
 
