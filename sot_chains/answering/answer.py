@@ -156,7 +156,7 @@ class Answer:
         request: Request | None = self._requests.skeleton()
         num_calls, fault = 0, None
         while request is not None:
-            num_calls += 1
+            num_calls, has_failed = num_calls + 1, False
             call = record.begin(Call("skeleton", "skeleton"))
             record.skeleton_call = record.skeleton_call or call
             try:
@@ -174,13 +174,14 @@ class Answer:
             except Exception:  # whatever a local model raises: the points there are make an answer, too
                 if num_calls == 1:
                     raise
-            reader.end(is_cut=reader.is_over or call.is_cut_off)
+                has_failed = bool(call.pieces)  # in the middle of a heading
+            reader.end(is_cut=reader.is_over or call.is_cut_off or has_failed)
             fault = fault_of(reader.headings, self._requests.templates.example_headings)
             if is_eager or fault:
                 break
             if request := self._requests.more_points(reader.headings, num_calls):
                 reader = self._requests.outline_reader(lambda: None)
-                reader.feed(self._requests.templates.skeleton_prefill + request.written)
+                reader.feed(self._requests.templates.skeleton_prefill + request.written + " ")
         record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
         points = reader.take()
         record.plain_share = self._requests.plain_share()
@@ -239,7 +240,9 @@ class Answer:
             self._cut_short()
         else:
             if not self._record.has_any:
-                raise (self._writer.errors or [ProviderError("the model wrote nothing")])[-1]
+                reasons = [place.reason for place in self._record.places if place.reason]
+                nothing = ProviderError((reasons or ["the model wrote nothing"])[-1])
+                raise (self._writer.errors or [nothing])[-1]
 
     def _cut_short(self) -> None:
         record, seconds = self._record, self._setting.deadline_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,6 +20,9 @@ from sot_chains.calls.trace import Call, PointState, StoppedBy
 from sot_chains.text.guards import EchoGuard, Guard, Guarded, LoopGuard, OverrunGuard, SentenceBound
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
+
+_SENTENCE_END = re.compile(r"[.!?。！？][\"'”’)*]*\s*$")
+_NUM_COMPARED = 20
 
 
 class PointDelta(NamedTuple):
@@ -112,14 +116,22 @@ class PointWriter:
             raise
         else:
             place.stopped_by = cast("StoppedBy | None", text.stopped_by)
-            if place.pieces:
-                place.end("complete")
-            else:
-                place.end(
-                    "omitted" if place.point else "failed",
-                    f"the model wrote nothing; it ended with {call.finish_reason!r}",
-                )
+            self._end(place, call)
         self._order.wake()
+
+    def _end(self, place: PointState, call: Call) -> None:
+        """Ends a place whose call has ended well, with a whole text or the beginning of one."""
+        ended = f"it ended with {call.finish_reason!r}"
+        if not place.pieces:
+            place.end("omitted" if place.point else "failed", f"the model wrote nothing; {ended}")
+        elif place.stopped_by or not call.is_cut_off:
+            place.end("complete")
+        elif call.has_our_bound and call.is_out_of_tokens and _is_rounded_off(place.text, call.text):
+            place.stopped_by = "length"
+            place.end("complete")
+        else:
+            advice = "; raise max_tokens" if call.is_out_of_tokens else ""
+            place.end("cut", f"the model was stopped before the end: {ended}{advice}")
 
     def _begin(self, place: PointState) -> Call:
         call = Call(f"point_{place.point.number}", "points") if place.point else Call("plain", "plain")
@@ -174,3 +186,8 @@ class PointWriter:
                 place.end("omitted", reason)
             case _:
                 place.end("cut" if place.pieces else "failed", reason)
+
+
+def _is_rounded_off(text: str, written: str) -> bool:
+    """Whether ``text`` ends with a sentence, or without the unfinished one that was ``written`` last."""
+    return bool(_SENTENCE_END.search(text)) or not written.rstrip().endswith(text.rstrip()[-_NUM_COMPARED:])

@@ -9,6 +9,8 @@ from typing import Literal
 from sot_chains.calls.usage import Price, Tokens
 from sot_chains.providers.base import ProviderError
 
+_lock = threading.Lock()  # of all budgets, since a lock of its own could be neither copied nor pickled
+
 
 class BudgetError(ProviderError):
     """A call would cost more than the budget has left; nothing was sent for it."""
@@ -20,7 +22,8 @@ class Budget:
 
     A call is sent only if the budget has room for its estimated tokens; its usage then replaces the estimate.
     An answer whose points do not all fit has those that do, in order, and is marked in the trace as partial;
-    if not even the skeleton or a single point fits, :class:`BudgetError` is raised.
+    if not even the skeleton or a single point fits, :class:`BudgetError` is raised. Copies of a chain spend
+    from the same budget; a pickled one has what is left, and spends for itself.
 
     Attributes:
         tokens: Tokens, read and written together.
@@ -36,7 +39,9 @@ class Budget:
     scope: Literal["answer", "total"] = "answer"
     _spent_tokens: int = field(default=0, init=False, repr=False)
     _spent_price: float = field(default=0.0, init=False, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __deepcopy__(self, memo: object) -> Budget:
+        return self
 
     def __post_init__(self) -> None:
         if self.tokens is None and self.price is None:
@@ -71,7 +76,7 @@ class BudgetAccount:
             BudgetError: The budget has less left.
         """
         tokens, money = self._of(expected)
-        with self.budget._lock:
+        with _lock:
             spent_tokens, spent_money = self._spent()
             lacking = []
             if self.budget.tokens is not None and spent_tokens + tokens > self.budget.tokens:
@@ -88,7 +93,7 @@ class BudgetAccount:
         """Replaces what was reserved by what was used."""
         tokens, money = self._of(used)
         expected_tokens, expected_money = self._of(expected)
-        with self.budget._lock:
+        with _lock:
             self._add(tokens - expected_tokens, money - expected_money)
 
     def _of(self, tokens: Tokens) -> tuple[int, float]:

@@ -19,13 +19,14 @@ from langchain_core.runnables import RunnableConfig
 
 from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.options import CallOptions, ReplyBounds, SotOptions
-from sot_chains.calls.rate_limits import Limiter
+from sot_chains.calls.rate_limits import Limiter, log_wait
 from sot_chains.calls.reply import Event, ReplyReader, Restarted, TextDelta
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, tokens_of, vocabulary
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import nobody_listens
+from sot_chains.providers.errors import without_answer
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider, on_sent
 from sot_chains.text.skeleton import Point, Skeleton
@@ -135,6 +136,7 @@ class Caller:
                 pause = self._pause_seconds(error, num_attempts, request)
                 if pause is None:
                     raise
+                log_wait(pause, f"{call.name} is asked for again after: {error}")
                 await asyncio.sleep(pause)
             if not is_read():
                 read_text = ""
@@ -158,9 +160,16 @@ class Caller:
         return True
 
     def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
-        """How long to wait before the next attempt; ``None`` if there is to be none."""
+        """How long to wait before the next attempt; ``None`` if there is to be none.
+
+        Raises:
+            ProviderError: The server asks to wait longer than that.
+        """
         retries, deadline = self._method.retries, self._setting.deadline_seconds
-        if num_attempts >= retries.max_attempts or not is_retryable(error):
+        if not is_retryable(error):
+            return None
+        retries.check_wait(error)
+        if num_attempts >= retries.max_attempts:
             return None
         # A server that says "later" has not failed: that is waited out under every policy.
         if self._method.policy(request.point, error) != "retry" and not was_refused(error):
@@ -193,7 +202,11 @@ class Caller:
         try:
             async with self._setting.limit or _AT_ONCE:
                 estimate = expected["input_tokens"] + expected["output_tokens"] if expected else 0
-                permit = await limiter.admit(self._setting.question_number, estimate) if limiter else None
+                permit = None
+                if limiter:
+                    longest = self._method.retries.longest_wait_seconds
+                    number = self._setting.question_number
+                    permit = await limiter.admit(number, estimate, longest_wait_seconds=longest)
                 is_sent = True
                 try:
                     yield
@@ -245,6 +258,8 @@ class Caller:
             parameters["prefix"] = request.prefix
         if request.bounds:
             parameters |= self._bounded(request.bounds)
+            most = request.bounds.max_tokens
+            call.has_our_bound = most is not None and parameters["max_tokens"] == most
         return {"config": config, **parameters}
 
     def _note(self, call: Call, delta: Delta) -> None:
@@ -269,12 +284,10 @@ class Caller:
             call.reasoning.append(reply.filter.reasoning)
         if reply.filter.was_open:
             self._method.expectations.opens_reasoning = True
-        if call.reasoning and not reply.has_text:
-            raise ProviderError(
-                f"{self._method.provider.model_name} wrote no answer: all of about {call.reasoning_tokens} "
-                f"tokens went into reasoning (it ended with {call.finish_reason!r}); raise max_tokens, or "
-                "switch reasoning off"
-            )
+        if not reply.has_text and (call.reasoning or call.is_out_of_tokens):
+            written = call.usage["output_tokens"] if call.usage else None
+            model, num_tokens = self._method.provider.model_name, call.reasoning_tokens or written
+            raise without_answer(model, call.finish_reason, num_tokens)
 
     def _expected_tokens(self, call: Call, request: Request, messages: Sequence[BaseMessage]) -> Tokens:
         """What a call is expected to use."""

@@ -17,14 +17,16 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 from sot_chains.calls.window import Spent, Window
 from sot_chains.providers.base import ProviderError, RateLimits
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count()
+_LONG_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Limits:
     max_concurrent: int | None = None
     key: str | None = None
     window_seconds: float = 60.0
+    _identity: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "window_seconds"):
@@ -93,19 +96,29 @@ class _Waiter:
 class Limiter:
     """Admits the calls of one account in order, within its limits.
 
+    A copy of it is itself, and a pickled one the limiter with the same key in the process that reads it.
+
     Args:
         limits: The limits.
+        key: Names the account among all limiters of the process, if it is one of them.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, key: Hashable | None = None) -> None:
         self.num_running = 0
+        self._key = key
         self._lock = threading.Lock()
         self._queue: list[_Waiter] = []
         self._first: _Waiter | None = None  # the one that checks the clock
-        self._closed_until = 0.0
+        self._closed_until = self._asked_seconds = 0.0
         self._requests: Window | None = None
         self._tokens: Window | None = None
         self.change(limits)
+
+    def __deepcopy__(self, memo: object) -> Limiter:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[Limits, Hashable], Limiter], tuple[Limits, Hashable]]:
+        return _limiter_of, (self.limits, self._key)
 
     def change(self, limits: Limits) -> None:
         """Switches to ``limits``. What was sent in this window still counts."""
@@ -147,15 +160,19 @@ class Limiter:
                 free = min(free, 0)
         return free - self.num_waiting
 
-    async def admit(self, question: int, tokens: int = 0) -> Permit:
+    async def admit(
+        self, question: int, tokens: int = 0, *, longest_wait_seconds: float = float("inf")
+    ) -> Permit:
         """Waits until the limits allow the call.
 
         Args:
             question: The number of the call's question, from :func:`next_question`; lower ones go first.
             tokens: Tokens the call is expected to use, input and output together.
+            longest_wait_seconds: The longest pause asked for by the server that is waited out.
 
         Raises:
-            ProviderError: ``tokens`` exceeds the limit, so the call could never start.
+            ProviderError: ``tokens`` exceeds the limit, so the call could never start, or the server has
+                asked for a longer pause.
         """
         if self._tokens and tokens > self._tokens.limit:
             raise ProviderError(
@@ -163,6 +180,7 @@ class Limiter:
                 f"{self._tokens.limit}; raise the limit, shorten the input or set max_tokens"
             )
         with self._lock:
+            self._check_pause(longest_wait_seconds)
             if not self.num_waiting and not self._is_full and self._seconds_closed(tokens) <= 0:
                 return self._let_through(tokens)
         waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
@@ -173,7 +191,7 @@ class Limiter:
             while self._first is not waiter:
                 await waiter.turn.wait()
                 waiter.turn.clear()
-            return await self._pass(waiter, tokens)
+            return await self._pass(waiter, tokens, longest_wait_seconds)
         finally:
             self._leave(waiter)
 
@@ -193,15 +211,27 @@ class Limiter:
         now = time.monotonic()
         pause = retry_after_seconds or 0.0
         if said is not None and retry_after_seconds is None:
-            window = self.limits.window_seconds
-            if said.requests_left == 0:
-                pause = _refill(said.requests_reset_seconds, said.requests, 1, window)
-            if said.tokens_left == 0:
-                pause = max(pause, _refill(said.tokens_reset_seconds, said.tokens, 1000, window))
+            pause = said.pause_seconds(self.limits.window_seconds)
         with self._lock:
             if pause > 0 and now + pause > self._closed_until:
-                self._closed_until = now + pause
-                _log.info("the server asks for a pause of %.2f s", pause)
+                self._closed_until, self._asked_seconds = now + pause, pause
+
+    def _check_pause(self, longest_wait_seconds: float) -> None:
+        """Refuses a call that would have to wait too long.
+
+        Raises:
+            ProviderError: The server has asked for a longer pause.
+        """
+        left = self._closed_until - time.monotonic()
+        if left > longest_wait_seconds:
+            raise ProviderError(
+                f"the server has asked to wait {self._asked_seconds:.0f} s, of which {left:.0f} s are left; "
+                f"nothing was sent. Ask again then, or wait with Retries(longest_wait_seconds=...), now "
+                f"{longest_wait_seconds:g}",
+                is_retryable=True,
+                is_unbilled=True,
+                retry_after_seconds=left,
+            )
 
     def _choose_first(self) -> None:
         while self._first is None and self._queue:
@@ -209,15 +239,17 @@ class Limiter:
             if waiter.wake():
                 self._first = waiter
 
-    async def _pass(self, waiter: _Waiter, tokens: int) -> Permit:
+    async def _pass(self, waiter: _Waiter, tokens: int, longest_wait_seconds: float) -> Permit:
         """Admits the first in the queue; loops, since a limit may be exhausted while it waits for another."""
         while True:
             waiter.turn.clear()
             with self._lock:
+                self._check_pause(longest_wait_seconds)
                 seconds = self._seconds_closed(tokens)
                 if seconds <= 0 and not self._is_full:
                     return self._let_through(tokens)
             if seconds > 0:
+                log_wait(seconds, "the rate limits of the account")
                 await asyncio.sleep(seconds)
             else:
                 await waiter.turn.wait()
@@ -262,13 +294,10 @@ def _changed(window: Window | None, limit: int | None, seconds: float) -> Window
     return window
 
 
-def _refill(reset_seconds: float | None, limit: int | None, wanted: int, window_seconds: float) -> float:
-    """Seconds until ``wanted`` units of an exhausted limit are available again.
-
-    Vendors refill continuously but report when the whole limit is restored, which may take minutes.
-    """
-    part = wanted / limit * window_seconds if limit else window_seconds
-    return min(part, reset_seconds if reset_seconds is not None else part)
+def log_wait(seconds: float, reason: str) -> None:
+    """Logs a wait that somebody might take for a hang."""
+    if seconds > _LONG_SECONDS:
+        _log.warning("waiting %.0f s: %s", seconds, reason)
 
 
 def next_question() -> int:
@@ -293,11 +322,16 @@ def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | No
     """
     if limits is None and account is None:
         return None
-    key: Hashable = (limits and limits.key) or account or id(limits)
+    key = (limits and limits.key) or account or (limits and limits._identity)
+    limiter = _limiter_of(limits or Limits(), key)
+    if limits is not None and limiter.limits != limits:
+        limiter.change(limits)
+    return limiter
+
+
+def _limiter_of(limits: Limits, key: Hashable | None) -> Limiter:
+    """The limiter with ``key``, whatever its limits; if there is none, a new one with ``limits``."""
+    if key is None:
+        return Limiter(limits)
     with _limiters_lock:
-        limiter = _limiters.get(key)
-        if limiter is None:
-            limiter = _limiters[key] = Limiter(limits or Limits())
-        elif limits is not None and limiter.limits != limits:
-            limiter.change(limits)
-        return limiter
+        return _limiters.setdefault(key, Limiter(limits, key))

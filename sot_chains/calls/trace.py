@@ -14,7 +14,7 @@ from typing import Literal, TypedDict
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
 from sot_chains.calls.usage import Cost, Tokens, added, num_tokens
-from sot_chains.providers.base import Delta
+from sot_chains.providers.base import Delta, is_filtered, is_out_of_tokens
 from sot_chains.text.skeleton import Point
 
 Status = Literal["complete", "cut", "failed", "omitted"]
@@ -126,6 +126,7 @@ class Call:
         attempt: The estimate of what an attempt without reported usage took; ``None`` if there is none.
         pieces: What the model has written in this attempt, raw.
         reasoning: The reasoning of this attempt, be it part of the text or reported beside it.
+        has_our_bound: Whether the number of tokens it may take is that of the request, not one of the user.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Call:
     attempt: Tokens | None = None
     pieces: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    has_our_bound: bool = False
 
     def begin(self, now_seconds: float) -> None:
         """Notes that an attempt begins now."""
@@ -171,9 +173,14 @@ class Call:
         self.usage, self.attempt = None, estimated
 
     @property
+    def is_out_of_tokens(self) -> bool:
+        """Whether the model was stopped at a number of tokens."""
+        return is_out_of_tokens(self.finish_reason)
+
+    @property
     def is_cut_off(self) -> bool:
-        """Whether the model was stopped at a number of tokens, in the words of OpenAI or Anthropic."""
-        return self.finish_reason in ("length", "max_tokens")
+        """Whether the model was stopped before the end of its reply."""
+        return self.is_out_of_tokens or is_filtered(self.finish_reason)
 
     @property
     def text(self) -> str:

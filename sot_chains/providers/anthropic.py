@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import anthropic
-from anthropic.types import MessageDeltaUsage, RawMessageStreamEvent, Usage
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from pydantic import SecretStr
 
-from sot_chains.providers.base import Delta, SharedPrefix
-from sot_chains.providers.vendor import SdkProvider
+from sot_chains.providers.base import SharedPrefix
+from sot_chains.providers.reading import Counts, Reading, mapping, text_in
+from sot_chains.providers.sdk import SdkProvider
 
 _MAX_TOKENS = 4096  # the API requires a limit
 _SAMPLING = ("temperature", "top_p", "top_k")
-# Errors may also arrive inside a stream that started with status 200.
-_STATUS_OF = {
-    "overloaded_error": 529,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-}
 
 
 class AnthropicProvider(SdkProvider):
@@ -82,56 +71,55 @@ class AnthropicProvider(SdkProvider):
         }
         return await client.messages.create(**request)
 
-    def _reader(self) -> Callable[[RawMessageStreamEvent], Delta | None]:
-        return _Reading(self._model).take
-
-    def _status_of(self, error: anthropic.APIStatusError) -> int:
-        if error.status_code != 200:
-            return error.status_code
-        return _STATUS_OF.get(str(error.type), 500)
+    def _reading(self) -> Reading:
+        return _AnthropicReading(self._model)
 
 
-class _Reading:
-    """Reads the events of one reply. The first carries the input tokens, the last the output tokens."""
+class _AnthropicReading(Reading):
+    """Reads the events of a reply, or a reply in one piece.
+
+    The first event carries the input tokens and the last the output tokens; gateways may report both twice.
+    """
 
     def __init__(self, model: str) -> None:
-        self._model = model
-        self._started: Usage | None = None
+        super().__init__(model)
+        self._counts = Counts()
 
-    def take(self, event: RawMessageStreamEvent) -> Delta | None:
-        match event.type:
+    def _take(self, payload: Mapping[str, Any]) -> tuple[str, str]:
+        delta = mapping(payload.get("delta"))
+        match payload.get("type"):
             case "message_start":
-                self._started = event.message.usage
-                self._model = event.message.model or self._model
-            case "content_block_delta" if event.delta.type == "text_delta":
-                return Delta(event.delta.text)
-            case "content_block_delta" if event.delta.type == "thinking_delta":
-                return Delta(reasoning=event.delta.thinking)
-            case "message_delta" if event.delta.stop_reason is not None:
-                return Delta(
-                    usage=_usage(self._started, event.usage),
-                    finish_reason=event.delta.stop_reason,
-                    response_metadata={"model_name": self._model},
-                )
-        return None
+                self._note_message(mapping(payload.get("message")))
+            case "content_block_start":
+                block = mapping(payload.get("content_block"))
+                return text_in([block]), text_in(block.get("thinking"))
+            case "content_block_delta":
+                return text_in(delta.get("text")), text_in(delta.get("thinking"))
+            case "message_delta":
+                self._counts.note(payload.get("usage"))
+                self._note(finish_reason=delta.get("stop_reason"))
+            case "message_stop":
+                self.is_over = True
+            case "message":
+                self._note_message(payload)
+                return text_in(payload.get("content")), ""
+        return "", ""
 
+    def _note_message(self, message: Mapping[str, Any]) -> None:
+        self._counts.note(message.get("usage"))
+        self._note(model=message.get("model"), finish_reason=message.get("stop_reason"))
 
-def _usage(started: Usage | None, ended: MessageDeltaUsage | None) -> UsageMetadata | None:
-    """Usage in LangChain's format, whose input tokens include cache reads and cache writes."""
-    if started is None and ended is None:
-        return None
-
-    def count(name: str) -> int:
-        """The last count is cumulative; where it is missing, the first one applies."""
-        last, first = getattr(ended, name, None), getattr(started, name, None)
-        return int(last if last is not None else first or 0)
-
-    read, written = count("cache_read_input_tokens"), count("cache_creation_input_tokens")
-    num_in, num_out = count("input_tokens") + read + written, count("output_tokens")
-    usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
-    if read or written:
-        usage["input_token_details"] = InputTokenDetails(cache_read=read, cache_creation=written)
-    return usage
+    @property
+    def _usage(self) -> UsageMetadata | None:
+        """Usage in LangChain's format, whose input tokens include cache reads and cache writes."""
+        read, written = self._counts["cache_read_input_tokens"], self._counts["cache_creation_input_tokens"]
+        num_in, num_out = self._counts["input_tokens"] + read + written, self._counts["output_tokens"]
+        if not num_in and not num_out:
+            return None
+        usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
+        if read or written:
+            usage["input_token_details"] = InputTokenDetails(cache_read=read, cache_creation=written)
+        return usage
 
 
 def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:

@@ -35,6 +35,28 @@ class RateLimits:
     tokens_left: int | None = None
     tokens_reset_seconds: float | None = None
 
+    def pause_seconds(self, window_seconds: float) -> float:
+        """Seconds until a request and its tokens are available again; ``0.0`` if they are now.
+
+        Args:
+            window_seconds: The length of the window in which the server counts.
+        """
+        pause = 0.0
+        if self.requests_left == 0:
+            pause = _refill(self.requests_reset_seconds, self.requests, 1, window_seconds)
+        if self.tokens_left == 0:
+            pause = max(pause, _refill(self.tokens_reset_seconds, self.tokens, 1000, window_seconds))
+        return pause
+
+
+def _refill(reset_seconds: float | None, limit: int | None, wanted: int, window_seconds: float) -> float:
+    """Seconds until ``wanted`` units of an exhausted limit are available again.
+
+    Vendors refill continuously but report when the whole limit is restored, which may take minutes.
+    """
+    part = wanted / limit * window_seconds if limit else window_seconds
+    return min(part, reset_seconds if reset_seconds is not None else part)
+
 
 @dataclass(slots=True, frozen=True)
 class SharedPrefix:
@@ -55,7 +77,7 @@ class Delta:
 
     Attributes:
         text: The text since the last delta, possibly empty.
-        usage: Tokens to add to the completion's count.
+        usage: Tokens to add to the completion's count, so no running totals.
         finish_reason: Why the completion ended, as the model reports it; on the last delta.
         response_metadata: Other metadata of the completion, such as ``model_name``.
         rate_limits: The server's rate limits; on the first delta.
@@ -68,6 +90,25 @@ class Delta:
     response_metadata: dict[str, Any] | None = None
     rate_limits: RateLimits | None = None
     reasoning: str = ""
+
+
+# Why a completion ended that is not whole, in the words of OpenAI, Anthropic, Google, Mistral and their like.
+_OUT_OF_TOKENS = frozenset(
+    {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
+)
+_FILTERED = frozenset(
+    {"content_filter", "safety", "refusal", "recitation", "prohibited_content", "blocklist"}
+)
+
+
+def is_out_of_tokens(finish_reason: str | None) -> bool:
+    """Whether the model was stopped at a number of tokens."""
+    return finish_reason is not None and finish_reason.lower() in _OUT_OF_TOKENS
+
+
+def is_filtered(finish_reason: str | None) -> bool:
+    """Whether a filter of the vendor stopped the model."""
+    return finish_reason is not None and finish_reason.lower() in _FILTERED
 
 
 @runtime_checkable

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from sot_chains.providers.base import Delta
@@ -63,11 +64,23 @@ class LangChainProvider:
 
         Raises:
             TypeError: The Runnable answered with something that is neither a message nor text.
+            ValueError: Several choices are asked for.
         """
+        num_choices = kwargs.get("n") or self.setting("n")
+        if isinstance(num_choices, int) and num_choices > 1:
+            raise ValueError(
+                f"n={num_choices} asks for several choices, which LangChain's streams mix; an answer is one "
+                "text: leave n out"
+            )
+        usage: UsageMetadata | None = None
         answer = self.runnable.astream(list(messages), config, **kwargs)
         async with aclosing(cast("AsyncGenerator[Any, None]", answer)) as chunks:
             async for chunk in chunks:
-                yield self._delta(chunk)
+                delta = self._delta(chunk)
+                usage, delta.usage = _with_usage(usage, delta.usage), None
+                yield delta
+        if usage is not None:
+            yield Delta(usage=usage)
 
     def _delta(self, chunk: object) -> Delta:
         if isinstance(chunk, AIMessage):  # AIMessageChunk is one
@@ -76,7 +89,7 @@ class LangChainProvider:
                 # Fast path for plain text: searching content blocks for text is slow.
                 text=chunk.content if isinstance(chunk.content, str) else str(chunk.text),
                 usage=chunk.usage_metadata,
-                finish_reason=metadata.get("finish_reason") or metadata.get("stop_reason"),
+                finish_reason=_finish_reason_of(metadata),
                 response_metadata=metadata or None,
                 reasoning=_reasoning_of(chunk),
             )
@@ -87,6 +100,31 @@ class LangChainProvider:
             f"{self.runnable.get_name()} answered with {type(chunk).__name__}: {chunk!r:.80}; "
             "move parsers and tools that follow the model to after SkeletonOfThought"
         )
+
+
+def _with_usage(so_far: UsageMetadata | None, reported: UsageMetadata | None) -> UsageMetadata | None:
+    """The tokens of a call after another report of them.
+
+    By LangChain's convention chunks report what is to be added. A chat model that passes on what its server
+    reports may report running totals instead. What tells them apart is the prompt, which is read once: a
+    running total counts it again.
+    """
+    if so_far is None or reported is None:
+        return reported if so_far is None else so_far
+    if reported["input_tokens"] and reported["input_tokens"] >= so_far["input_tokens"] > 0:
+        return max(so_far, reported, key=lambda usage: usage["total_tokens"])
+    return add_usage(so_far, reported)
+
+
+# The names under which OpenAI, Anthropic and Ollama report why a reply ended.
+_FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason")
+
+
+def _finish_reason_of(metadata: Mapping[str, Any]) -> str | None:
+    incomplete = metadata.get("incomplete_details")  # of OpenAI's Responses API
+    reported = [metadata.get(name) for name in _FINISH_REASONS]
+    reported.append(incomplete.get("reason") if isinstance(incomplete, Mapping) else None)
+    return next((reason for reason in reported if isinstance(reason, str) and reason), None)
 
 
 def _reasoning_of(message: AIMessage) -> str:

@@ -7,18 +7,17 @@ points are written at once. Importing this module imports the SDK;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import openai
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
-from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletionChunk
 from pydantic import SecretStr
 
-from sot_chains.providers.base import Delta, SharedPrefix
-from sot_chains.providers.vendor import SdkProvider
+from sot_chains.providers.base import SharedPrefix
+from sot_chains.providers.reading import Counts, Reading, items, mapping, text_in
+from sot_chains.providers.sdk import SdkProvider
 
 
 class OpenAIProvider(SdkProvider):
@@ -77,33 +76,41 @@ class OpenAIProvider(SdkProvider):
         }
         return await client.chat.completions.create(**request)
 
-    def _reader(self) -> Callable[[ChatCompletionChunk], Delta]:
-        return _delta
+    def _reading(self) -> Reading:
+        return _OpenAIReading(self._model)
 
 
-def _delta(chunk: ChatCompletionChunk) -> Delta:
-    usage = _usage(chunk.usage) if chunk.usage else None
-    if not chunk.choices:  # the chunk that carries usage has none
-        return Delta(usage=usage)
-    choice = chunk.choices[0]
-    if choice.delta is None:  # not by the wire's own rules, but seen
-        return Delta(usage=usage, finish_reason=choice.finish_reason)
-    metadata = {"model_name": chunk.model} if choice.finish_reason and chunk.model else None
-    text = choice.delta.content or choice.delta.refusal or ""  # a refusal is what the model says, too
-    extra = choice.delta.model_extra or {}  # not OpenAI's, but of most servers that run reasoning models
-    reasoning = extra.get("reasoning_content") or extra.get("reasoning")
-    thought = reasoning if isinstance(reasoning, str) else ""
-    return Delta(text, usage, choice.finish_reason, metadata, reasoning=thought)
+class _OpenAIReading(Reading):
+    """Reads the first choice of a reply, in chunks or in one piece."""
 
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self._counts = Counts()
 
-def _usage(usage: CompletionUsage) -> UsageMetadata:
-    counted = UsageMetadata(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-    )
-    if (read := usage.prompt_tokens_details) and read.cached_tokens is not None:
-        counted["input_token_details"] = InputTokenDetails(cache_read=read.cached_tokens)
-    if (written := usage.completion_tokens_details) and written.reasoning_tokens is not None:
-        counted["output_token_details"] = OutputTokenDetails(reasoning=written.reasoning_tokens)
-    return counted
+    def _take(self, payload: Mapping[str, Any]) -> tuple[str, str]:
+        self._counts.note(payload.get("usage"))
+        text = reasoning = ""
+        for choice in items(payload.get("choices")):
+            self._counts.note(choice.get("usage"))  # where Moonshot reports it
+            if choice.get("index") not in (0, None):  # of n > 1 choices, one is the answer
+                continue
+            self._note(model=payload.get("model"), finish_reason=choice.get("finish_reason"))
+            said = mapping(choice.get("delta") or choice.get("message"))
+            text += text_in(said.get("content")) or text_in(said.get("refusal"))  # which is said, too
+            # Not OpenAI's, but of most servers that run reasoning models.
+            reasoning += text_in(said.get("reasoning_content")) or text_in(said.get("reasoning"))
+        return text, reasoning
+
+    @property
+    def _usage(self) -> UsageMetadata | None:
+        counts = self._counts
+        num_in, num_out = counts["prompt_tokens"], counts["completion_tokens"]
+        if not num_in and not num_out:
+            return None
+        total = max(counts["total_tokens"], num_in + num_out)
+        usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=total)
+        if "cached_tokens" in counts:
+            usage["input_token_details"] = InputTokenDetails(cache_read=counts["cached_tokens"])
+        if "reasoning_tokens" in counts:
+            usage["output_token_details"] = OutputTokenDetails(reasoning=counts["reasoning_tokens"])
+        return usage

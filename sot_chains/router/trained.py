@@ -137,7 +137,6 @@ class TrainedRouter(Router):
     def __init__(self, head: Head | Path | str | None = None, *, threshold: float | None = None) -> None:
         if threshold is not None and not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold must be from 0 to 1, got {threshold}")
-        self._encoder = shipped_encoder()
         self.head = head if isinstance(head, Head) else Head.load(Path(head or SHIPPED_HEAD))
         if len(self.head.dense) != NUM_SHAPES + self._encoder.width:
             raise ValueError(
@@ -145,6 +144,10 @@ class TrainedRouter(Router):
                 f"{NUM_SHAPES + self._encoder.width}: train it again"
             )
         self.threshold = self.head.threshold if threshold is None else threshold
+
+    @property
+    def _encoder(self) -> Encoder:
+        return shipped_encoder()  # not kept: it would be copied and pickled with every chain
 
     def probability(self, question: str) -> float:
         """The calibrated probability that a good answer to ``question`` is a list of independent points."""

@@ -130,6 +130,32 @@ async def test_nothing_but_reasoning_is_an_error_that_says_so() -> None:
         await sot_of(Thinker()).ainvoke(QUESTION)
 
 
+@pytest.mark.parametrize(
+    ("said", "max_tokens", "shown", "status"),
+    [
+        ("Go to bed early. Then ri", None, "Go to bed early.", "complete"),  # the bound is ours
+        ("Go to bed early.", None, "Go to bed early.", "complete"),
+        ("Go to bed ear", None, "Go to bed ear", "cut"),  # there is no sentence to end with
+        ("Go to bed early. Then ri", 20, "Go to bed early.", "cut"),  # the bound is the user's
+    ],
+)
+async def test_a_point_that_is_cut_at_our_bound_is_whole_if_it_ends_with_a_sentence(
+    said: str, max_tokens: int | None, shown: str, status: str
+) -> None:
+    class Bounded(FaultyProvider):
+        async def stream(self, messages: Any, *, config: Any, **kwargs: Any) -> Any:
+            asked = what(messages)
+            yield Delta(said if asked == "Dark room" else answers()(messages))
+            yield Delta(finish_reason="length" if asked == "Dark room" else "stop")
+
+    parameters = {} if max_tokens is None else {"max_tokens": max_tokens}
+    sot = sot_of(Bounded(supports_prefill=True), retries=AT_ONCE, max_points=3)
+    trace = (await sot.ainvoke(QUESTION, **parameters)).response_metadata["sot"]
+    point = trace["points"][1]
+    assert (point["text"], point["status"]) == (shown, status)
+    assert (point["stopped_by"] == "length") == (status == "complete") == trace["is_complete"]
+
+
 @pytest.mark.parametrize("refused", ["stop", "roles must alternate"])
 async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> None:
     class Picky(FaultyProvider):

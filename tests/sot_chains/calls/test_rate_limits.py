@@ -152,6 +152,49 @@ def test_what_the_server_says_closes_the_door(monkeypatch: pytest.MonkeyPatch) -
     virtual_time.run(work(), monkeypatch)
 
 
+def test_a_pause_that_is_too_long_is_an_error_and_not_a_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        limiter = Limiter(Limits(window_seconds=7200.0))
+        begin = time.monotonic()
+        limiter.update_from_headers(RateLimits(requests=2, requests_left=0, requests_reset_seconds=5000.0))
+        with pytest.raises(
+            ProviderError, match=r"asked to wait 3600 s, of which 3600 s are left.*now 60"
+        ) as failed:
+            await limiter.admit(next_question(), longest_wait_seconds=60.0)
+        assert failed.value.is_unbilled
+        assert failed.value.retry_after_seconds == pytest.approx(3600.0, abs=1.0)
+        assert time.monotonic() == begin
+        assert not caplog.records
+        patient = [asyncio.create_task(limiter.admit(next_question())) for _ in range(3)]
+        await asyncio.sleep(100)
+        with pytest.raises(ProviderError, match="of which 3500 s are left"):
+            await limiter.admit(next_question(), longest_wait_seconds=60.0)
+        await asyncio.gather(*patient)
+        assert time.monotonic() - begin == pytest.approx(3600.0, abs=1.0)
+        assert limiter.num_waiting == 0
+
+    virtual_time.run(work(), monkeypatch)
+    assert [record.message for record in caplog.records] == ["waiting 3600 s: the rate limits of the account"]
+
+
+def test_a_longer_pause_ends_the_wait_of_those_who_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        limiter = Limiter(Limits())
+        limiter.update_from_headers(None, retry_after_seconds=30.0)
+        waiters = [
+            asyncio.create_task(limiter.admit(next_question(), longest_wait_seconds=60.0)) for _ in range(3)
+        ]
+        await asyncio.sleep(1)
+        limiter.update_from_headers(None, retry_after_seconds=3600.0)
+        done = await asyncio.gather(*waiters, return_exceptions=True)
+        assert all("asked to wait 3600 s" in str(one) for one in done)
+        assert (limiter.num_waiting, limiter.num_running) == (0, 0)
+
+    virtual_time.run(work(), monkeypatch)
+
+
 def test_a_request_that_can_never_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         sot = sot_of(Metered(0.0), limits=Limits(tokens_per_minute=60, key="too small"))
