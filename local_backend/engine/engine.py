@@ -198,8 +198,8 @@ class Engine:
 
     def cancel(self, rows: Sequence[Row]) -> None:
         """Cancel rows before the next forward; does nothing for finished ones."""
-        if self._intake.cancel(rows) and not self._worker.is_closing:
-            self._worker.wake()
+        if self._intake.cancel(rows):
+            self._worker.wake_if_open()
 
     def generate(
         self,
@@ -308,8 +308,7 @@ class Engine:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that rows submitted later reuse none of it; from any thread."""
         self._loop.forget()  # done on the engine's thread, which may be reading them
-        if not self._worker.is_closing:
-            self._worker.wake()
+        self._worker.wake_if_open()
 
     def forget_weights(self) -> None:
         """Drop what was computed from the current weights, after they changed; from any thread.
@@ -318,16 +317,22 @@ class Engine:
         not count, such as those through ``weight.data``.
         """
         self._loop.forget(weights=True)
-        if not self._worker.is_closing:
-            self._worker.wake()
+        self._worker.wake_if_open()
 
     def close(self) -> None:
         """End the engine's thread; unfinished rows fail with an error."""
         self._finalizer()
+        self._fail_all("the engine was closed before this row was finished")
+
+    def start_over(self) -> None:
+        """Drop the parent's rows and prefix cache, in a child made by ``os.fork``; called by the worker."""
+        self._intake.renew_lock()
+        self._make_row.renew_lock()
+        self._fail_all("this row is written in the process that was forked: ask again in its child")
+
+    def _fail_all(self, reason: str) -> None:
         for row in [*self._running.clear(), *self._intake.clear()]:
-            notify_safely(
-                row, partial(row.fail, RuntimeError("the engine was closed before this row was finished"))
-            )
+            notify_safely(row, partial(row.fail, RuntimeError(reason)))
 
     def step(self) -> bool:
         """One iteration of the decoding loop: :meth:`~local_backend.engine.decode_loop.DecodeLoop.step`.

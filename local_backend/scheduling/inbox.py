@@ -56,6 +56,10 @@ class Inbox:
         """Rows without a slot."""
         return len(self._scheduler) + len(self._inbox)
 
+    def renew_lock(self) -> None:
+        """Replace the lock, in a child made by ``os.fork``, whose parent may have held it."""
+        self._lock = threading.Lock()
+
     # From any thread -----------------------------------------------------------------------------
 
     def submit(self, rows: Sequence[Row]) -> None:
