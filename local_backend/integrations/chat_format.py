@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, Any]]) -> tuple[list[int], int]:
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, Any]], **options: Any
+) -> tuple[list[int], int]:
     """Token ids of rendered turns, and how many of the last ones belong to a reply already begun.
 
     Args:
         tokenizer: With a chat template.
         turns: Each with ``role`` and text ``content``; a final assistant turn is continued.
+        options: Further arguments of ``apply_chat_template``, e.g. ``tools``.
     """
     begun = turns[-1]["content"] if turns[-1]["role"] == "assistant" else ""
     token_ids = encode_chat(
@@ -39,11 +42,13 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, An
         turns if begun or turns[-1]["role"] != "assistant" else turns[:-1],
         add_generation_prompt=not begun,
         continue_final_message=bool(begun),
+        **options,
     )
     return token_ids, len(encode_plain(tokenizer, begun, is_reply=True)) if begun else 0
 
 
-_OPENS_REASONING = re.compile(r"(?:<think(?:ing)?>|\[THINK\]|◁think▷|<seed:think>|<\|START_THINKING\|>)\s*$")
+_OPENS_REASONING = re.compile(r"(<think(?:ing)?>|\[THINK\]|◁think▷|<seed:think>|<\|START_THINKING\|>)\s*$")
+_MOST_TOKENS_OF_A_TAG = 16
 
 
 def opens_reasoning(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -54,15 +59,23 @@ def opens_reasoning(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(_OPENS_REASONING.search(str(prompt)))
 
 
+def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
+    """The tag with which a prompt ends that opens a block of reasoning, e.g. ``"<think>"``; else ``""``."""
+    match = _OPENS_REASONING.search(str(tokenizer.decode([*prompt[-_MOST_TOKENS_OF_A_TAG:]])))
+    return match[1] if match else ""
+
+
 PARAMETERS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("presence_penalty", "frequency_penalty", "min_tokens"),
 )
 """Fields of :class:`~local_backend.requests.sampling.SamplingParams` set on a chat model or per call."""
 
-# LangChain adds `stream`.
-_KNOWN = frozenset({*PARAMETERS, "max_new_tokens", "references", "logprobs", "top_logprobs", "stream"})
-_BEYOND_TEXT = frozenset({"tools", "tool_choice", "functions", "response_format"})
+# LangChain adds `stream`. The last two are OpenAI's, and hold anyway: schemas are strict, calls are several.
+_KNOWN = frozenset(
+    {*PARAMETERS, "max_new_tokens", "references", "logprobs", "top_logprobs", "stream"}
+    | {"response_format", "tools", "tool_choice", "strict", "parallel_tool_calls"}
+)
 
 
 def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[str, Any]) -> SamplingParams:
@@ -74,8 +87,7 @@ def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[s
         arguments: Further arguments of the call; ``None`` means not given.
 
     Raises:
-        ValueError: An argument is unknown, out of range, names another model, or needs a model that can do
-            more than write text.
+        ValueError: An argument is unknown, out of range, or names another model.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     if "max_new_tokens" in given:
@@ -84,11 +96,6 @@ def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[s
             raise ValueError(
                 f"max_tokens={given['max_tokens']} and max_new_tokens={bound} set the same limit: give one"
             )
-    if beyond := _BEYOND_TEXT & given.keys():
-        raise ValueError(
-            f"this model writes text only, it calls no tools and fills no schema, but got {sorted(beyond)}: "
-            "ask for a format in the prompt and parse the answer"
-        )
     if given.pop("model", model.model_name) != model.model_name:
         raise ValueError(
             f"this runs {model.model_name!r} and cannot switch to {arguments['model']!r}: load a second one"
@@ -223,11 +230,12 @@ def _drafter_name(drafter: Drafter) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(drafter).__name__).lower()
 
 
-def text_model_profile(name: str, max_positions: int) -> dict[str, Any]:
+def text_model_profile(name: str, max_positions: int, *, calls_tools: bool) -> dict[str, Any]:
     """The entries of LangChain's ``ModelProfile`` for a model that reads and writes text."""
     kinds = ("image_inputs", "image_url_inputs", "pdf_inputs", "audio_inputs", "video_inputs")
-    cannot = (*kinds, "image_outputs", "audio_outputs", "tool_calling", "structured_output")
+    cannot = (*kinds, "image_outputs", "audio_outputs")
+    can = {"structured_output": True, "tool_calling": calls_tools, "tool_choice": calls_tools}
     profile: dict[str, Any] = {"name": name, "text_inputs": True, "text_outputs": True, "open_weights": True}
     if max_positions < 2**31:  # prompt and answer share them
         profile |= {"max_input_tokens": max_positions, "max_output_tokens": max_positions}
-    return {**profile, **dict.fromkeys(cannot, False)}
+    return {**profile, **dict.fromkeys(cannot, False), **can}

@@ -7,36 +7,32 @@ chat templates. Does not know decoding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput, ModelProfile
+from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables import Runnable
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AliasChoices, ConfigDict, Field
 
 from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
-from local_backend.integrations.batch_progress import CountedAnswers, batch_progress
+from local_backend.integrations.batch_progress import BatchedChatModel
 from local_backend.integrations.chat_format import (
     PARAMETERS,
-    chat_chunk,
-    chat_prompt,
-    chat_result,
     opens_reasoning,
-    sampling_params,
     text_model_profile,
-    text_of,
     with_digest_of_references,
 )
+from local_backend.integrations.reply import Form, Reply, reply_prompt
+from local_backend.integrations.structured_output import with_structured_output
+from local_backend.integrations.tool_calls import takes_tools
 from local_backend.models.default_model import MODEL_NAME
 from local_backend.models.loading import load
-from local_backend.requests.outputs import Update
-from local_backend.requests.sequence import Row
 from local_backend.requests.tokenizing import encode_plain
 from local_backend.scheduling.lengths import Scheduling
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
@@ -48,12 +44,10 @@ if TYPE_CHECKING:
 else:
     SchedulingChoice = Any  # the engine checks it; pydantic would validate the dataclass's fields
 
-# Each thread waits for one answer of a batch, so the scheduler chooses among at most this many rows.
-_MAX_BATCH_THREADS = 512
 _DEFAULT_MAX_TOKENS = 1024  # a small model that repeats itself would fill all its positions
 
 
-class ChatLocal(BaseChatModel):
+class ChatLocal(BatchedChatModel):
     """A chat model that runs locally, on an :class:`~local_backend.engine.engine.Engine`.
 
     Make one with :meth:`default` or :meth:`from_pretrained`, or pass your own engine. A final ``AIMessage``
@@ -104,7 +98,6 @@ class ChatLocal(BaseChatModel):
     logprobs: bool = False
     top_logprobs: int = 0
     scheduling: SchedulingChoice = Field(default=None, exclude=True)
-    progress: bool = True
 
     def model_post_init(self, context: Any, /) -> None:
         """Pass ``scheduling`` to the engine, if given."""
@@ -191,6 +184,10 @@ class ChatLocal(BaseChatModel):
         return opens_reasoning(self.engine.tokenizer)
 
     @property
+    def _num_rows(self) -> int:
+        return self.engine.max_rows
+
+    @property
     def _llm_type(self) -> str:
         return "chat-local"
 
@@ -222,7 +219,12 @@ class ChatLocal(BaseChatModel):
         return params
 
     def _resolve_model_profile(self) -> ModelProfile:
-        return cast("ModelProfile", text_model_profile(self.model_name, self.engine.max_positions))
+        return cast(
+            "ModelProfile",
+            text_model_profile(
+                self.model_name, self.engine.max_positions, calls_tools=takes_tools(self.engine.tokenizer)
+            ),
+        )
 
     def get_token_ids(self, text: str) -> list[int]:
         """The token ids of ``text``, in which control tokens are ordinary text."""
@@ -232,9 +234,55 @@ class ChatLocal(BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Tokens of the prompt for these messages, the chat template's included."""
-        if tools:
-            warnings.warn("ChatLocal calls no tools: their schemas are not counted", stacklevel=2)
-        return len(self._prompt(messages)[0])
+        if tools and not takes_tools(self.engine.tokenizer):
+            warnings.warn("this model calls no tools: their schemas are not counted", stacklevel=2)
+            tools = None
+        form = Form(self.engine.tokenizer, {"tools": tools})
+        return len(reply_prompt(self.engine.tokenizer, messages, form)[0])
+
+    def bind_tools(
+        self, tools: Sequence[Any], *, tool_choice: str | dict[str, Any] | bool | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """A model that may call tools, in the format of its chat template.
+
+        Args:
+            tools: Functions, pydantic classes, LangChain's tools or OpenAI's.
+            tool_choice: ``"any"`` or a tool's name forces a call, whose arguments then follow their schema;
+                ``"none"`` forbids calls. By default the model decides.
+            kwargs: Further arguments of each call.
+
+        Raises:
+            ValueError: The chat template takes no tools, or there is no such tool.
+        """
+        bound = {"tools": [convert_to_openai_tool(tool) for tool in tools], "tool_choice": tool_choice}
+        Form(self.engine.tokenizer, bound)
+        return self.bind(**bound, **kwargs)
+
+    def with_structured_output(
+        self, schema: Any, *, include_raw: bool = False, method: str = "json_schema", **kwargs: Any
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A model whose answers are objects that follow ``schema``, which bounds their tokens.
+
+        The question is extended by the schema, so that the model reads descriptions, too.
+
+        Args:
+            schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
+            include_raw: Return a dictionary of ``raw``, ``parsed`` and ``parsing_error``.
+            method: ``"json_schema"`` works with every model; ``"json_mode"`` bounds the answer only to be a
+                JSON object; ``"function_calling"`` forces a call of a tool, see :meth:`bind_tools`, where the
+                chat template takes tools, and is ``"json_schema"`` elsewhere.
+            kwargs: ``strict`` is accepted, schemas always are.
+
+        Raises:
+            ValueError: The schema, the method or an argument is unknown, or cannot be used.
+        """
+        if method == "function_calling":
+            if takes_tools(self.engine.tokenizer):
+                return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+            method = "json_schema"
+        if unknown := kwargs.keys() - {"strict"}:
+            raise ValueError(f"unknown arguments {sorted(unknown)}; there are include_raw, method and strict")
+        return with_structured_output(self, schema, method=method, include_raw=include_raw)
 
     def _generate(
         self,
@@ -243,9 +291,10 @@ class ChatLocal(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        for update in self.engine.stream(self._row_of(messages, stop, kwargs)):
+        reply = Reply(self, messages, stop, kwargs)
+        for update in self.engine.stream(reply.row):
             if update.completion is not None:
-                return chat_result(update.completion, self.model_name, self.engine)
+                return reply.result(update.completion)
         raise RuntimeError("the engine ended a row without a completion")
 
     async def _agenerate(
@@ -255,9 +304,10 @@ class ChatLocal(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        async for update in self.engine.astream(self._row_of(messages, stop, kwargs)):
+        reply = Reply(self, messages, stop, kwargs)
+        async for update in self.engine.astream(reply.row):
             if update.completion is not None:
-                return chat_result(update.completion, self.model_name, self.engine)
+                return reply.result(update.completion)
         raise RuntimeError("the engine ended a row without a completion")
 
     def _stream(
@@ -267,9 +317,10 @@ class ChatLocal(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        for update in self.engine.stream(self._row_of(messages, stop, kwargs)):
-            if update.text or update.is_last:
-                yield chat_chunk(update, self.model_name, self.engine)
+        reply = Reply(self, messages, stop, kwargs)
+        for update in self.engine.stream(reply.row):
+            if (chunk := reply.chunk(update)) is not None:
+                yield chunk
 
     async def _astream(
         self,
@@ -278,72 +329,11 @@ class ChatLocal(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        updates = self.engine.astream(self._row_of(messages, stop, kwargs))
+        reply = Reply(self, messages, stop, kwargs)
+        updates = self.engine.astream(reply.row)
         try:
             async for update in updates:
-                if update.text or update.is_last:
-                    yield chat_chunk(update, self.model_name, self.engine)
+                if (chunk := reply.chunk(update)) is not None:
+                    yield chunk
         finally:
             await cast("Any", updates).aclose()
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answer all inputs at once; results in the order of the inputs.
-
-        The engine's scheduler orders them. LangChain's own ``batch`` would run only a few at a time.
-        """
-        if inputs:
-            # LangChain takes the number of threads from the first configuration.
-            configs = list(config) if isinstance(config, Sequence) else [ensure_config(config)]
-            if configs and configs[0].get("max_concurrency") is None:
-                most = max(_MAX_BATCH_THREADS, 4 * self.engine.max_rows)
-                configs[0] = {**configs[0], "max_concurrency": min(len(inputs), most)}
-            config = configs if isinstance(config, Sequence) else configs[0]
-        with batch_progress(len(inputs), shown=self.progress) as count:
-            counted = CountedAnswers(self, count)
-            return counted.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """:meth:`batch` in the running event loop."""
-        with batch_progress(len(inputs), shown=self.progress) as count:
-            counted = CountedAnswers(self, count)
-            return await counted.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-
-    def _row_of(
-        self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
-    ) -> Callable[[Callable[[Update], None]], Row]:
-        prompt, num_context_tokens = self._prompt(messages)
-        params = sampling_params(self, stop, kwargs)
-
-        def make(listener: Callable[[Update], None]) -> Row:
-            return self.engine.make_row(
-                prompt,
-                listener,
-                params=params,
-                references=kwargs.get("references"),
-                num_context_tokens=num_context_tokens,
-            )
-
-        return make
-
-    def _prompt(self, messages: Sequence[BaseMessage]) -> tuple[list[int], int]:
-        """Token ids of the rendered messages, and how many of the last ones are a reply already begun."""
-        if not messages:
-            raise ValueError("there is no message to answer: give at least one")
-        turns = convert_to_openai_messages(list(messages))
-        for turn in turns:
-            turn["content"] = text_of(turn)
-        return chat_prompt(self.engine.tokenizer, turns)

@@ -25,7 +25,7 @@ _HALF_CHARACTER = "\ufffd"
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 Pieces = list[tuple[str, bool]]
-"""Pieces of a text in which stop strings are looked for, and whether each is text or a special token."""
+"""Pieces of a text in which stop strings are looked for, and whether each is part of the text returned."""
 
 
 class Detokenizer:
@@ -34,9 +34,10 @@ class Detokenizer:
     Args:
         tokenizer: Decodes ids.
         stop: Strings before which the text ends. They are looked for in the text with its special tokens, as
-            ``generate(stop_strings=...)`` does; the text that is returned has no special tokens.
+            ``generate(stop_strings=...)`` does; the text that is returned has none by default.
         context_token_ids: Tokens the row continues in mid-text, e.g. a prefilled start of a reply; the text
             begins after them, including the space between.
+        keep_special_tokens: Return a text with its special tokens.
     """
 
     def __init__(
@@ -44,8 +45,11 @@ class Detokenizer:
         tokenizer: PreTrainedTokenizerBase,
         stop: Sequence[str] = (),
         context_token_ids: Sequence[int] = (),
+        *,
+        keep_special_tokens: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        self._keeps_special = keep_special_tokens
         self._vocabulary = _Vocabulary.of(tokenizer)
         self._stops = _StopStrings(stop)
         context = [token for token in context_token_ids if token not in self._vocabulary.special]
@@ -101,7 +105,7 @@ class Detokenizer:
         pieces, start = [], self._num_read
         for place, token in self._specials:
             if place <= len(text):
-                pieces += [(text[start:place], True), (token, False)]
+                pieces += [(text[start:place], True), (token, self._keeps_special)]
                 start = max(start, place)
         return [*pieces, (text[start:], True)]
 

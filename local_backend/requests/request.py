@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from local_backend.requests.detokenizer import Detokenizer
+from local_backend.requests.grammar import GrammarRule
 from local_backend.requests.logits import AnswerPenalties, LogitsProcessorLike, LogitsRules, MinTokens
 from local_backend.requests.outputs import Update
 from local_backend.requests.sampling import SamplingParams
@@ -207,12 +208,17 @@ class RowMaker:
         if params.min_tokens:
             ending = torch.tensor(sorted(end_token_ids | self._tokens_with(stop)), dtype=torch.long)
             processors = (*processors, MinTokens(len(prompt), params.min_tokens, ending))
+        if params.grammar is not None:
+            bounds = (len(prompt), end_token_ids, self._vocabulary_size)
+            processors = (*processors, GrammarRule(self._tokenizer, params.grammar, *bounds))
         return Row(
             prompt_token_ids=prompt,
             params=params,
             end_token_ids=end_token_ids,
             max_length=max_length,
-            detokenizer=Detokenizer(self._tokenizer, stop, context),
+            detokenizer=Detokenizer(
+                self._tokenizer, stop, context, keep_special_tokens=params.keep_special_tokens
+            ),
             listener=listener,
             references=self._reference_tokens(references),
             logits=self._rules.for_row(prompt, max_length, processors),

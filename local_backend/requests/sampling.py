@@ -38,6 +38,9 @@ class SamplingParams:
         logits_processors: Applied after the model's own and the engine's. Each is called with token ids
             ``[1, tokens]`` and scores ``[1, vocabulary]``, on the engine's thread, and must be a pure
             function of its arguments.
+        grammar: What the text must follow, e.g. :func:`~local_backend.requests.grammar.json_grammar` of a
+            schema. Applied after the logits processors; where they rule out all that it allows, it wins.
+        keep_special_tokens: Whether special tokens that the model writes are part of the text.
 
     Raises:
         ValueError: A value lies outside its range.
@@ -57,6 +60,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_tokens: int = 0
+    grammar: str | None = None
+    keep_special_tokens: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -28,6 +28,14 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(_without_surrogates(text), add_special_tokens=False))
 
 
+def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text that follows another, in which control tokens count as such."""
+    # Encoded after a line feed, so that SentencePiece adds no space before it.
+    before = encode(tokenizer, "\n")
+    token_ids = encode(tokenizer, "\n" + text)
+    return token_ids[len(before) :] if token_ids[: len(before)] == before else encode(tokenizer, text)
+
+
 def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str, *, is_reply: bool = False) -> list[int]:
     """Token ids of a text in which control tokens are ordinary text, e.g. a document or a reply."""
     token_ids = encode(tokenizer, text)

@@ -24,6 +24,7 @@ from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.schemas import Run
 
 from local_backend import ChatLocal, Engine, References, SamplingParams
+from local_backend.integrations.chat_format import chat_prompt
 from tests.tiny import tiny_chat
 
 QUESTION = "How can I bake bread at home?"
@@ -159,8 +160,9 @@ def test_the_cache_tells_models_and_stops_apart(chat: ChatLocal) -> None:
 def test_what_would_be_passed_over_is_an_error(chat: ChatLocal) -> None:
     for arguments, words in (
         ({"max_token": 4}, r"unknown arguments \['max_token'\]; there are .*'max_tokens'"),
-        ({"tools": [{"name": "search"}]}, "it calls no tools"),
-        ({"response_format": {"type": "json_object"}}, "fills no schema"),
+        ({"tools": [{"name": "search"}]}, "chat template takes no tools"),
+        ({"functions": [{"name": "search"}]}, r"unknown arguments \['functions'\]"),
+        ({"response_format": {"type": "yaml"}}, "response_format is .*'yaml'"),
         ({"model": "gpt-5"}, "runs 'tiny' and cannot switch to 'gpt-5'"),
         ({"stop": [""]}, "non-empty strings"),
         ({"references": SECRET}, "give a list of str"),
@@ -208,6 +210,7 @@ def test_the_profile_says_what_it_can(chat: ChatLocal) -> None:
     assert chat.profile is not None
     assert chat.profile["max_input_tokens"] == 2048
     assert chat.profile["text_inputs"] is chat.profile["text_outputs"] is True
+    assert chat.profile["structured_output"] is True
     assert not any(chat.profile[name] for name in ("image_inputs", "audio_inputs", "tool_calling"))  # type: ignore[literal-required]  # names checked one by one
 
 
@@ -310,7 +313,7 @@ async def test_an_error_reaches_its_caller_alone(chat: ChatLocal) -> None:
     def raises(*_: Any) -> Any:
         raise ArithmeticError("planted")
 
-    prompt = chat._prompt([HumanMessage(QUESTION)])[0]
+    prompt = chat_prompt(chat.engine.tokenizer, [{"role": "user", "content": QUESTION}])[0]
     with_processor = SamplingParams(max_tokens=9, logits_processors=(raises,))
     with pytest.raises(ArithmeticError, match="planted"):
         await asyncio.to_thread(chat.engine.generate, [prompt], with_processor)

@@ -35,6 +35,16 @@ def test_pieces_add_up_and_no_character_is_cut(text: str, cuts: list[int]) -> No
         assert not any("\ufffd" in piece for piece in pieces)
 
 
+def test_special_tokens_are_kept_where_they_are_asked_for() -> None:
+    start, end = TOKENIZER.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    token_ids = [*TOKENIZER.encode("a é", add_special_tokens=False), start, *TOKENIZER.encode("b"), end]
+    for keep, text in ((True, "a é<|im_start|>b<|im_end|>"), (False, "a éb")):
+        detokenizer = Detokenizer(TOKENIZER, keep_special_tokens=keep)
+        pieces = [detokenizer.push([token_id]) for token_id in token_ids]
+        assert "".join([*pieces, detokenizer.finish()]) == text
+        assert Detokenizer(TOKENIZER, ["zz"], keep_special_tokens=keep).push(token_ids) == text
+
+
 @given(
     text=st.text(alphabet="abc ", max_size=40),
     stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),

@@ -1,0 +1,151 @@
+"""Structured output: a schema bounds the tokens of an answer, and the answer is parsed as LangChain does.
+
+Knows the schemas that LangChain takes, OpenAI's ``response_format`` and output parsers. Does not know models.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.outputs import Generation
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+ANY_OBJECT = {"type": "object"}
+"""The schema of ``{"type": "json_object"}``."""
+
+
+def response_schema(response_format: Any) -> dict[str, Any] | None:
+    """The JSON schema that OpenAI's ``response_format`` asks for; ``None`` for plain text.
+
+    Args:
+        response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``, ``{"type":
+            "json_object"}`` or ``{"type": "text"}``.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return dict(ANY_OBJECT)
+    described = response_format.get("json_schema") if kind == "json_schema" else None
+    if isinstance(described, Mapping) and isinstance(described.get("schema"), Mapping):
+        return dict(described["schema"])
+    raise ValueError(
+        'response_format is {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, '
+        f'{{"type": "json_object"}} or {{"type": "text"}}, got {response_format!r:.200}'
+    )
+
+
+def instruction(schema: Mapping[str, Any]) -> str:
+    """The end of a question that shows the schema to the model, with its descriptions."""
+    return f"\n\nAnswer with JSON that follows this schema:\n{json.dumps(schema, ensure_ascii=False)}"
+
+
+def with_structured_output(
+    model: BaseChatModel, schema: Any, *, method: str, include_raw: bool
+) -> Runnable[LanguageModelInput, Any]:
+    """A model whose answers are objects that follow ``schema``.
+
+    Args:
+        model: Takes ``response_format``.
+        schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
+        method: ``"json_schema"``, or ``"json_mode"``, which bounds answers only to be JSON objects.
+        include_raw: Return ``{"raw": message, "parsed": object or None, "parsing_error": error or None}``.
+
+    Raises:
+        ValueError: The method is unknown, or ``schema`` is no schema.
+    """
+    response_format: dict[str, Any] = {"type": "json_object"}
+    if method == "json_schema":
+        json_schema = json_schema_of(schema)
+        name = json_schema.get("title", "answer")
+        response_format = {"type": "json_schema", "json_schema": {"name": name, "schema": json_schema}}
+    elif method != "json_mode":
+        raise ValueError(
+            f"method is 'json_schema', 'json_mode' or 'function_calling', but got {method!r}: "
+            "the first works with every model"
+        )
+    bound = model.bind(
+        response_format=response_format,
+        ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
+    )
+    is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+    parser: Runnable[Any, Any] = _WholePydantic(pydantic_object=schema) if is_class else _WholeJson()
+    if not include_raw:
+        return bound | parser
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=bound) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
+
+
+def json_schema_of(schema: Any) -> dict[str, Any]:
+    """The JSON schema of what LangChain takes as one.
+
+    Raises:
+        ValueError: It is no schema.
+    """
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return schema.model_json_schema()
+    if isinstance(schema, Mapping) and not {"name", "toolSpec", "function"} & schema.keys():
+        return dict(schema)  # it needs no title here
+    return convert_to_json_schema(schema)
+
+
+def warn_of_ignored(keywords: Sequence[str]) -> None:
+    """Warn that parts of a schema do not bound the tokens."""
+    if keywords:
+        warnings.warn(
+            f"parts of the schema do not bound the answer, check them yourself: {'; '.join(keywords)}",
+            stacklevel=2,
+        )
+
+
+def _check_whole(result: list[Generation]) -> None:
+    """Raise if an answer has ended before it was complete; parsers would mend it silently."""
+    message = getattr(result[0], "message", None)
+    reason = message.response_metadata.get("finish_reason") if isinstance(message, AIMessage) else None
+    if reason is None:  # it is still being written
+        return
+    text = result[0].text
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        usage = message.usage_metadata if isinstance(message, AIMessage) else None
+        num_tokens = f" after {usage['output_tokens']} tokens" if usage else ""
+        cause = (
+            "max_tokens or the model's positions were reached: raise max_tokens, or ask for less"
+            if reason == "length"
+            else "a stop string ended it: call without stop"
+        )
+        raise OutputParserException(
+            f"the answer was cut off{num_tokens}, before its JSON was complete; {cause}. It ends with "
+            f"{text[-200:]!r}",
+            llm_output=text,
+        ) from error
+
+
+class _WholeJson(JsonOutputParser):
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        _check_whole(result)
+        return super().parse_result(result, partial=partial)
+
+
+class _WholePydantic(PydanticOutputParser[Any]):
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        _check_whole(result)
+        return super().parse_result(result, partial=partial)

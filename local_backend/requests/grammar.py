@@ -1,0 +1,218 @@
+"""Bounds an answer by a grammar, e.g. that of a JSON schema: only tokens that fit are left to choose from.
+
+The library ``llguidance`` reads the grammar and says which tokens may follow. It remembers the tokens it was
+given, but what it says is a pure function of them, so the rule is applied to drafted tokens like any other.
+
+Knows tokenizers and grammars. Does not know rows or the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# One line, as json.dumps writes it: a small model that may choose its white space can repeat it for ever.
+_JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+    "lenient": True,  # what a grammar cannot express is named by `ignored_keywords`
+}
+_START = re.compile(r"^start\s*:", re.MULTILINE)
+_QUIET = LLParserLimits(verbose_errors=False)
+_MAPS_OF_SCHEMAS = {"$defs", "definitions", "patternProperties", "properties"}
+_SCHEMAS = {"additionalProperties", "items"}
+_ALTERNATIVES = {"anyOf", "oneOf", "prefixItems"}
+_COMBINATIONS = {"$ref", "allOf", "anyOf", "oneOf"}
+
+
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """The grammar of JSON texts that follow a schema.
+
+    An object has only the properties that its schema names, unless it says ``additionalProperties`` itself.
+
+    Args:
+        schema: A JSON schema. See :func:`ignored_keywords` for what cannot be expressed.
+    """
+    return grammar_of([Alternative(schema)])
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One form of a text: a JSON value after something fixed.
+
+    Attributes:
+        schema: Of the value.
+        before: The text before the value; no beginning of another alternative's value.
+        control_token: A token before that text.
+    """
+
+    schema: Mapping[str, Any]
+    before: str = ""
+    control_token: int | None = None
+
+
+def grammar_of(alternatives: Sequence[Alternative]) -> str:
+    """The grammar of texts that have one of several forms."""
+    names = [f"alternative_{number}" for number in range(len(alternatives))]
+    lines = [f"start: {' | '.join(names)}"]
+    for name, each in zip(names, alternatives, strict=True):
+        value = "%json " + json.dumps({**_closed(each.schema), "x-guidance": _JSON_OPTIONS})
+        before = json.dumps(each.before) if each.before else ""
+        control = "" if each.control_token is None else f"<[{each.control_token}]>"
+        lines.append(f"{name}: {control} {before} {value}")
+    return "\n".join(lines)
+
+
+def ignored_keywords(schema: Mapping[str, Any]) -> list[str]:
+    """What a grammar does not express of a schema, in words, e.g. that items are unique.
+
+    Raises:
+        ValueError: The schema cannot be used, e.g. because no value fits it.
+    """
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(json_grammar(schema), limits=_QUIET)
+    if is_error:
+        raise ValueError(f"this schema cannot bound an answer: {messages[0]}")
+    return messages
+
+
+def _closed(schema: Any) -> Any:
+    """``schema`` with ``additionalProperties: false`` in objects that name their properties."""
+    if not isinstance(schema, Mapping):
+        return schema
+    closed = dict(schema)
+    for key in _MAPS_OF_SCHEMAS & schema.keys():
+        closed[key] = {name: _closed(part) for name, part in schema[key].items()}
+    for key in _SCHEMAS & schema.keys():
+        closed[key] = _closed(schema[key])
+    if "properties" in schema and _COMBINATIONS & schema.keys():
+        return closed  # schemas that are combined leave room for each other's properties
+    for key in _ALTERNATIVES & schema.keys():
+        closed[key] = [_closed(part) for part in schema[key]]
+    if "properties" in schema and not {"additionalProperties", "patternProperties"} & schema.keys():
+        closed["additionalProperties"] = False
+    return closed
+
+
+class GrammarRule:
+    """A logits processor that leaves the tokens a grammar allows, and end tokens where the text is complete.
+
+    Args:
+        tokenizer: The model's; a fast one.
+        grammar: See :func:`json_grammar`.
+        num_prompt_tokens: Tokens before the answer, which the grammar does not bound.
+        end_token_ids: Tokens that end the answer.
+        vocabulary_size: How many token ids the model can read.
+
+    Raises:
+        ValueError: The grammar or the tokenizer cannot be used, or there is no end token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        grammar: str,
+        num_prompt_tokens: int,
+        end_token_ids: Collection[int],
+        vocabulary_size: int,
+    ) -> None:
+        if not end_token_ids:
+            raise ValueError("a grammar needs a token that ends the answer: set stop_token_ids")
+        self._num_prompt_tokens = num_prompt_tokens
+        self._end_token_ids = sorted(end_token_ids)
+        tokens = _tokens_of(tokenizer, vocabulary_size)
+        if tokens.decode_str(tokenizer.encode("a", add_special_tokens=False)).startswith(" "):
+            # It writes a space before the first word, which is no part of the text.
+            grammar = 'start: " "? answer\n' + _START.sub("answer:", grammar, count=1)
+        self._tokenizer_end = tokens.eos_token
+        self._matcher = LLMatcher(tokens, grammar, log_level=0, limits=_QUIET)
+        if error := self._matcher.get_error():
+            raise ValueError(f"this grammar cannot bound an answer: {error}")
+        self._read: list[int] = []  # by the matcher
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores ``[1, vocabulary]`` of the token after ``token_ids``, ``[1, tokens]``."""
+        answer: list[int] = token_ids[0, self._num_prompt_tokens :].tolist()
+        if answer and answer[-1] in self._end_token_ids:  # at the end of a draft: nothing follows
+            return scores
+        self._read_to(answer)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = torch.zeros(scores.shape[-1], dtype=torch.bool)
+        known = np.unpackbits(bits, bitorder="little").view(bool)
+        known[self._tokenizer_end] = False  # which tokens end an answer depends on the row
+        allowed[: len(known)] = torch.from_numpy(known[: len(allowed)])
+        allowed[self._end_token_ids] = self._matcher.is_accepting()
+        ruled_out = ~allowed.to(scores.device)
+        bounded = scores.masked_fill(ruled_out, -torch.inf)
+        if (bounded > -torch.inf).any():
+            return bounded
+        # Other processors leave nothing, e.g. because the text is complete before it has its fewest tokens.
+        return torch.zeros_like(scores).masked_fill(ruled_out, -torch.inf)
+
+    def _read_to(self, answer: list[int]) -> None:
+        if answer[: len(self._read)] != self._read:
+            self._matcher.reset()
+            self._read = []
+        if not self._matcher.consume_tokens(answer[len(self._read) :]):
+            raise ValueError(f"the answer left its grammar: {self._matcher.get_error()}")
+        self._read = answer
+
+
+def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -> LLTokenizer:
+    """The bytes of each token, in the form of ``llguidance``; made once, which takes up to a second."""
+    size = max(len(tokenizer), vocabulary_size)
+    if tokenizer in _known and _known[tokenizer][0] == (len(tokenizer), size):
+        return _known[tokenizer][1]
+    if not tokenizer.is_fast:
+        raise ValueError(f"a grammar needs a fast tokenizer, but {type(tokenizer).__name__} is not")
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    described |= {"padding": None, "truncation": None, "post_processor": None}
+    _rename_control_tokens(described)
+    if (described["decoder"] or {}).get("type") == "Metaspace":  # llguidance knows it in parts
+        space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+        parts = [space, {"type": "ByteFallback"}, {"type": "Fuse"}]
+        described["decoder"] = {"type": "Sequence", "decoders": parts}
+    ends = (tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
+    end = next(token for token in ends if token is not None)
+    try:
+        tokens = LLTokenizer(json.dumps(described), n_vocab=size, eos_token=end)
+    except ValueError as error:
+        raise ValueError(f"a grammar cannot bound the tokens of this tokenizer: {error}") from error
+    _known[tokenizer] = (len(tokenizer), size), tokens
+    return tokens
+
+
+def _rename_control_tokens(described: dict[str, Any]) -> None:
+    """Give control tokens names that no text has, in the JSON form of a tokenizer.
+
+    Otherwise ``llguidance`` would write a text of a schema, e.g. the value ``"</s>"``, by the control token.
+    """
+    names: dict[str, str] = {}
+    for token in described["added_tokens"]:
+        name = token["content"]
+        if token["special"] or (name.startswith("<") and name.endswith(">")):  # as llguidance sees it
+            names[name] = token["content"] = f"\ue000{token['id']}"
+            token["special"] = True
+    model = described["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): token for name, token in model["vocab"].items()}
+    else:  # Unigram
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+
+
+_known: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[int, int], LLTokenizer]] = WeakKeyDictionary()
