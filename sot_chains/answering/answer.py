@@ -24,6 +24,7 @@ from sot_chains.providers.base import DeadlineError, ProviderError
 from sot_chains.providers.tasks import Tasks, cancel_and_wait
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.outline import fault_of
+from sot_chains.text.repeats import RepeatedSentences
 from sot_chains.text.reply_text import AnswerRenderer
 from sot_chains.text.skeleton import Point, Skeleton
 
@@ -71,8 +72,9 @@ class Answer:
             tasks = Tasks()
 
             async def outline_and_points() -> None:
-                # 1. The model writes an outline. Its points come when it is whole or, if the method is eager,
-                #    each one as soon as the next begins. There are none if the answer is to be plain.
+                # 1. The model writes an outline, and a small one an introduction beside it. Points come when
+                #    the outline is whole or, if the method is eager, each one as soon as the next begins.
+                #    There are none if the answer is to be plain.
                 async for place, request in self._points():
                     # 2. All points are written at once, each by a call of its own.
                     tasks.start(self._writer.write(place, request))
@@ -95,7 +97,7 @@ class Answer:
         Raises:
             ProviderError: As :meth:`write`.
         """
-        renderer = AnswerRenderer(self._requests.templates.separator)
+        renderer = self._renderer()
         writing = asyncio.create_task(self.write())
         writing.add_done_callback(lambda _: self._order.close())
         try:
@@ -103,6 +105,8 @@ class Answer:
                 async for place, piece in pieces:
                     if text := renderer.add(place.point, piece):
                         yield text
+            if text := renderer.end():
+                yield text
             await writing
         finally:
             await cancel_and_wait([writing])
@@ -110,14 +114,17 @@ class Answer:
     def message(self) -> AIMessage:
         """The finished answer."""
         shown = [place for place in self._record.places if place.status != "omitted"]
-        renderer = AnswerRenderer(self._requests.templates.separator)
-        text = renderer.whole((place.point, place.text) for place in shown)
+        text = self._renderer().whole((place.point, place.text) for place in shown)
         return AIMessage(content=text, **self._record.particulars(self.message_id))
 
     def last_chunk(self) -> AIMessageChunk:
         """The last chunk of a stream of the text, which carries everything besides the text."""
         particulars = self._record.particulars(self.message_id)
         return AIMessageChunk(content="", chunk_position="last", **particulars)
+
+    def _renderer(self) -> AnswerRenderer:
+        is_guarded = self._requests.is_small and self._method.loop_guard
+        return AnswerRenderer(self._requests.templates.separator, RepeatedSentences() if is_guarded else None)
 
     # --- the points
 
@@ -130,9 +137,14 @@ class Answer:
         elif reason := await self._reason_for_plain():
             self._record.route_reason = reason
         else:
+            introduction = self._record.introduction = PointState(None, is_introduction=True)
+            if request := self._requests.introduction():
+                yield introduction, request
             async with aclosing(self._outlined()) as points:
                 async for begun in points:
                     yield begun
+            if not self._record.places:
+                introduction.end("omitted", "the answer is plain")
         self._record.is_outlined = True
 
     async def _reason_for_plain(self) -> str | None:
@@ -190,6 +202,9 @@ class Answer:
             yield self._begun(point, record.skeleton)
 
     def _begun(self, point: Point, skeleton: Skeleton) -> _Begun:
+        introduction = self._record.introduction
+        if introduction and introduction.call and introduction not in self._record.places:
+            self._writer.announce(introduction)
         place = self._writer.announce(PointState(point))
         return place, self._requests.point(skeleton, point, is_whole=not self._method.eager)
 
@@ -201,6 +216,13 @@ class Answer:
         num_missing = len(skeleton) - len(whole)
         self._record.route_reason = f"resumed: {num_missing} of {len(skeleton)} points were missing"
         begun = []
+        introduction = resume.get("introduction")
+        if introduction and introduction["status"] == "complete":
+            place = PointState(
+                None, pieces=[introduction["text"]], resumed=introduction, is_introduction=True
+            )
+            place.end("complete")
+            self._record.introduction = self._writer.announce(place)
         for point in skeleton:
             place = PointState(point)
             if earlier := whole.get(point.number):

@@ -29,7 +29,7 @@ class PointDelta(NamedTuple):
     """A text delta of one point.
 
     Attributes:
-        point: The point it belongs to; ``None`` if the model answers plainly, in one piece.
+        point: The point it belongs to; ``None`` for an introduction, and if the model answers plainly.
         text: What was added; ``""`` to announce that the point is being written.
     """
 
@@ -100,7 +100,7 @@ class PointWriter:
                             case Restarted():
                                 place.pieces.clear()
                                 text = self._text_of(place, request)
-                        if text.stopped_by:
+                        if text.stopped_by or place.is_ended:
                             break
                 self._add(place, text.end(is_cut=call.is_cut_off))
                 # An empty point is asked for once more, with a reply that the model begins itself.
@@ -122,8 +122,11 @@ class PointWriter:
     def _end(self, place: PointState, call: Call) -> None:
         """Ends a place whose call has ended well, with a whole text or the beginning of one."""
         ended = f"it ended with {call.finish_reason!r}"
+        if place.is_ended:
+            return
         if not place.pieces:
-            place.end("omitted" if place.point else "failed", f"the model wrote nothing; {ended}")
+            is_plain = not (place.point or place.is_introduction)
+            place.end("failed" if is_plain else "omitted", f"the model wrote nothing; {ended}")
         elif place.stopped_by or not call.is_cut_off:
             place.end("complete")
         elif call.has_our_bound and call.is_out_of_tokens and _is_rounded_off(place.text, call.text):
@@ -134,7 +137,9 @@ class PointWriter:
             place.end("cut", f"the model was stopped before the end: {ended}{advice}")
 
     def _begin(self, place: PointState) -> Call:
-        call = Call(f"point_{place.point.number}", "points") if place.point else Call("plain", "plain")
+        name = f"point_{place.point.number}" if place.point else "introduction"
+        is_plain = not (place.point or place.is_introduction)
+        call = Call("plain", "plain") if is_plain else Call(name, "points")
         place.call = self._record.begin(call)
         return place.call
 
@@ -143,20 +148,23 @@ class PointWriter:
         guards: dict[str, Guard] = {}
         if place.point:
             guards["heading"] = HeadingStripper(place.point)
+        if request.examples:
             guards["echo"] = EchoGuard(request.examples)
+        if place.point:
             guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
         if self._method.loop_guard:
             guards["loop"] = LoopGuard()
-        if place.point and (bounds := request.bounds) and bounds.max_words:
+        if (bounds := request.bounds) and bounds.max_words:
             is_bounded = bounds.max_tokens is not None
             guards["length"] = SentenceBound(bounds.max_words, gives_sentences=is_bounded)
         return Guarded(guards)
 
     def _add(self, place: PointState, text: str) -> None:
         if text:
-            self._note_first_text()
             place.pieces.append(text)
-            self._tell(place, text)
+            if place in self._record.places:  # an introduction waits for the first point
+                self._note_first_text()
+                self._tell(place, text)
 
     def _tell(self, place: PointState, text: str) -> None:
         if self._on_arrival:
@@ -171,6 +179,9 @@ class PointWriter:
         return place.num_read > 0 or (self._on_arrival is not None and bool(place.pieces))
 
     def _fail(self, place: PointState, call: Call, error: Exception) -> None:
+        if place.is_introduction:  # the answer is one without it
+            place.end("cut" if place.num_read else "omitted", f"{type(error).__name__}: {error}")
+            return
         self.errors.append(error)
         reason = f"{type(error).__name__}: {error}"
         # A budget that is spent is no failure of the model: the answer has the points that fit.

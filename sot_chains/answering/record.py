@@ -17,7 +17,8 @@ class AnswerRecord:
 
     Attributes:
         calls: Every call, in the order they were begun.
-        places: What is shown: a place for each point, or one for the plain answer.
+        places: What is shown: a place for each point, after the introduction, or one for the plain answer.
+        introduction: The place before the points, to be shown with the first of them.
         is_plain: Whether the model answers in one piece.
         is_outlined: Whether the route is known, and all points with it.
         is_cut: Whether the outline is not whole.
@@ -31,6 +32,7 @@ class AnswerRecord:
         self._method = method
         self.calls: list[Call] = []
         self.places: list[PointState] = []
+        self.introduction: PointState | None = None
         self.skeleton = Skeleton()
         self.skeleton_call: Call | None = None
         self.skeleton_reply: str | None = None
@@ -73,8 +75,9 @@ class AnswerRecord:
 
     @property
     def has_any(self) -> bool:
-        """Whether any place has text, or is complete without."""
-        return any(place.pieces or place.status == "complete" for place in self.places)
+        """Whether any point, or the plain answer, has text, or is complete without."""
+        places = [place for place in self.places if not place.is_introduction]
+        return any(place.pieces or place.status == "complete" for place in places)
 
     def end_places(self, reason: str) -> None:
         """Ends the places that have not ended with the text they have."""
@@ -110,6 +113,7 @@ class AnswerRecord:
             for p in points
             if p["status"] != "complete"
         ]
+        introduction = self.introduction
         plain = self.places[0] if self.is_plain and self.places else None
         if plain and plain.status and plain.status != "complete":
             failures = [
@@ -135,6 +139,7 @@ class AnswerRecord:
             skeleton=[point.text for point in self.skeleton],
             skeleton_reply=self.skeleton_reply,
             skeleton_call=skeleton_call.trace() if skeleton_call else None,
+            introduction=introduction.trace() if introduction in self.places and introduction else None,
             points=points,
             plain_call=plain.call.trace() if plain and plain.call else None,
             plain_stopped_by=plain.stopped_by if plain else None,

@@ -24,7 +24,7 @@ from sot_chains.text.skeleton import Point, Skeleton
 # since it continues with the points after its own; its tokens are bounded, since it may repeat itself.
 _SMALL_POINT: dict[Detail, ReplyBounds] = {
     "brief": ReplyBounds(stop=("\n",), max_tokens=60, max_words=8),
-    "normal": ReplyBounds(stop=("\n",), max_tokens=145, max_words=78),
+    "normal": ReplyBounds(stop=("\n",), max_tokens=120, max_words=62),
     "full": ReplyBounds(stop=(), max_tokens=400, max_words=110),
 }
 _POINT: dict[Detail, ReplyBounds] = {
@@ -35,7 +35,9 @@ _POINT: dict[Detail, ReplyBounds] = {
 _FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 7, 8, 2  # small models lose count
 # The longest point decides how long the answer takes, so that the others may as well be as long: by itself,
 # a small model ends a point after anything from ten tokens to ninety.
-_MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 95, "full": 0}
+_MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 75, "full": 0}
+# Longer than most outlines, beside which it is written, would delay the points.
+_INTRODUCTION, _INTRODUCTION_TOKENS = ReplyBounds(stop=("\n",), max_tokens=110, max_words=60), 50
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
 _MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
 _SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=160)
@@ -57,7 +59,7 @@ class Requests:
         self.templates = method.prompts_in_use.for_question(conversation.question)
         # Asked of the model itself: a user may know that another one continues replies, but one that is
         # stronger needs no examples, and some vendors refuse a stop string that is a line's end.
-        self._is_small = provider.supports_prefill and not self._is_cached
+        self.is_small = self._is_small = provider.supports_prefill and not self._is_cached
         # A vendor's models are strong enough without, and bill every token they read.
         self._may_show_examples = bool(self.templates.examples) and (
             self._is_small or (isinstance(provider, VendorProvider) and provider.is_elsewhere)
@@ -78,6 +80,22 @@ class Requests:
         """Asks for the outline."""
         prefix = SharedPrefix(0, self._key) if self._is_cached else None  # what stands before the question
         return Request(self._skeleton_messages, None, prefix, _SMALL_OUTLINE if self._is_small else None)
+
+    def introduction(self) -> Request | None:
+        """Asks a small local model for what stands before the points, beside the outline.
+
+        ``None`` for models that are asked over a network, where it would be one more call to pay for.
+        """
+        examples = [example.introduction for example in self.templates.examples]
+        is_wanted = self._is_small and self._method.detail != "brief" and not self._method.budget
+        if not (is_wanted and self.templates.introduction and all(examples)):
+            return None
+        parameters = {**self._point_settings}
+        if parameters.get("min_tokens") is not None:
+            parameters["min_tokens"] = _INTRODUCTION_TOKENS
+        return Request(
+            self._introduction_messages, bounds=_INTRODUCTION, parameters=parameters, examples=examples
+        )
 
     def outline_reader(self, reply_start: Callable[[], str | None]) -> OutlineReader:
         """A reader of the reply to :meth:`skeleton`, which was begun with what ``reply_start`` returns."""
@@ -157,6 +175,11 @@ class Requests:
             self.templates.expansion_examples(detail=detail, prefill=prefill) if self._shows_examples else []
         )
         return self._asking(request, start, written, examples)
+
+    def _introduction_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
+        request = self.templates.introduction_request(self._conversation.question)
+        examples = self.templates.introduction_examples() if self._shows_examples else []
+        return self._asking(request, "" if prefill and written else None, written, examples)
 
     def _plain_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         messages = list(self._conversation.messages)

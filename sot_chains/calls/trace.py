@@ -41,7 +41,7 @@ class CallTrace(TypedDict):
 
 
 class PointTrace(CallTrace):
-    """One point and the call that wrote it.
+    """One point, or the introduction, and the call that wrote it.
 
     Attributes:
         status: ``"complete"``; ``"cut"`` if the text ends before its end; ``"failed"`` if there is none;
@@ -84,6 +84,8 @@ class SotTrace(TypedDict):
         skeleton: The headings of the points; on the plain route, of what little was found.
         skeleton_reply: What the model replied to the skeleton request, ``None`` if it was not asked.
         skeleton_call: The call of the first stage, ``None`` if it was not made.
+        introduction: The call that wrote what stands before the points, beside the skeleton's; ``None`` if
+            there is nothing.
         points: The calls of the second stage, in reading order.
         plain_call: The call of the plain route, else ``None``.
         plain_stopped_by: ``"loop"`` if the plain answer was ended because it repeated itself.
@@ -104,6 +106,7 @@ class SotTrace(TypedDict):
     skeleton: list[str]
     skeleton_reply: str | None
     skeleton_call: CallTrace | None
+    introduction: PointTrace | None
     points: list[PointTrace]
     plain_call: CallTrace | None
     plain_stopped_by: StoppedBy | None
@@ -215,16 +218,17 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class PointState:
-    """One place of the answer while it is written: a point, or the whole plain answer.
+    """One place of the answer while it is written: a point, the introduction or the whole plain answer.
 
     Attributes:
-        point: The point; ``None`` for a plain answer.
+        point: The point; ``None`` for an introduction and a plain answer.
         call: The call that writes it.
         pieces: Its cleaned text.
         num_read: How many of them the reader of a stream has seen.
         status: How it has ended; ``None`` while it is being written.
         stopped_by: Which guard has ended its text.
         resumed: The point's trace in an earlier answer, if it was taken over from there.
+        is_introduction: Whether it stands before the points.
     """
 
     point: Point | None
@@ -235,6 +239,7 @@ class PointState:
     reason: str | None = None
     stopped_by: StoppedBy | None = None
     resumed: PointTrace | None = None
+    is_introduction: bool = False
 
     @property
     def is_ended(self) -> bool:
@@ -251,14 +256,13 @@ class PointState:
         return "".join(self.pieces)
 
     def trace(self) -> PointTrace:
-        """The point as it goes into the answer's trace."""
-        assert self.point is not None
+        """The point as it goes into the answer's trace. An introduction has the number 0."""
         if self.resumed is not None:
             return {**self.resumed, "is_resumed": True}
         call = (self.call or Call("", "points")).trace()
         return PointTrace(
-            number=self.point.number,
-            label=self.point.text,
+            number=self.point.number if self.point else 0,
+            label=self.point.text if self.point else "",
             text=self.text,
             status=self.status or ("cut" if self.pieces else "failed"),
             reason=self.reason,

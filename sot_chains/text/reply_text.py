@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from sot_chains.text.repeats import RepeatedSentences
 from sot_chains.text.skeleton import Point
 
 _AROUND_HEADING = "* \t\n:：.。-–—"
@@ -107,30 +108,47 @@ def _skip(text: str, start: int, characters: str) -> int:
 
 
 class AnswerRenderer:
-    """Writes "1. **Heading**: text", a blank line, the next point. An answer without points is just text.
+    """Writes "1. **Heading**: text", a blank line, the next point. Text without a point stands before them.
 
     Args:
         separator: Stands between a heading and its text.
+        repeats: Leaves out what has been said before.
     """
 
-    def __init__(self, separator: str) -> None:
+    def __init__(self, separator: str, repeats: RepeatedSentences | None = None) -> None:
         self._separator = separator
+        self._repeats = repeats
         self._point: Point | None = None
-        self._has_text = False
+        self._introduction = ""
+        self._has_text = False  # of the point
 
     def add(self, point: Point | None, text: str) -> str:
         """What to write when ``text`` is added to ``point``. Points come in order."""
         if point is None:
+            self._introduction += text
             return text
         written = ""
         if point is not self._point:
-            written = ("\n\n" if self._point else "") + f"{point.number}. **{point.text}**"
+            written = self.end() + f"{self._gap()}{point.number}. **{point.text}**"
             self._point, self._has_text = point, False
-        if text and not self._has_text:
-            written += self._separator
-            self._has_text = True
-        return written + text
+        return written + self._separated(self._repeats.feed(text) if self._repeats else text)
+
+    def end(self) -> str:
+        """What is left to write when nothing more is added to a point."""
+        return self._separated(self._repeats.end()) if self._repeats and self._point else ""
 
     def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
         """The finished answer, from each point and its text."""
-        return "".join(self.add(point, text) for point, text in texts)
+        return "".join(self.add(point, text) for point, text in texts) + self.end()
+
+    def _gap(self) -> str:
+        """What stands before the next point."""
+        if not self._point and self._repeats:
+            self._repeats.note(self._introduction)
+        return "\n\n" if self._point or self._introduction else ""
+
+    def _separated(self, text: str) -> str:
+        """``text`` of a point behind what stands between the heading and it."""
+        separator = self._separator if text and not self._has_text else ""
+        self._has_text |= bool(text)
+        return separator + text

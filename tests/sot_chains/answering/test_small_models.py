@@ -89,7 +89,7 @@ async def test_no_more_points_are_asked_for_than_an_answer_may_have() -> None:
     model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
     message = await sot_of(model, max_points=3).ainvoke(QUESTION)
     assert len(message.response_metadata["sot"]["points"]) == 3
-    assert len(model.requests) == 4
+    assert len(model.requests) == 5  # with the introduction's
 
 
 async def test_points_are_as_long_as_asked_for() -> None:
