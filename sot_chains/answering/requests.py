@@ -24,7 +24,7 @@ from sot_chains.text.skeleton import Point, Skeleton
 # since it continues with the points after its own; its tokens are bounded, since it may repeat itself.
 _SMALL_POINT: dict[Detail, ReplyBounds] = {
     "brief": ReplyBounds(stop=("\n",), max_tokens=60, max_words=8),
-    "normal": ReplyBounds(stop=("\n",), max_tokens=120, max_words=62),
+    "normal": ReplyBounds(stop=("\n",), max_tokens=125, max_words=65),
     "full": ReplyBounds(stop=(), max_tokens=400, max_words=110),
 }
 _POINT: dict[Detail, ReplyBounds] = {
@@ -35,7 +35,7 @@ _POINT: dict[Detail, ReplyBounds] = {
 _FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 7, 8, 2  # small models lose count
 # The longest point decides how long the answer takes, so that the others may as well be as long: by itself,
 # a small model ends a point after anything from ten tokens to ninety.
-_MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 75, "full": 0}
+_MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 80, "full": 0}
 # Longer than most outlines, beside which it is written, would delay the points.
 _INTRODUCTION, _INTRODUCTION_TOKENS = ReplyBounds(stop=("\n",), max_tokens=110, max_words=60), 50
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied

@@ -59,7 +59,7 @@ async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(contin
         if continues and trace["route"] == "sot":
             assert len(messages) == 2 * len(ENGLISH.examples) + (1 if is_introduction else 2)
             assert parameters["stop"] == ["END", "\n" if is_point or is_introduction else "\n\n"]
-            assert parameters["max_tokens"] == (120 if is_point else 110 if is_introduction else 160)
+            assert parameters["max_tokens"] == (125 if is_point else 110 if is_introduction else 160)
         if not continues:  # nothing but the beginning of the next point ends a text
             assert len(messages) == 1
             assert parameters["stop"][0] == "END"
