@@ -184,6 +184,11 @@ class ChatLocal(BatchedChatModel):
         return opens_reasoning(self.engine.tokenizer)
 
     @property
+    def num_parameters(self) -> int:
+        """How many weights the model has."""
+        return sum(weights.numel() for weights in self.engine.model.parameters())
+
+    @property
     def _num_rows(self) -> int:
         return self.engine.max_rows
 

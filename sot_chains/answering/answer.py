@@ -189,7 +189,7 @@ class Answer:
                 has_failed = bool(call.pieces)  # in the middle of a heading
             reader.end(is_cut=reader.is_over or call.is_cut_off or has_failed)
             fault = fault_of(reader.headings, self._requests.templates.example_headings)
-            if is_eager or fault:
+            if is_eager or fault or call.is_out_of_tokens:
                 break
             if request := self._requests.more_points(reader.headings, num_calls):
                 reader = self._requests.outline_reader(lambda: None)

@@ -34,13 +34,15 @@ _POINT: dict[Detail, ReplyBounds] = {
 }
 _FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 7, 8, 2  # small models lose count
 # The longest point decides how long the answer takes, so that the others may as well be as long: by itself,
-# a small model ends a point after anything from ten tokens to ninety.
+# a tiny model ends a point after anything from ten tokens to ninety, while larger ones do as they are told.
+_TINY_PARAMETERS = 400e6
 _MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 80, "full": 0}
 # Longer than most outlines, beside which it is written, would delay the points.
 _INTRODUCTION, _INTRODUCTION_TOKENS = ReplyBounds(stop=("\n",), max_tokens=110, max_words=60), 50
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
 _MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
-_SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=160)
+_SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=110)
+_MORE_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=60)
 
 
 class Requests:
@@ -70,7 +72,8 @@ class Requests:
         if self._is_small and isinstance(provider, LangChainProvider):
             if method.loop_guard and provider.setting("presence_penalty") == 0:
                 self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
-            if provider.setting("min_tokens") == 0:
+            is_tiny = (provider.setting("num_parameters") or 0) < _TINY_PARAMETERS
+            if provider.setting("min_tokens") == 0 and is_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         self._max_points = method.max_points or (_MOST_HEADINGS if self._is_small else None)
         self.skeleton_reply_start: str | None = None
@@ -91,7 +94,7 @@ class Requests:
         if not (is_wanted and self.templates.introduction and all(examples)):
             return None
         parameters = {**self._point_settings}
-        if parameters.get("min_tokens") is not None:
+        if "min_tokens" in parameters:
             parameters["min_tokens"] = _INTRODUCTION_TOKENS
         return Request(
             self._introduction_messages, bounds=_INTRODUCTION, parameters=parameters, examples=examples
@@ -120,7 +123,7 @@ class Requests:
             return None
         begun = f"{Skeleton.of(headings).text}\n{len(headings) + 1}."
         written = begun.removeprefix(self.templates.skeleton_prefill)
-        return replace(self.skeleton(), written=written, parameters=_sampled(attempt))
+        return replace(self.skeleton(), written=written, parameters=_sampled(attempt), bounds=_MORE_OUTLINE)
 
     def point(self, skeleton: Skeleton, point: Point, *, is_whole: bool) -> Request:
         """Asks for one point to be written out.

@@ -196,6 +196,22 @@ async def test_a_model_that_refuses_to_go_on_with_its_outline_keeps_what_there_i
     assert message.response_metadata["sot"]["is_complete"]
 
 
+@pytest.mark.parametrize(("num_parameters", "is_lengthened"), [(135_000_000, True), (494_000_000, False)])
+async def test_points_of_tiny_models_alone_are_made_equally_long(
+    num_parameters: int, is_lengthened: bool
+) -> None:
+    class Local(PacedChatModel):
+        num_parameters: int = 0
+        min_tokens: int = 0
+
+    model = Local(supports_assistant_prefill=True, num_parameters=num_parameters)
+    await sot_of(model, max_points=3).ainvoke(QUESTION)
+    lengthened = ["min_tokens" in parameters for parameters in model.parameters[-3:]]
+    assert lengthened == [is_lengthened] * 3
+    await sot_of(model.bind(min_tokens=5), max_points=3).ainvoke(QUESTION)
+    assert [parameters["min_tokens"] for parameters in model.parameters[-3:]] == [5] * 3
+
+
 async def test_the_trace_has_the_reason_of_the_router() -> None:
     message = await SkeletonOfThought(PacedChatModel()).ainvoke(QUESTION)
     assert "trained router" in message.response_metadata["sot"]["route_reason"]
