@@ -15,6 +15,8 @@ from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, provider_of
 from sot_chains.text.prompts import CHINESE, ENGLISH, Prompts, PromptTemplates
 from sot_chains.text.skeleton import Point, Skeleton, parse_skeleton
+from sot_chains.text.thoughts import Thought
+from sot_chains.thought_graph import ThoughtGraph
 
 __all__ = [
     "CHINESE",
@@ -38,6 +40,8 @@ __all__ = [
     "Skeleton",
     "SkeletonOfThought",
     "SotTrace",
+    "Thought",
+    "ThoughtGraph",
     "close_clients",
     "parse_skeleton",
     "provider_of",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -30,6 +30,7 @@ from langchain_core.utils.uuid import uuid7
 from sot_chains.answering.answer import Answer
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.answering.point_writer import PointDelta
+from sot_chains.answering.shown import run_of, shown_text
 from sot_chains.calls.budget import Budget
 from sot_chains.calls.options import (
     CallOptions,
@@ -46,8 +47,6 @@ from sot_chains.providers import Provider, VendorProvider, provider_of
 from sot_chains.providers.blocking import BlockingRunnable
 from sot_chains.providers.callbacks import (
     NO_CALLBACKS,
-    ChatRun,
-    chat_run,
     wants_tokens,
     without_callbacks,
 )
@@ -92,6 +91,9 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         prefill: Whether replies are begun for the model, which keeps small ones on track. By default
             if the model is known to continue them, or until it has said that it does not.
         max_points: How many points an answer has at most; further ones are left away.
+        dependencies: Whether the model may mark points that build on others ("4. Total cost (needs 2, 3)").
+            Such a point is written once those are, and reads their text.
+        conclusion: Whether the model concludes with all points in view; ``"first"`` shows that before them.
         eager: Whether a point is written once the next one begins in the outline, with the outline up to it.
             Pays where earlier points are longer or calls are limited (``benchmarks.frontier``).
         on_failure: What to do about a point whose call fails. ``"retry"`` tries again and at last returns
@@ -135,6 +137,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         loop_guard: bool = True,
         prefill: bool | None = None,
         max_points: int | None = None,
+        dependencies: bool = False,
+        conclusion: bool | Literal["first"] = False,
         eager: bool = False,
         on_failure: OnFailure = "retry",
         retries: Retries | None = None,
@@ -158,6 +162,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             loop_guard=loop_guard,
             prefill=prefill,
             max_points=max_points,
+            dependencies=dependencies,
+            conclusion=conclusion,
             eager=eager,
             on_failure=on_failure,
             retries=retries or Retries(),
@@ -202,7 +208,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         ) -> AsyncGenerator[AIMessageChunk, None]:
             (question,) = [value async for value in inputs]
             answer, shown = self._answer(question, config, run_manager, kwargs, limit=calls_limit(config))
-            async with aclosing(self._shown(answer, shown)) as pieces:
+            async with aclosing(shown_text(answer, shown, self.get_name())) as pieces:
                 async for piece in pieces:
                     yield AIMessageChunk(content=piece, id=answer.message_id)
             yield answer.last_chunk()
@@ -290,11 +296,11 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             question, config, run_manager, parameters, limit=limit, on_arrival=on_arrival
         )
         if wants_tokens(shown):
-            async with aclosing(self._shown(answer, shown)) as pieces:
+            async with aclosing(shown_text(answer, shown, self.get_name())) as pieces:
                 async for _ in pieces:
                     pass
             return answer.message()
-        async with self._run_of(answer, shown) as run:
+        async with run_of(answer, shown, self.get_name()) as run:
             message = await answer.write()
             if run:
                 run.message = AIMessage(content=message.content, id=message.id)
@@ -327,23 +333,15 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             question_number=next_question(),
             resume=resume,
         )
-        return Answer(self.method, conversation, setting, on_arrival), {**shown, "run_name": "answer"}
+        return self._new_answer(conversation, setting, on_arrival), {**shown, "run_name": "answer"}
 
-    async def _shown(self, answer: Answer, config: RunnableConfig) -> AsyncGenerator[str, None]:
-        """The text of ``answer`` in reading order, shown to handlers as what one chat model writes.
-
-        Without this run a handler would see the points interleaved, in order of arrival. It reports no usage:
-        the runs of the calls do.
-        """
-        async with self._run_of(answer, config) as run, aclosing(answer.read()) as pieces:
-            async for piece in pieces:
-                if run:
-                    await run.wrote(piece)
-                yield piece
-
-    def _run_of(self, answer: Answer, config: RunnableConfig) -> AbstractAsyncContextManager[ChatRun | None]:
-        messages = answer.conversation.messages
-        return chat_run(config, messages, model=self.get_name(), message_id=answer.message_id)
+    def _new_answer(
+        self,
+        conversation: Conversation,
+        setting: CallOptions,
+        on_arrival: Callable[[PointDelta], None] | None,
+    ) -> Answer:
+        return Answer(self.method, conversation, setting, on_arrival)
 
 
 async def _just(value: LanguageModelInput) -> AsyncIterator[LanguageModelInput]:

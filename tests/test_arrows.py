@@ -77,6 +77,7 @@ LAYERS = {
         ["router"],
         ["answering"],
         ["chain"],
+        ["thought_graph"],
         ["display", "evaluation"],
         ["cli"],
         ["__init__"],

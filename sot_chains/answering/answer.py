@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
@@ -23,12 +24,13 @@ from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError
 from sot_chains.providers.tasks import Tasks, cancel_and_wait
 from sot_chains.text.conversation import Conversation
+from sot_chains.text.dependencies import with_needs
 from sot_chains.text.outline import fault_of
 from sot_chains.text.repeats import RepeatedSentences
 from sot_chains.text.reply_text import AnswerRenderer
 from sot_chains.text.skeleton import Point, Skeleton
 
-_Begun = tuple[PointState, Request]
+Begun = tuple[PointState, Request]
 
 
 class Answer:
@@ -128,7 +130,7 @@ class Answer:
 
     # --- the points
 
-    async def _points(self) -> AsyncGenerator[_Begun, None]:
+    async def _points(self) -> AsyncGenerator[Begun, None]:
         """The points of the answer, each with the request for its text; none for a plain answer."""
         resume = self._setting.resume
         if resume is not None and resume["skeleton_reply"] is not None and resume["points"]:
@@ -137,14 +139,16 @@ class Answer:
         elif reason := await self._reason_for_plain():
             self._record.route_reason = reason
         else:
-            introduction = self._record.introduction = PointState(None, is_introduction=True)
-            if request := self._requests.introduction():
+            introduction = self._record.introduction = PointState(None, part="introduction")
+            if self._method.conclusion != "first" and (request := self._requests.introduction()):
                 yield introduction, request
             async with aclosing(self._outlined()) as points:
                 async for begun in points:
                     yield begun
             if not self._record.places:
                 introduction.end("omitted", "the answer is plain")
+        if self._record.places and self._method.conclusion:
+            yield self._concluding()
         self._record.is_outlined = True
 
     async def _reason_for_plain(self) -> str | None:
@@ -161,7 +165,7 @@ class Answer:
         self._record.router_reason = reason
         return None
 
-    async def _outlined(self) -> AsyncGenerator[_Begun, None]:
+    async def _outlined(self) -> AsyncGenerator[Begun, None]:
         """The points of an outline that the model writes now."""
         record, is_eager = self._record, self._method.eager
         reader = self._requests.outline_reader(lambda: self._requests.skeleton_reply_start)
@@ -197,39 +201,62 @@ class Answer:
         record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
         points = reader.take()
         record.plain_share = self._requests.plain_share()
-        record.note_outline(reader.text, reader.skeleton, fault)
+        skeleton = with_needs(reader.skeleton) if self._method.dependencies else reader.skeleton
+        record.note_outline(reader.text, skeleton, fault)
         for point in points if record.places or not fault else ():
-            yield self._begun(point, record.skeleton)
+            yield self._begun(point, reader.skeleton)
 
-    def _begun(self, point: Point, skeleton: Skeleton) -> _Begun:
+    def _begun(self, point: Point, skeleton: Skeleton) -> Begun:
         introduction = self._record.introduction
         if introduction and introduction.call and introduction not in self._record.places:
             self._writer.announce(introduction)
-        place = self._writer.announce(PointState(point))
-        return place, self._requests.point(skeleton, point, is_whole=not self._method.eager)
+        if self._method.dependencies:
+            skeleton = with_needs(skeleton)
+            point = skeleton.points[point.number - 1]
+        if self._method.conclusion == "first" and not self._record.places:
+            self._announce_conclusion()
+        needs = [place for place in self._record.places if place.point and place.point.number in point.needs]
+        place = self._writer.announce(PointState(point, needs=needs))
+        is_whole = not self._method.eager
+        return place, self._requests.point(skeleton, point, is_whole=is_whole, needs=needs)
 
-    def _resumed(self, resume: SotTrace) -> list[_Begun]:
+    def _announce_conclusion(self) -> PointState:
+        self._record.conclusion = PointState(None, part="conclusion")
+        return self._writer.announce(self._record.conclusion)
+
+    def _concluding(self) -> Begun:
+        """The conclusion, which is written once all points are."""
+        place = self._record.conclusion or self._announce_conclusion()
+        place.needs = [other for other in self._record.places if other.point]
+        return place, self._requests.conclusion(place.needs)
+
+    def _resumed(self, resume: SotTrace) -> list[Begun]:
         """The points of an earlier answer: those that are complete, with their text, and the others."""
-        skeleton = Skeleton.of(resume["skeleton"])
+        needs = {point["number"]: tuple(point.get("needs", ())) for point in resume["points"]}
+        skeleton = Skeleton(
+            tuple(replace(p, needs=needs.get(p.number, ())) for p in Skeleton.of(resume["skeleton"]))
+        )
         whole = {point["number"]: point for point in resume["points"] if point["status"] == "complete"}
         self._record.skeleton, self._record.skeleton_reply = skeleton, resume["skeleton_reply"]
         num_missing = len(skeleton) - len(whole)
         self._record.route_reason = f"resumed: {num_missing} of {len(skeleton)} points were missing"
-        begun = []
+        begun: list[Begun] = []
         introduction = resume.get("introduction")
         if introduction and introduction["status"] == "complete":
-            place = PointState(
-                None, pieces=[introduction["text"]], resumed=introduction, is_introduction=True
-            )
+            place = PointState(None, pieces=[introduction["text"]], resumed=introduction, part="introduction")
             place.end("complete")
             self._record.introduction = self._writer.announce(place)
+        if self._method.conclusion == "first":
+            self._announce_conclusion()
         for point in skeleton:
-            place = PointState(point)
+            earlier_needs = [place for place, _ in begun if place.point and place.point.number in point.needs]
+            place = PointState(point, needs=earlier_needs)
             if earlier := whole.get(point.number):
                 place = PointState(point, pieces=[earlier["text"]], resumed=earlier)
                 place.end("complete")
             self._writer.announce(place)
-            begun.append((place, self._requests.point(skeleton, point, is_whole=True)))
+            request = self._requests.point(skeleton, point, is_whole=True, needs=earlier_needs)
+            begun.append((place, request))
         return begun
 
     # --- the end

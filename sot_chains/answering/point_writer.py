@@ -85,7 +85,7 @@ class PointWriter:
             PlainInsteadError: The call failed and the policy is ``"plain"``.
             Exception: The call failed and the policy is ``"raise"``.
         """
-        if place.is_ended:
+        if place.is_ended or not await self._has_what_it_needs(place):
             return
         call, text = self._begin(place), self._text_of(place, request)
         try:
@@ -119,13 +119,25 @@ class PointWriter:
             self._end(place, call)
         self._order.wake()
 
+    async def _has_what_it_needs(self, place: PointState) -> bool:
+        """Waits for the places that ``place`` builds on; without their text it ends as they did."""
+        for needed in place.needs:
+            await needed.wait()
+        lacking = [needed for needed in place.needs if not needed.pieces]
+        if not lacking or (place.part and len(lacking) < len(place.needs)):
+            return True
+        numbers = ", ".join(str(needed.point.number) for needed in lacking if needed.point)
+        place.end(lacking[0].status or "failed", f"it builds on {numbers}, of which there is no text")
+        self._order.wake()
+        return False
+
     def _end(self, place: PointState, call: Call) -> None:
         """Ends a place whose call has ended well, with a whole text or the beginning of one."""
         ended = f"it ended with {call.finish_reason!r}"
         if place.is_ended:
             return
         if not place.pieces:
-            is_plain = not (place.point or place.is_introduction)
+            is_plain = not (place.point or place.part)
             place.end("failed" if is_plain else "omitted", f"the model wrote nothing; {ended}")
         elif place.stopped_by or not call.is_cut_off:
             place.end("complete")
@@ -137,9 +149,8 @@ class PointWriter:
             place.end("cut", f"the model was stopped before the end: {ended}{advice}")
 
     def _begin(self, place: PointState) -> Call:
-        name = f"point_{place.point.number}" if place.point else "introduction"
-        is_plain = not (place.point or place.is_introduction)
-        call = Call("plain", "plain") if is_plain else Call(name, "points")
+        name = f"point_{place.point.number}" if place.point else place.part
+        call = Call(name, "points") if name else Call("plain", "plain")
         place.call = self._record.begin(call)
         return place.call
 
@@ -179,7 +190,7 @@ class PointWriter:
         return place.num_read > 0 or (self._on_arrival is not None and bool(place.pieces))
 
     def _fail(self, place: PointState, call: Call, error: Exception) -> None:
-        if place.is_introduction:  # the answer is one without it
+        if place.part:  # the answer is one without it
             place.end("cut" if place.num_read else "omitted", f"{type(error).__name__}: {error}")
             return
         self.errors.append(error)

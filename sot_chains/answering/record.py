@@ -19,6 +19,7 @@ class AnswerRecord:
         calls: Every call, in the order they were begun.
         places: What is shown: a place for each point, after the introduction, or one for the plain answer.
         introduction: The place before the points, to be shown with the first of them.
+        conclusion: The place that is written with all points in view.
         is_plain: Whether the model answers in one piece.
         is_outlined: Whether the route is known, and all points with it.
         is_cut: Whether the outline is not whole.
@@ -33,6 +34,7 @@ class AnswerRecord:
         self.calls: list[Call] = []
         self.places: list[PointState] = []
         self.introduction: PointState | None = None
+        self.conclusion: PointState | None = None
         self.skeleton = Skeleton()
         self.skeleton_call: Call | None = None
         self.skeleton_reply: str | None = None
@@ -76,7 +78,7 @@ class AnswerRecord:
     @property
     def has_any(self) -> bool:
         """Whether any point, or the plain answer, has text, or is complete without."""
-        places = [place for place in self.places if not place.is_introduction]
+        places = [place for place in self.places if not place.part]
         return any(place.pieces or place.status == "complete" for place in places)
 
     def end_places(self, reason: str) -> None:
@@ -108,18 +110,20 @@ class AnswerRecord:
     def trace(self) -> SotTrace:
         """The record as plain values."""
         points = [] if self.is_plain else [place.trace() for place in self.places if place.point]
+        introduction, conclusion = (
+            place.trace() if place and place in self.places else None
+            for place in (self.introduction, self.conclusion)
+        )
         failures = [
             Failure(number=p["number"], label=p["label"], status=p["status"], reason=p["reason"] or "")
-            for p in points
+            for p in (*points, *([conclusion] if conclusion else ()))
             if p["status"] != "complete"
         ]
-        introduction = self.introduction
         plain = self.places[0] if self.is_plain and self.places else None
         if plain and plain.status and plain.status != "complete":
             failures = [
                 Failure(number=0, label="plain answer", status=plain.status, reason=plain.reason or "")
             ]
-        writing = [place.call.seconds for place in self.places if place.call]
         skeleton_call = self.skeleton_call
         stages: dict[str, list[UsageMetadata | None]] = {}
         num_calls = num_requests = 0
@@ -139,15 +143,16 @@ class AnswerRecord:
             skeleton=[point.text for point in self.skeleton],
             skeleton_reply=self.skeleton_reply,
             skeleton_call=skeleton_call.trace() if skeleton_call else None,
-            introduction=introduction.trace() if introduction in self.places and introduction else None,
+            introduction=introduction,
             points=points,
+            conclusion=conclusion,
             plain_call=plain.call.trace() if plain and plain.call else None,
             plain_stopped_by=plain.stopped_by if plain else None,
             seconds=self.seconds,
             first_text_seconds=self.first_text_seconds,
             critical_path_seconds=min(
                 self.seconds,  # which is less where points are written while the outline still is
-                self.skeleton_seconds + max(writing, default=0.0),
+                self.skeleton_seconds + self._longest_chain(),
             ),
             num_calls=num_calls,
             num_requests=num_requests,
@@ -159,6 +164,18 @@ class AnswerRecord:
                 plain_input,
             ),
         )
+
+    def _longest_chain(self) -> float:
+        """Seconds of the longest chain of places that build on each other."""
+        seconds: dict[int, float] = {}
+
+        def until(place: PointState) -> float:
+            if id(place) not in seconds:
+                own = place.call.seconds if place.call else 0.0
+                seconds[id(place)] = own + max(map(until, place.needs), default=0.0)
+            return seconds[id(place)]
+
+        return max((until(place) for place in self.places), default=0.0)
 
     def _estimated(self) -> Tokens | None:
         """What calls took that were cut before their usage arrived, if there were any."""

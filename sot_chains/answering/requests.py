@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from sot_chains.calls.model_call import Request
 from sot_chains.calls.options import ReplyBounds, SotOptions
+from sot_chains.calls.trace import PointState
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
@@ -51,6 +52,7 @@ class Requests:
     Attributes:
         templates: The wording, in the language of the question.
         skeleton_reply_start: What the last skeleton request made began the reply with.
+        marks_needs: Whether the outline is asked for marks of what points build on.
     """
 
     def __init__(self, method: SotOptions, conversation: Conversation) -> None:
@@ -75,6 +77,7 @@ class Requests:
             is_tiny = (provider.setting("num_parameters") or 0) < _TINY_PARAMETERS
             if provider.setting("min_tokens") == 0 and is_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
+        self.marks_needs = method.dependencies
         self._max_points = method.max_points or (_MOST_HEADINGS if self._is_small else None)
         self.skeleton_reply_start: str | None = None
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
@@ -125,20 +128,31 @@ class Requests:
         written = begun.removeprefix(self.templates.skeleton_prefill)
         return replace(self.skeleton(), written=written, parameters=_sampled(attempt), bounds=_MORE_OUTLINE)
 
-    def point(self, skeleton: Skeleton, point: Point, *, is_whole: bool) -> Request:
+    def conclusion(self, places: Sequence[PointState]) -> Request:
+        """Asks for what follows from all points, which stand in ``places``."""
+        return Request(
+            partial(self._conclusion_messages, places),
+            bounds=_INTRODUCTION if self._is_small else None,
+            parameters={name: value for name, value in self._point_settings.items() if name != "min_tokens"},
+        )
+
+    def point(
+        self, skeleton: Skeleton, point: Point, *, is_whole: bool, needs: Sequence[PointState] = ()
+    ) -> Request:
         """Asks for one point to be written out.
 
         Args:
             skeleton: The outline shown with it.
             point: The point.
             is_whole: Whether ``skeleton`` is the whole outline, so that all points show the same one.
+            needs: The places of the points it builds on, whose text it is shown.
         """
         prefix = self._shared_prefix(skeleton) if is_whole else None
         detail = self._method.detail
         bounds = _SMALL_POINT[detail] if self._is_small else _POINT[detail]
         if not self._is_small:
             bounds = replace(bounds, stop=_beginnings_of_next(skeleton, point))
-        messages = partial(self._point_messages, skeleton, point)
+        messages = partial(self._point_messages, skeleton, point, needs)
         return Request(
             messages,
             point,
@@ -165,15 +179,25 @@ class Requests:
     def _skeleton_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         self.skeleton_reply_start = self.templates.skeleton_prefill if prefill else None
         request = self.templates.skeleton_request(self._conversation.question, prefill=prefill)
+        if self.marks_needs:
+            request += self.templates.skeleton_needs
         examples = self.templates.skeleton_examples(prefill=prefill) if self._shows_examples else []
         return self._asking(request, self.skeleton_reply_start, written, examples)
 
     def _point_messages(
-        self, skeleton: Skeleton, point: Point, *, prefill: bool, written: str = ""
+        self,
+        skeleton: Skeleton,
+        point: Point,
+        needs: Sequence[PointState],
+        *,
+        prefill: bool,
+        written: str = "",
     ) -> list[BaseMessage]:
         start = self.templates.expansion_reply_start(point) if prefill else None
         question, detail = self._conversation.question, self._method.detail
         request = self.templates.expansion_request(question, skeleton, point, detail=detail, prefill=prefill)
+        if needs:
+            request += self.templates.needed.format(points=_written(needs))
         examples = (
             self.templates.expansion_examples(detail=detail, prefill=prefill) if self._shows_examples else []
         )
@@ -183,6 +207,13 @@ class Requests:
         request = self.templates.introduction_request(self._conversation.question)
         examples = self.templates.introduction_examples() if self._shows_examples else []
         return self._asking(request, "" if prefill and written else None, written, examples)
+
+    def _conclusion_messages(
+        self, places: Sequence[PointState], *, prefill: bool, written: str = ""
+    ) -> list[BaseMessage]:
+        question = self._conversation.question
+        request = self.templates.conclusion.format(question=question, points=_written(places))
+        return self._asking(request, "" if prefill and written else None, written, ())
 
     def _plain_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         messages = list(self._conversation.messages)
@@ -219,6 +250,15 @@ class Requests:
         for message in self._conversation.messages:
             digest.update(repr(message.content).encode())
         return f"sot-{digest.hexdigest()}"
+
+
+def _written(places: Sequence[PointState]) -> str:
+    """The text of points that are written."""
+    return "\n\n".join(
+        f"{place.point.number}. {place.point.text}: {place.text}"
+        for place in places
+        if place.point and place.pieces
+    )
 
 
 def _sampled(attempt: int) -> dict[str, Any]:

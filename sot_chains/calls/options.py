@@ -88,6 +88,8 @@ class SotOptions:
     router: Runnable[LanguageModelInput, Any] | None = None
     detail: Detail = "normal"
     loop_guard: bool = True
+    dependencies: bool = False
+    conclusion: bool | Literal["first"] = False
     expectations: Expectations = field(default_factory=Expectations)
 
     def __post_init__(self) -> None:
@@ -97,6 +99,8 @@ class SotOptions:
             )
         if self.detail not in get_args(Detail):
             raise ValueError(f"detail must be one of {get_args(Detail)}, got {self.detail!r}")
+        if self.conclusion not in (True, False, "first"):
+            raise ValueError(f"conclusion must be True, False or 'first', got {self.conclusion!r}")
         if not callable(self.on_failure) and self.on_failure not in POLICIES:
             raise ValueError(f"on_failure must be one of {POLICIES} or a function, got {self.on_failure!r}")
         if self.budget is not None and self.budget.price is not None and self.price is None:

@@ -6,7 +6,8 @@ begun. No key is called ``index``: LangChain merges dicts of streamed messages t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Literal, TypedDict
@@ -52,6 +53,7 @@ class PointTrace(CallTrace):
             ``"loop"`` if it repeated itself, ``"length"`` at the end of a sentence once it was long enough.
         is_resumed: Whether it was written for an earlier answer that this one goes on with; what it took
             then is not part of this answer's usage.
+        needs: The numbers of the points that were written before it, since it builds on them.
     """
 
     number: int
@@ -61,6 +63,7 @@ class PointTrace(CallTrace):
     reason: str | None
     stopped_by: StoppedBy | None
     is_resumed: bool
+    needs: list[int]
 
 
 class Failure(TypedDict):
@@ -87,12 +90,13 @@ class SotTrace(TypedDict):
         introduction: The call that wrote what stands before the points, beside the skeleton's; ``None`` if
             there is nothing.
         points: The calls of the second stage, in reading order.
+        conclusion: The call that wrote the conclusion with all points in view, ``None`` if there is none.
         plain_call: The call of the plain route, else ``None``.
         plain_stopped_by: ``"loop"`` if the plain answer was ended because it repeated itself.
         seconds: From beginning to end.
         first_text_seconds: When the first text of the answer could be read, headings included.
-        critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest point,
-            or the whole time if that is less.
+        critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest chain
+            of points that build on each other, or the whole time if that is less.
         num_calls: Model calls made.
         num_requests: Attempts made for them.
         usage: Tokens of all calls as reported, ``None`` if no call reported any.
@@ -108,6 +112,7 @@ class SotTrace(TypedDict):
     skeleton_call: CallTrace | None
     introduction: PointTrace | None
     points: list[PointTrace]
+    conclusion: PointTrace | None
     plain_call: CallTrace | None
     plain_stopped_by: StoppedBy | None
     seconds: float
@@ -218,17 +223,18 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class PointState:
-    """One place of the answer while it is written: a point, the introduction or the whole plain answer.
+    """One place of the answer while it is written: a point, what stands around them, or a plain answer.
 
     Attributes:
-        point: The point; ``None`` for an introduction and a plain answer.
+        point: The point; ``None`` for what is none.
         call: The call that writes it.
         pieces: Its cleaned text.
         num_read: How many of them the reader of a stream has seen.
         status: How it has ended; ``None`` while it is being written.
         stopped_by: Which guard has ended its text.
         resumed: The point's trace in an earlier answer, if it was taken over from there.
-        is_introduction: Whether it stands before the points.
+        part: What it is, if it is neither a point nor a plain answer.
+        needs: The places that are written before it, since it builds on them.
     """
 
     point: Point | None
@@ -239,7 +245,9 @@ class PointState:
     reason: str | None = None
     stopped_by: StoppedBy | None = None
     resumed: PointTrace | None = None
-    is_introduction: bool = False
+    part: Literal["introduction", "conclusion"] | None = None
+    needs: Sequence[PointState] = ()
+    _ended: asyncio.Event | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -249,6 +257,14 @@ class PointState:
     def end(self, status: Status, reason: str | None = None) -> None:
         """Ends it with the text it has."""
         self.status, self.reason = status, reason
+        if self._ended:
+            self._ended.set()
+
+    async def wait(self) -> None:
+        """Waits until it has ended."""
+        if not self.is_ended:
+            self._ended = self._ended or asyncio.Event()
+            await self._ended.wait()
 
     @property
     def text(self) -> str:
@@ -258,7 +274,7 @@ class PointState:
     def trace(self) -> PointTrace:
         """The point as it goes into the answer's trace. An introduction has the number 0."""
         if self.resumed is not None:
-            return {**self.resumed, "is_resumed": True}
+            return {"needs": [], **self.resumed, "is_resumed": True}
         call = (self.call or Call("", "points")).trace()
         return PointTrace(
             number=self.point.number if self.point else 0,
@@ -268,6 +284,7 @@ class PointState:
             reason=self.reason,
             stopped_by=self.stopped_by,
             is_resumed=False,
+            needs=[place.point.number for place in self.needs if place.point and self.point],
             **call,
         )
 

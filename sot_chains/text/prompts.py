@@ -59,6 +59,9 @@ class PromptTemplates:
         lengths: What ``{length}`` is in each level of detail.
         introduction: Request for what stands before the points, which small local models write beside the
             skeleton; uses ``{question}``. ``""`` for none.
+        skeleton_needs: Added to ``skeleton`` if points may build on each other.
+        needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
+        conclusion: Request for what follows from all points; uses ``{question}`` and ``{points}``.
         examples: Shown to small models as earlier turns, before the request.
         skeleton_prefill: What the reply to ``skeleton`` is begun with, if the model allows it.
         expansion_prefill: What the reply to ``expansion`` is begun with; uses ``{number}``, ``{point}``.
@@ -74,6 +77,16 @@ class PromptTemplates:
     expansion: str
     lengths: Mapping[Detail, str] = field(default_factory=lambda: _ENGLISH_LENGTHS)
     introduction: str = ""
+    skeleton_needs: str = (
+        "\n\nIf a point can only be written once others are, name them behind its heading, for example "
+        '"5. Total cost (needs 2, 4)". Mark no other points.'
+    )
+    needed: str = "\n\nYour point builds on these, which are written already:\n\n{points}"
+    conclusion: str = (
+        "{question}\n\nThese points of the answer are written already:\n\n{points}\n\n"
+        "Write only the conclusion: in one to three sentences, the answer that follows from these points, in "
+        "the language of the question."
+    )
     examples: tuple[Example, ...] = ()
     skeleton_prefill: str = "1."
     expansion_prefill: str = "{number}. {point}:"
@@ -86,6 +99,8 @@ class PromptTemplates:
         fields = {"question", "skeleton", "number", "point"}
         _check_fields(self.expansion, name="expansion", required=fields, optional=frozenset({"length"}))
         _check_fields(self.expansion_prefill, name="expansion_prefill", required={"number", "point"})
+        _check_fields(self.needed, name="needed", required={"points"})
+        _check_fields(self.conclusion, name="conclusion", required={"question", "points"})
         if self.introduction:
             _check_fields(self.introduction, name="introduction", required={"question"})
         if missing := set(get_args(Detail)) - set(self.lengths):
@@ -183,6 +198,12 @@ ENGLISH = PromptTemplates(
 )
 
 CHINESE = PromptTemplates(
+    skeleton_needs=(
+        '\n\n如果某个要点必须等其他要点写完才能写，请在小标题后注明，例如"5. 总费用（需要 2、4）"，'
+        "其他要点不要注明。"
+    ),
+    needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
+    conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
     lengths=_CHINESE_LENGTHS,
     examples=CHINESE_EXAMPLES,
     introduction=(
@@ -221,6 +242,12 @@ SHORT_ENGLISH = PromptTemplates(
 )
 
 SHORT_CHINESE = PromptTemplates(
+    skeleton_needs=(
+        '\n\n如果某个要点必须等其他要点写完才能写，请在小标题后注明，例如"5. 总费用（需要 2、4）"，'
+        "其他要点不要注明。"
+    ),
+    needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
+    conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
     lengths=_CHINESE_LENGTHS,
     skeleton="{question}\n\n只回复提纲：5到8个带编号的小标题，每行一个。",
     expansion="{question}\n\n提纲：\n{skeleton}\n\n用{length}只写这一要点，不要小标题：{number}. {point}",

@@ -108,7 +108,7 @@ def _skip(text: str, start: int, characters: str) -> int:
 
 
 class AnswerRenderer:
-    """Writes "1. **Heading**: text", a blank line, the next point. Text without a point stands before them.
+    """Writes "1. **Heading**: text", a blank line, the next point. Other text stands before or after.
 
     Args:
         separator: Stands between a heading and its text.
@@ -120,13 +120,18 @@ class AnswerRenderer:
         self._repeats = repeats
         self._point: Point | None = None
         self._introduction = ""
+        self._concludes = False
         self._has_text = False  # of the point
 
     def add(self, point: Point | None, text: str) -> str:
         """What to write when ``text`` is added to ``point``. Points come in order."""
-        if point is None:
+        if point is None and self._point is None:
             self._introduction += text
             return text
+        if point is None:  # what concludes the points
+            written = "" if self._concludes or not text else f"{self.end()}\n\n"
+            self._concludes |= bool(text)
+            return written + text
         written = ""
         if point is not self._point:
             written = self.end() + f"{self._gap()}{point.number}. **{point.text}**"
@@ -135,7 +140,8 @@ class AnswerRenderer:
 
     def end(self) -> str:
         """What is left to write when nothing more is added to a point."""
-        return self._separated(self._repeats.end()) if self._repeats and self._point else ""
+        is_open = self._repeats and self._point and not self._concludes
+        return self._separated(self._repeats.end()) if self._repeats and is_open else ""
 
     def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
         """The finished answer, from each point and its text."""

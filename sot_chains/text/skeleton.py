@@ -29,10 +29,12 @@ class Point:
     Attributes:
         number: Its place in the answer, counted from 1.
         text: Its heading, on one line and without list marker or emphasis.
+        needs: The numbers of the points that must be written before it.
     """
 
     number: int
     text: str
+    needs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
