@@ -282,7 +282,11 @@ def _rows(trace: SotTrace) -> list[tuple[str, CallTrace, str]]:
     for point in trace["points"]:
         label = f"{point['number']}. {point['label']}"
         shortened = label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+        if needs := point.get("needs"):
+            shortened += f" (after {', '.join(map(str, needs))})"
         rows.append((shortened.replace("$", r"\$"), point, _POINT))  # "$" would start a formula
+    if conclusion := trace.get("conclusion"):
+        rows.append(("conclusion", conclusion, _POINT))
     if trace["plain_call"]:
         rows.append(("plain answer", trace["plain_call"], _POINT))
     return rows

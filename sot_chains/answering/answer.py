@@ -57,6 +57,7 @@ class Answer:
         self.conversation = conversation
         self._method = method
         self._setting = setting
+        self._conclusion = method.conclusion
         self._requests = Requests(method, conversation)
         self._caller = Caller(method, setting)
         self._record = AnswerRecord(method)
@@ -140,14 +141,14 @@ class Answer:
             self._record.route_reason = reason
         else:
             introduction = self._record.introduction = PointState(None, part="introduction")
-            if self._method.conclusion != "first" and (request := self._requests.introduction()):
+            if self._conclusion != "first" and (request := self._requests.introduction()):
                 yield introduction, request
             async with aclosing(self._outlined()) as points:
                 async for begun in points:
                     yield begun
             if not self._record.places:
                 introduction.end("omitted", "the answer is plain")
-        if self._record.places and self._method.conclusion:
+        if self._record.places and self._conclusion:
             yield self._concluding()
         self._record.is_outlined = True
 
@@ -163,6 +164,8 @@ class Answer:
         if not route.use_sot:
             return reason
         self._record.router_reason = reason
+        if route.is_graph:
+            self._requests.marks_needs, self._conclusion = True, self._conclusion or True
         return None
 
     async def _outlined(self) -> AsyncGenerator[Begun, None]:
@@ -201,7 +204,7 @@ class Answer:
         record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
         points = reader.take()
         record.plain_share = self._requests.plain_share()
-        skeleton = with_needs(reader.skeleton) if self._method.dependencies else reader.skeleton
+        skeleton = with_needs(reader.skeleton) if self._requests.marks_needs else reader.skeleton
         record.note_outline(reader.text, skeleton, fault)
         for point in points if record.places or not fault else ():
             yield self._begun(point, reader.skeleton)
@@ -210,10 +213,10 @@ class Answer:
         introduction = self._record.introduction
         if introduction and introduction.call and introduction not in self._record.places:
             self._writer.announce(introduction)
-        if self._method.dependencies:
+        if self._requests.marks_needs:
             skeleton = with_needs(skeleton)
             point = skeleton.points[point.number - 1]
-        if self._method.conclusion == "first" and not self._record.places:
+        if self._conclusion == "first" and not self._record.places:
             self._announce_conclusion()
         needs = [place for place in self._record.places if place.point and place.point.number in point.needs]
         place = self._writer.announce(PointState(point, needs=needs))
@@ -246,7 +249,7 @@ class Answer:
             place = PointState(None, pieces=[introduction["text"]], resumed=introduction, part="introduction")
             place.end("complete")
             self._record.introduction = self._writer.announce(place)
-        if self._method.conclusion == "first":
+        if self._conclusion == "first":
             self._announce_conclusion()
         for point in skeleton:
             earlier_needs = [place for place, _ in begun if place.point and place.point.number in point.needs]

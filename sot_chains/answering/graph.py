@@ -37,7 +37,7 @@ class GraphAnswer(Answer):
         self._record.route_reason = f"a graph of {len(points)} thoughts was given"
         resume = self._setting.resume
         earlier = {point["label"]: point for point in resume["points"]} if resume else {}
-        if self._method.conclusion == "first":
+        if self._conclusion == "first":
             self._announce_conclusion()
         places = [self._place(point, earlier) for point in points]
         for place, point in zip(places, points, strict=True):
@@ -45,7 +45,7 @@ class GraphAnswer(Answer):
             self._writer.announce(place)
         for place, thought in zip(places, self._thoughts, strict=True):
             yield place, Request(partial(self._messages, thought, place.needs), place.point)
-        if self._method.conclusion:
+        if self._conclusion:
             yield self._concluding()
         self._record.is_outlined = True
 

@@ -67,6 +67,8 @@ class PromptedRouter(Router):
         model: Any model that :class:`~sot_chains.chain.SkeletonOfThought` takes; a small one is enough.
         requests: Request templates by language, with the field ``{question}``; the reply must be a letter
             from A (independent points) to C.
+        graphs: Whether answers whose steps build on each other (B) are written as a graph of points, each
+            once those are written that it needs; otherwise such questions are answered plainly.
         **options: Options of a model given by name.
 
     Raises:
@@ -83,6 +85,7 @@ class PromptedRouter(Router):
         model: str | Runnable[LanguageModelInput, Any] | Provider,
         *,
         requests: dict[str, str] | None = None,
+        graphs: bool = False,
         **options: Any,
     ) -> None:
         self._provider = provider_of(model, **options)
@@ -92,6 +95,7 @@ class PromptedRouter(Router):
                 raise ValueError(f"the request in {language!r} has no field {{question}}: {request!r:.80}")
         if "en" not in self._requests:
             raise ValueError(f"requests need an 'en' entry to fall back to, got {sorted(self._requests)}")
+        self._graphs = graphs
         self._kept: OrderedDict[str, str | None] = OrderedDict()
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
@@ -110,7 +114,8 @@ class PromptedRouter(Router):
         if letter is None:
             return Route(False, "the model's reply was none of A, B and C", 0.0, "prompted")
         use_sot, reason = _KINDS[letter]
-        return Route(use_sot, reason, CONFIDENCE, "prompted")
+        is_graph = self._graphs and letter == "B"
+        return Route(use_sot or is_graph, reason, CONFIDENCE, "prompted", is_graph)
 
     async def _ask(self, question: str, config: RunnableConfig) -> str | None:
         template = self._requests.get(language_of(question), self._requests["en"])

@@ -26,12 +26,15 @@ class Route:
         reason: The reason, for people to read.
         confidence: How sure the router is of ``use_sot``, from 0 (no idea) to 1 (certain).
         router: The name of the router that decided.
+        is_graph: Whether points build on each other: the outline may mark what they need, and the answer has
+            a conclusion.
     """
 
     use_sot: bool
     reason: str
     confidence: float
     router: str
+    is_graph: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.confidence <= 1.0:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGraph
+from sot_chains.display import timeline
+from sot_chains.router import PromptedRouter
 from tests.sot_chains.fakes import (
     EXPANSIONS,
     OUTLINE,
@@ -223,3 +225,23 @@ async def test_a_graph_becomes_one_of_langgraph_and_comes_back() -> None:
     assert {p.text: len(p.needs) for p in back.points} == {"Costs": 0, "Sum": 1, "Notes": 0}
     with pytest.raises(ValueError, match="prompts has none for the nodes"):
         ThoughtGraph.from_langgraph(model, compiled, {"Costs": "a"})
+
+
+async def test_a_router_may_choose_the_graph() -> None:
+    def routed(messages: Sequence[BaseMessage]) -> str:
+        request = str(messages[-1].text)
+        return "B" if "Reply with a single letter" in request else answer(messages)
+
+    model = PacedChatModel(answer=routed)
+    message = await both(sot_of(model, router=PromptedRouter(model, graphs=True)))
+    trace = message.response_metadata["sot"]
+    assert [point["needs"] for point in trace["points"]] == [[], [], [1, 2]]
+    assert message.text.endswith(CONCLUSION)
+    plain = await both(sot_of(model, router=PromptedRouter(model)))
+    assert plain.response_metadata["sot"]["route"] == "plain"
+
+
+async def test_the_timeline_shows_what_points_wait_for() -> None:
+    message = await both(sot_of(PacedChatModel(answer=answer), dependencies=True, conclusion=True))
+    labels = [label.get_text() for label in timeline(message).axes[0].get_yticklabels()]
+    assert labels[-2:] == ["3. Less coffee (after 1, 2)", "conclusion"]
