@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -25,23 +24,15 @@ from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_l
 from benchmarks.router_training.measures import Confusion
 from benchmarks.router_training.training import train
 from sot_chains.router import PromptedRouter, RulesRouter, TrainedRouter, first_certain_of
-from sot_chains.router.trained import Features, shipped_encoder
+from sot_chains.router.encoder import NoEncoder
+from sot_chains.router.trained import Features
 
 Decide = Callable[[str], bool]
 
 
 def words_alone() -> Decide:
     """A linear model on words and shape of a question, without the encoder, trained like the shipped one."""
-    questions = read_labels(TRAINING)
-    encoder = shipped_encoder()
-
-    class NoEncoder:
-        width = encoder.width
-
-        def encode(self, question: str) -> np.ndarray:
-            return np.zeros(encoder.width, dtype=np.float32)
-
-    blind: Any = NoEncoder()
+    questions, blind = read_labels(TRAINING), NoEncoder()
     head = train(questions, [Features.of(question.question, blind) for question in questions]).head
     return lambda question: head.probability(Features.of(question, blind)) >= head.threshold
 

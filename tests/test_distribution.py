@@ -12,12 +12,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 PROGRAM = """
-import importlib.util, sys
+import importlib.util, os, sys, warnings
+os.environ["HF_HUB_OFFLINE"] = "1"  # the router's base model is in no package here, so words decide
+warnings.filterwarnings("ignore", "the router reads words alone")
 assert importlib.util.find_spec("torch") is None
 from langchain_core.language_models import FakeListChatModel
 from sot_chains import SkeletonOfThought
 model = FakeListChatModel(responses=["1. Plan\\n2. Rest", "Make a list.", "Take breaks."])
-message = SkeletonOfThought(model).invoke("How do I get more done in a day?")
+message = SkeletonOfThought(model).invoke("How can I get more done in a day?")
 assert message.response_metadata["sot"]["route"] == "sot", message
 print(message.text)
 assert "torch" not in sys.modules
@@ -65,12 +67,14 @@ def test_the_wheel_holds_the_packages(wheel: Path) -> None:
         "sot_chains/py.typed",
         "local_backend/py.typed",
         "retrieval_copy/py.typed",
-        "sot_chains/router/weights/encoder.safetensors",
+        "sot_chains/router/weights/adapter.safetensors",
+        "sot_chains/router/weights/head.safetensors",
+        "sot_chains/router/weights/words_head.safetensors",
         "sot_chains/router/weights/NOTICE",
     ):
         assert wanted in names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]
-    assert wheel.stat().st_size < 25e6
+    assert wheel.stat().st_size <= 8e6
 
 
 def test_it_answers_without_extras_and_without_torch(wheel: Path, tmp_path: Path) -> None:

