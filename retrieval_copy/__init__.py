@@ -13,15 +13,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from retrieval_copy import with_citations as _content_blocks
-from retrieval_copy.answering import RetrievalError
 from retrieval_copy.chain import RetrievalCopyChain
 from retrieval_copy.citations.citations import Citation, citation_annotations, cite
+from retrieval_copy.integrations import citing_node, citing_tool, retrieval_chain
 from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
 from retrieval_copy.references import (
     EarlierTurns,
     RecentAnswers,
     ReferenceSource,
     RemembersAnswers,
+    RetrievalError,
     RetrievedDocuments,
     Search,
     SimilarAnswers,
@@ -55,7 +56,10 @@ __all__ = [
     "WithCitations",
     "citation_annotations",
     "cite",
+    "citing_node",
+    "citing_tool",
     "qdrant_store",
+    "retrieval_chain",
 ]
 
 _content_blocks.register()

@@ -1,61 +1,65 @@
-"""Produces one answer: condense, retrieve, gather references, ask, cite.
+"""Produces one answer: condense, retrieve, gather references, ask, cite, check.
 
-The algorithm is written once for synchronous and asynchronous calls: :meth:`Method.prepare` is a generator
-that yields its next step (:class:`~retrieval_copy.references.Search` or :class:`Ask`) and receives the
-outcome or the error. The caller performs each step by blocking or by awaiting. Knows prompts, documents and
-references; does not know the methods of a Runnable.
+The algorithm is written once for synchronous and asynchronous calls: :meth:`Method.prepare` and
+:meth:`Method.finish` are generators that yield their next step
+(:class:`~retrieval_copy.references.Search` or :class:`Ask`) and receive the outcome or the error. The caller
+performs each step by blocking or by awaiting. Knows prompts, documents and references; does not know the
+methods of a Runnable.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
 from retrieval_copy.citations.citations import cite
-from retrieval_copy.conversation import Conversation
+from retrieval_copy.citations.quoting import quoting_grammar
+from retrieval_copy.citations.support import NOT_HELD, is_supported
+from retrieval_copy.conversation import Conversation, standalone, summed, text_of, usage_of
 from retrieval_copy.model_adapter import Way, arguments
-from retrieval_copy.prompting import excerpts
+from retrieval_copy.prompting import QUOTE_REQUEST, excerpts
 from retrieval_copy.references import (
     EarlierTurns,
     ReferenceSource,
     RemembersAnswers,
+    RetrievalError,
     Search,
     Situation,
     cleaned,
     gathered,
+    retrieved,
 )
+from sot_chains.providers.loops import LoopGuard
 
 _log = logging.getLogger(__name__)
 
 # Tokens reserved for the answer, for the wording of the request, and for the markup around each document and
 # message; and the document budget if the model does not report its context length.
 _ANSWER_TOKENS, _REQUEST_TOKENS, _LAYOUT_TOKENS, _DOCUMENT_TOKENS = 1024, 64, 8, 12_000
-_READABLE_CHARACTERS = 300
-# A condensed question longer than twice the follow-up plus _QUESTION_CHARACTERS is rejected.
-_QUESTION_TOKENS, _QUESTION_CHARACTERS = 256, 500
+_QUESTION_TOKENS = 256
 
 PROVIDER = "retrieval_copy"
 """Marks messages from this package; see :mod:`retrieval_copy.with_citations`."""
 
 
-class RetrievalError(RuntimeError):
-    """Documents could not be retrieved; the message names the retriever and what to check."""
+OnUnsupported = Literal["mark", "retry", "refuse"]
 
 
 class Ask(NamedTuple):
-    """A model call whose reply the next step needs."""
+    """A model call whose reply the next step needs; ``name`` is that of its run."""
 
     messages: list[BaseMessage]
     arguments: dict[str, Any]
+    name: str
 
 
 Steps = Generator["Search | Ask", Any, "Request"]
@@ -70,6 +74,7 @@ class Request:
         arguments: Further arguments of the model call: the references.
         question: The standalone question.
         documents: The retrieved documents, in order.
+        passages: Their parts that the prompt shows; ``None`` if none were asked for.
         trace: ``response_metadata["retrieval"]``.
         usage: Token usage of the calls so far.
     """
@@ -78,8 +83,13 @@ class Request:
     arguments: dict[str, Any]
     question: str
     documents: list[Document]
+    passages: list[str] | None
     trace: dict[str, Any]
     usage: UsageMetadata | None
+
+    def guard(self) -> LoopGuard | None:
+        """A new guard for the text of the reply, if it answers from passages."""
+        return LoopGuard() if self.passages else None
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,8 @@ class Method:
     Attributes:
         sources: The reference sources.
         way: How references are passed to the model.
+        limits: Arguments of the call that bound an answer from passages.
+        quotes: Whether answers from passages are quotations alone.
         count: Counts tokens.
         max_document_tokens: Token budget of the documents in a prompt; ``None`` uses what is left of
             ``max_input_tokens``.
@@ -104,11 +116,39 @@ class Method:
     query: Callable[[str], str]
     sources: tuple[ReferenceSource, ...]
     way: Way | None
+    limits: dict[str, Any]
+    quotes: bool
     count: Callable[[str], int]
     max_document_tokens: int | None
     max_input_tokens: int | None
     max_reference_characters: int
     min_citation_tokens: int
+    on_unsupported: OnUnsupported
+
+    def __post_init__(self) -> None:
+        if self.retriever is not None and not isinstance(self.retriever, Runnable):
+            raise TypeError(
+                "a retriever is a LangChain retriever or another Runnable, "
+                f"got {type(self.retriever).__name__}; for a vector store pass store.as_retriever()"
+            )
+        if strangers := [source for source in self.sources if not isinstance(source, ReferenceSource)]:
+            raise TypeError(
+                "references are sources such as RetrievedDocuments() or SimilarAnswers(store), "
+                f"got {strangers!r:.80}"
+            )
+        for name in ("min_citation_tokens", "max_document_tokens", "max_reference_characters"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.on_unsupported not in get_args(OnUnsupported):
+            raise ValueError(
+                f"on_unsupported must be one of {get_args(OnUnsupported)}, got {self.on_unsupported!r}"
+            )
+
+    @property
+    def holds_answers(self) -> bool:
+        """Whether an answer is shown only when it is whole, since it may be replaced."""
+        return self.on_unsupported != "mark"
 
     def prepare(self, model_input: LanguageModelInput, *, retrieve: bool = True) -> Steps:
         """Turns the user's input into the request to the model.
@@ -122,29 +162,37 @@ class Method:
         retriever = self.retriever if retrieve else None
         if conversation.history and self.condense_prompt is not None and retriever is not None:
             reply = yield self._condensing(conversation)
-            question, usage = _standalone(text_of(reply), question), usage_of(reply)
+            question, usage = standalone(text_of(reply), question), usage_of(reply)
         # 2. Retrieve documents.
         query = " ".join(filter(None, (question, cleaned(conversation.begun_reply))))
         query = self.query(query).strip() or query
         documents: list[Document] = []
         if retriever is not None:
-            documents = yield from _retrieved(retriever, query)
+            documents = yield from retrieved(retriever, query)
         # 3. Gather references.
         situation = Situation(
-            question, conversation.history, documents, leaves_machine=self.way == "prediction"
+            question, conversation.history, documents, leaves_machine=self.way in ("prediction", "extra_body")
         )
         texts = yield from self._gathered(situation)
         # 4. Build the request.
-        messages, num_shown = self._messages(conversation, question, documents)
+        messages, passages = self._messages(conversation, question, documents)
         trace = {
             "question": question,
             "query": query if retriever is not None else None,
             "num_documents": len(documents),
-            "num_documents_in_prompt": num_shown,
+            "num_documents_in_prompt": len(passages),
             "num_references": len(texts),
             "copied_as": self.way if texts else None,
         }
-        return Request(messages, arguments(self.way, texts), question, documents, trace, usage)
+        return Request(
+            messages,
+            {**self._limits(passages, question, conversation), **arguments(self.way, texts)},
+            question,
+            documents,
+            passages if retriever is not None else None,
+            trace,
+            usage,
+        )
 
     def _condensing(self, conversation: Conversation) -> Ask:
         assert self.condense_prompt is not None
@@ -159,7 +207,8 @@ class Method:
         texts = gathered(turns, max_characters=self.max_reference_characters)
         # A prediction is billed and does not pay off for one short question.
         given = arguments(self.way, texts) if self.way == "references" else {}
-        return Ask(request.to_messages(), {**given, "max_tokens": _QUESTION_TOKENS} if given else {})
+        bound = {"max_tokens": _QUESTION_TOKENS} if given else {}
+        return Ask(request.to_messages(), {**given, **bound}, "condense")
 
     def _gathered(self, situation: Situation) -> Generator[Search, Any, list[str]]:
         if self.way is None:
@@ -169,7 +218,7 @@ class Method:
             found: list[Document] = []
             if search := source.search(situation.question):
                 try:
-                    found = yield from _retrieved(*search)
+                    found = yield from retrieved(*search)
                 except RetrievalError as error:  # the answer is the same without them, only slower
                     _log.warning("no references from %s: %s", type(source).__name__, error)
             texts.extend(source.texts(situation, found))
@@ -177,8 +226,8 @@ class Method:
 
     def _messages(
         self, conversation: Conversation, question: str, documents: Sequence[Document]
-    ) -> tuple[list[BaseMessage], int]:
-        """Returns the prompt and the number of documents in it."""
+    ) -> tuple[list[BaseMessage], list[str]]:
+        """Returns the prompt and the passages in it."""
         shown = excerpts(
             [cleaned(document.page_content) for document in documents],
             question,
@@ -186,7 +235,7 @@ class Method:
             count=lambda text: self.count(text) + _LAYOUT_TOKENS,
         )
         if not shown:  # no documents: send the conversation unchanged
-            return list(conversation.messages), 0
+            return list(conversation.messages), []
         laid_out = [
             self._laid_out(documents[excerpt.document], excerpt.text, number)
             for number, excerpt in enumerate(shown, start=1)
@@ -200,7 +249,16 @@ class Method:
             }
         )
         messages = [*conversation.system, *prompt.to_messages(), *conversation.after]
-        return messages, len(shown)
+        return messages, [excerpt.text for excerpt in shown]
+
+    def _limits(self, passages: Sequence[str], question: str, conversation: Conversation) -> dict[str, Any]:
+        """Arguments of the model call that bound the answer."""
+        if not passages:
+            return {}
+        if not self.quotes or conversation.after:  # a grammar cannot bound a reply that is begun
+            return self.limits
+        grammar = quoting_grammar(passages, question)
+        return {**self.limits, **({"grammar": grammar} if grammar else {})}
 
     def _laid_out(self, document: Document, text: str, number: int) -> str:
         fields = {**_printable(document.metadata), "page_content": text, "number": number}
@@ -221,79 +279,63 @@ class Method:
         answer = min(_ANSWER_TOKENS, self.max_input_tokens // 4)
         return self.max_input_tokens - said - answer - _REQUEST_TOKENS
 
-    def message(self, request: Request, reply: object) -> AIMessage:
-        """Builds the final message with citations.
+    def finish(
+        self, request: Request, reply: object, arguments: dict[str, Any]
+    ) -> Generator[Ask, Any, AIMessage]:
+        """Turns a reply into the final message, and acts on one that the passages do not support.
 
         Args:
             request: The request the model received.
             reply: The model's reply: a message or text.
+            arguments: Those of the model call, for another one.
         """
-        text = text_of(reply)
+        message = self._message(request, reply)
+        is_to_act = message.response_metadata["retrieval"]["supported"] is False and self.holds_answers
+        if not is_to_act or (self.on_unsupported == "retry" and not request.passages):
+            return message
+        if self.on_unsupported == "refuse":
+            return self._message(request, reply, refused=True)
+        turns = [*request.messages]
+        begun = turns.pop() if isinstance(turns[-1], AIMessage) else AIMessage("")
+        said = AIMessage(str(begun.text) + str(message.text))
+        again = yield Ask([*turns, said, HumanMessage(QUOTE_REQUEST)], arguments, "retry")
+        usage = summed(request.usage, usage_of(reply))
+        return self._message(replace(request, usage=usage), again, retried=True)
+
+    def _message(
+        self, request: Request, reply: object, *, refused: bool = False, retried: bool = False
+    ) -> AIMessage:
+        """The final message, with citations."""
+        text, guard = text_of(reply), request.guard()
+        if guard is not None:
+            text = guard.feed(text) + ("" if guard.is_over else guard.end())
+        if refused:
+            text = NOT_HELD
         citations = cite(text, request.documents, min_tokens=self.min_citation_tokens)
+        supported = None
+        if request.passages is not None:
+            supported = not refused and is_supported(text, request.question, request.passages, citations)
+        trace = {
+            **request.trace,
+            "supported": supported,
+            "acted": "retried" if retried else "refused" if refused else None,
+            "stopped_by": "loop" if guard is not None and guard.is_over else None,
+        }
         return AIMessage(
             content=text,
             id=reply.id if isinstance(reply, AIMessage) else None,
-            usage_metadata=_sum(request.usage, usage_of(reply)),
+            usage_metadata=summed(request.usage, usage_of(reply)),
             response_metadata={
                 **(reply.response_metadata if isinstance(reply, AIMessage) else {}),
                 "model_provider": PROVIDER,
                 "citations": citations,
-                "retrieval": request.trace,
+                "retrieval": trace,
             },
         )
 
     def remembering(self) -> list[RemembersAnswers]:
         """The sources that store finished answers."""
         return [source for source in self.sources if isinstance(source, RemembersAnswers) and source.remember]
-
-
-def _standalone(written: str, question: str) -> str:
-    """The condensed question, or ``question`` itself if the reply is empty or too long."""
-    standalone = written.strip()
-    is_question = 0 < len(standalone) <= 2 * len(question) + _QUESTION_CHARACTERS
-    return standalone if is_question else question
-
-
-def text_of(reply: object) -> str:
-    """The text of a model's reply.
-
-    Raises:
-        TypeError: The reply is neither a message nor text.
-    """
-    if isinstance(reply, AIMessage):  # includes AIMessageChunk
-        return str(reply.text)
-    if isinstance(reply, str):
-        return reply
-    raise TypeError(
-        f"the model must answer with an AIMessage or text, got {type(reply).__name__}: {reply!r:.80}; "
-        "parsers belong after RetrievalCopyChain"
-    )
-
-
-def usage_of(reply: object) -> UsageMetadata | None:
-    """Token usage of a model's reply, if reported."""
-    return reply.usage_metadata if isinstance(reply, AIMessage) else None
-
-
-def _sum(one: UsageMetadata | None, other: UsageMetadata | None) -> UsageMetadata | None:
-    return add_usage(one, other) if one and other else one or other
-
-
-def _retrieved(
-    retriever: Runnable[str, list[Document]], query: str
-) -> Generator[Search, Any, list[Document]]:
-    name = retriever.get_name()
-    try:
-        found = yield Search(retriever, query)
-    except Exception as error:  # stores raise many types; report them as one
-        said = " ".join(str(error).split())[:_READABLE_CHARACTERS]
-        raise RetrievalError(
-            f"{name} could not be asked for documents ({type(error).__name__}: {said}); "
-            "check that its store is running and reachable and has the collection"
-        ) from error
-    if not isinstance(found, list) or not all(isinstance(document, Document) for document in found):
-        raise RetrievalError(f"{name} must return a list of LangChain documents, got {found!r:.80}")
-    return found
 
 
 def _printable(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,8 @@ call methods of a Runnable.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, contextmanager, nullcontext
+from contextlib import aclosing, closing, nullcontext
 from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -22,19 +21,22 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from retrieval_copy.answering import Ask, Method, Request, Steps, text_of
+from retrieval_copy.answering import Ask, Method, OnUnsupported, Request, Steps
 from retrieval_copy.citations.citations import MIN_CITATION_TOKENS
 from retrieval_copy.model_adapter import (
     RETRIEVE,
+    Prediction,
     ProviderModel,
     continues_replies,
-    idle_drafter,
     joined,
+    limits,
     max_input_tokens,
+    takes_quotes,
     token_counter,
+    warn_of_idle_drafter,
     way_of,
 )
-from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
+from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT, bounds
 from retrieval_copy.references import (
     EarlierTurns,
     RecentAnswers,
@@ -42,14 +44,10 @@ from retrieval_copy.references import (
     RetrievedDocuments,
     Search,
 )
-from retrieval_copy.steps import StreamedReply, adrive, drive, just, last_chunk
+from retrieval_copy.steps import StreamedReply, adrive, aside, drive, failure_logged, just, last_chunks
 from sot_chains.providers import Provider, provider_of
 from sot_chains.providers.tasks import gather_or_cancel
 
-_log = logging.getLogger(__name__)
-
-# LangGraph omits runs with this tag from its "messages" stream: the standalone question is not an answer.
-_TAG_NOSTREAM = "nostream"
 _MOST_THREADS = 64
 _MAX_REFERENCE_CHARACTERS = 4_000_000
 
@@ -65,6 +63,13 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
     ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span whose words
     stand in a document, and ``content_blocks`` has them as LangChain's standard annotations. When
     streaming, both come with the last chunk.
+
+    ``response_metadata["retrieval"]["supported"]`` is false if the passages in the prompt are about something
+    else than the question, if the answer neither quotes eight words nor has its rare words from them, and if
+    it says that they do not hold the answer.
+
+    An answer from documents ends before it repeats itself a third time. A local model gets stop strings and
+    at most 256 tokens with the default prompt, unless it or the call sets ``stop`` or ``max_tokens``.
 
     If nothing is retrieved, the model gets the conversation unchanged. Keyword arguments of a call
     (``max_tokens``, ``stop``) go to the model; ``retrieve=False`` answers this call without documents, e.g.
@@ -86,7 +91,13 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         min_citation_tokens: Minimum number of words in a citation.
         max_document_tokens: Token budget of documents in the prompt; by default what fits the context.
         max_reference_characters: Total characters of references; the first one is always taken.
+        on_unsupported: What to do with an answer that the passages do not support: ``"mark"`` says so in the
+            metadata alone, ``"retry"`` asks once more for a quotation, ``"refuse"`` says instead that the
+            passages do not hold the answer. With the latter two a stream has its text in one chunk.
+        quotes: Whether answers consist of sentences of a passage, word for word, which a local model chooses.
+            By default with the default prompt and models under a billion parameters, which make things up.
         prediction: Whether the model takes OpenAI's ``prediction``; by default only models known to take it.
+            ``"references"`` for a model behind ``sot serve``, which copies from references, too.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on.
 
     Raises:
@@ -121,28 +132,13 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         min_citation_tokens: int = MIN_CITATION_TOKENS,
         max_document_tokens: int | None = None,
         max_reference_characters: int = _MAX_REFERENCE_CHARACTERS,
-        prediction: bool | None = None,
+        on_unsupported: OnUnsupported = "mark",
+        quotes: bool | None = None,
+        prediction: Prediction = None,
         **options: Any,
     ) -> None:
-        if retriever is not None and not isinstance(retriever, Runnable):
-            raise TypeError(
-                f"a retriever is a LangChain retriever or another Runnable, got {type(retriever).__name__}; "
-                "for a vector store pass store.as_retriever()"
-            )
         if references is None:
             references = (RetrievedDocuments(), EarlierTurns(), RecentAnswers())
-        if strangers := [source for source in references if not isinstance(source, ReferenceSource)]:
-            raise TypeError(
-                "references are sources such as RetrievedDocuments() or SimilarAnswers(store), "
-                f"got {strangers!r:.80}"
-            )
-        for name, value in (
-            ("min_citation_tokens", min_citation_tokens),
-            ("max_document_tokens", max_document_tokens),
-            ("max_reference_characters", max_reference_characters),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         self.model = model if isinstance(model, Runnable) else ProviderModel(provider_of(model, **options))
         if isinstance(model, Runnable) and options:
             raise TypeError(f"the options {sorted(options)} go with a model named by a string")
@@ -154,19 +150,17 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
             query=query,
             sources=tuple(references),
             way=way_of(self.model, prediction),
+            limits=limits(self.model, bounds(prompt)),
+            quotes=takes_quotes(self.model, quotes, has_own_prompt=prompt is not ANSWER_PROMPT),
             count=token_counter(self.model),
             max_document_tokens=max_document_tokens,
             max_input_tokens=max_input_tokens(self.model),
             max_reference_characters=max_reference_characters,
             min_citation_tokens=min_citation_tokens,
+            on_unsupported=on_unsupported,
         )
-
-        if self.method.way == "references" and references and (idle := idle_drafter(self.model)):
-            _log.warning(
-                "the model decodes with the drafter %s, which copies nothing: load it with "
-                "drafter='reference_copy' or 'combined', or pass references=()",
-                idle,
-            )
+        if self.method.way == "references" and references:
+            warn_of_idle_drafter(self.model)
 
     @property
     def InputType(self) -> Any:  # noqa: N802 - LangChain's name
@@ -195,9 +189,9 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
             given: LanguageModelInput, run_manager: CallbackManagerForChainRun, config: RunnableConfig
         ) -> AIMessage:
             request = drive(self._steps(given, kwargs), lambda step: self._perform(step, config))
-            reply = self.model.invoke(request.messages, config, **joined(request.arguments, kwargs))
-            self._remember(request, text_of(reply))
-            return self.method.message(request, reply)
+            arguments = joined(request.arguments, kwargs)
+            reply = self.model.invoke(request.messages, self._answering(config), **arguments)
+            return self._finish(request, reply, arguments, config)
 
         return self._call_with_config(write, input, config)
 
@@ -210,9 +204,9 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
             given: LanguageModelInput, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
         ) -> AIMessage:
             request = await adrive(self._steps(given, kwargs), lambda step: self._aperform(step, config))
-            reply = await self.model.ainvoke(request.messages, config, **joined(request.arguments, kwargs))
-            await self._aremember(request, text_of(reply))
-            return self.method.message(request, reply)
+            arguments = joined(request.arguments, kwargs)
+            reply = await self.model.ainvoke(request.messages, self._answering(config), **arguments)
+            return await self._afinish(request, reply, arguments, config)
 
         return await self._acall_with_config(write, input, config)
 
@@ -228,14 +222,15 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         ) -> Iterator[AIMessageChunk]:
             (given,) = inputs
             request = drive(self._steps(given, kwargs), lambda step: self._perform(step, config))
-            reply = StreamedReply()
-            pieces = self.model.stream(request.messages, config, **joined(request.arguments, kwargs))
+            arguments, reply = joined(request.arguments, kwargs), StreamedReply(request.guard())
+            pieces = self.model.stream(request.messages, self._answering(config), **arguments)
             with closing(cast("Generator[Any, None, None]", pieces)):
                 for piece in pieces:
-                    if text := reply.add(piece):
+                    if (text := reply.add(piece)) and not self.method.holds_answers:
                         yield AIMessageChunk(content=text, id=reply.id)
-            self._remember(request, reply.text)
-            yield last_chunk(self.method.message(request, reply.message()))
+            rest = reply.end()
+            message = self._finish(request, reply.message(), arguments, config)
+            yield from last_chunks(message, message.text if self.method.holds_answers else rest)
 
         run = self._transform_stream_with_config(iter([input]), write, config)
         yield from cast("Iterator[AIMessageChunk]", run)
@@ -252,14 +247,16 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         ) -> AsyncGenerator[AIMessageChunk, None]:
             (given,) = [value async for value in inputs]
             request = await adrive(self._steps(given, kwargs), lambda step: self._aperform(step, config))
-            reply = StreamedReply()
-            pieces = self.model.astream(request.messages, config, **joined(request.arguments, kwargs))
+            arguments, reply = joined(request.arguments, kwargs), StreamedReply(request.guard())
+            pieces = self.model.astream(request.messages, self._answering(config), **arguments)
             async with aclosing(cast("AsyncGenerator[Any, None]", pieces)):
                 async for piece in pieces:
-                    if text := reply.add(piece):
+                    if (text := reply.add(piece)) and not self.method.holds_answers:
                         yield AIMessageChunk(content=text, id=reply.id)
-            await self._aremember(request, reply.text)
-            yield last_chunk(self.method.message(request, reply.message()))
+            rest = reply.end()
+            message = await self._afinish(request, reply.message(), arguments, config)
+            for chunk in last_chunks(message, message.text if self.method.holds_answers else rest):
+                yield chunk
 
         run = self._atransform_stream_with_config(just(input), write, config)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", run)) as chunks:
@@ -318,33 +315,32 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
     def _perform(self, step: Search | Ask, config: RunnableConfig) -> Any:
         if isinstance(step, Search):
             return step.retriever.invoke(step.query, config)
-        return self.model.invoke(step.messages, _condensing(config), **step.arguments)
+        return self.model.invoke(step.messages, aside(config, step.name), **step.arguments)
 
     async def _aperform(self, step: Search | Ask, config: RunnableConfig) -> Any:
         if isinstance(step, Search):
             return await step.retriever.ainvoke(step.query, config)
-        return await self.model.ainvoke(step.messages, _condensing(config), **step.arguments)
+        return await self.model.ainvoke(step.messages, aside(config, step.name), **step.arguments)
 
-    def _remember(self, request: Request, text: str) -> None:
+    def _answering(self, config: RunnableConfig) -> RunnableConfig:
+        return aside(config) if self.method.holds_answers else config
+
+    def _finish(
+        self, request: Request, reply: object, arguments: dict[str, Any], config: RunnableConfig
+    ) -> AIMessage:
+        steps = self.method.finish(request, reply, arguments)
+        message = drive(steps, lambda step: self._perform(step, config))
         for answers in self.method.remembering():
-            with _failure_logged():
-                answers.add(request.question, text)
+            with failure_logged():
+                answers.add(request.question, str(message.text))
+        return message
 
-    async def _aremember(self, request: Request, text: str) -> None:
+    async def _afinish(
+        self, request: Request, reply: object, arguments: dict[str, Any], config: RunnableConfig
+    ) -> AIMessage:
+        steps = self.method.finish(request, reply, arguments)
+        message = await adrive(steps, lambda step: self._aperform(step, config))
         for answers in self.method.remembering():
-            with _failure_logged():
-                await answers.aadd(request.question, text)
-
-
-def _condensing(config: RunnableConfig) -> RunnableConfig:
-    tags = [*(config.get("tags") or []), _TAG_NOSTREAM]
-    return {**config, "run_name": "condense", "tags": tags}
-
-
-@contextmanager
-def _failure_logged() -> Iterator[None]:
-    """Logs a failure to store an answer; the answer is returned all the same."""
-    try:
-        yield
-    except Exception:
-        _log.warning("the answer could not be kept for similar questions", exc_info=True)
+            with failure_logged():
+                await answers.aadd(request.question, str(message.text))
+        return message

@@ -1,4 +1,4 @@
-"""Splits the user's input into the question, the earlier turns and an assistant prefill.
+"""Reads messages: the question, earlier turns and prefill of an input; text and usage of a reply.
 
 Knows LangChain's messages. Does not know retrieval.
 """
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.prompt_values import PromptValue
 
+# A condensed question longer than twice the follow-up plus this is rejected.
+_QUESTION_CHARACTERS = 500
 _SPEAKERS = {"human": "User", "ai": "Assistant"}
 
 
@@ -83,3 +86,36 @@ def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
         "RetrievalCopyChain takes a question, a list of messages or a prompt value, "
         f"got {type(model_input).__name__}"
     )
+
+
+def text_of(reply: object) -> str:
+    """The text of a model's reply.
+
+    Raises:
+        TypeError: The reply is neither a message nor text.
+    """
+    if isinstance(reply, AIMessage):  # includes AIMessageChunk
+        return str(reply.text)
+    if isinstance(reply, str):
+        return reply
+    raise TypeError(
+        f"the model must answer with an AIMessage or text, got {type(reply).__name__}: {reply!r:.80}; "
+        "parsers belong after RetrievalCopyChain"
+    )
+
+
+def usage_of(reply: object) -> UsageMetadata | None:
+    """Token usage of a model's reply, if reported."""
+    return reply.usage_metadata if isinstance(reply, AIMessage) else None
+
+
+def summed(one: UsageMetadata | None, other: UsageMetadata | None) -> UsageMetadata | None:
+    """The usage of two calls together."""
+    return add_usage(one, other) if one and other else one or other
+
+
+def standalone(written: str, question: str) -> str:
+    """The condensed question, or ``question`` itself if the reply is empty or too long."""
+    standalone = written.strip()
+    is_question = 0 < len(standalone) <= 2 * len(question) + _QUESTION_CHARACTERS
+    return standalone if is_question else question

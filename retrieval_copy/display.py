@@ -1,6 +1,6 @@
-"""Shows an answer with its citations, coloured by source, in notebooks and terminals.
+"""Shows an answer with its citations in notebooks and terminals, and what was copied from where.
 
-Knows messages with citations. Does not know how they were produced.
+Knows messages with citations, and documents. Does not know how the answers were produced.
 """
 
 from __future__ import annotations
@@ -8,12 +8,18 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import regex
+from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from retrieval_copy.citations.citations import Citation, Passage
+from retrieval_copy.citations.citations import Citation, name_of, place_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Background in notebooks, colour name in terminals; distinguishable with red-green colour blindness.
 _COLOURS = (
@@ -25,6 +31,11 @@ _COLOURS = (
     ("#f8dcc6", "bright_red"),
 )
 _LONGEST_NAME = 60
+# A sentence ends at its mark, and where a paragraph, a heading or an item of a list ends.
+_SENTENCE_END = regex.compile(
+    r"(?<=[.!?…][\"'”’)\]]*)\s+|(?<=[。！？])|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)|(?<=^#.*)\n",
+    regex.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +66,23 @@ def segments(text: str, citations: Sequence[Citation]) -> list[Segment]:
     return parts if text else []
 
 
+def citations_of(message: AIMessage) -> list[Citation]:
+    """The citations of an answer.
+
+    Raises:
+        ValueError: The message carries no citations, not even an empty list.
+    """
+    citations: list[Citation] | None = message.response_metadata.get("citations")
+    if citations is None:
+        raise ValueError(
+            'the message has no response_metadata["citations"]: expected an answer of RetrievalCopyChain '
+            "(in a stream the last chunk has them, and the sum of all chunks)"
+        )
+    return citations
+
+
 class CitedAnswer:
-    """An answer with its cited spans coloured by source; Jupyter and ``rich`` display it.
+    """An answer with its cited spans coloured by source and numbered; Jupyter and ``rich`` display it.
 
     Args:
         message: An answer from :class:`~retrieval_copy.RetrievalCopyChain`.
@@ -66,61 +92,157 @@ class CitedAnswer:
     """
 
     def __init__(self, message: AIMessage) -> None:
-        citations: list[Citation] | None = message.response_metadata.get("citations")
-        if citations is None:
-            raise ValueError(
-                'the message has no response_metadata["citations"]: expected an answer of RetrievalCopyChain '
-                "(in a stream the last chunk has them, and the sum of all chunks)"
-            )
-        self._citations = citations
-        self._segments = segments(str(message.text), citations)
-        names = dict.fromkeys(map(_name_of, citations))
-        self._colours = {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}
+        self._citations = citations_of(message)
+        self._segments = segments(str(message.text), self._citations)
+        self._colours = _colours_of(self._citations)
 
     def _repr_html_(self) -> str:
         parts = []
-        for segment in self._segments:
+        for segment, numbers in self._numbered():
             escaped = html.escape(segment.text)
-            if segment.citation is None:
-                parts.append(escaped)
-                continue
-            name = _name_of(segment.citation)
-            place = html.escape(f"{name}, {_place_of(segment.citation)}")
-            parts.append(
-                f'<mark style="background:{self._colours[name][0]};color:#1a1a1a" '
-                f'title="{place}">{escaped}</mark>'
-            )
-        legend = " ".join(
-            f'<mark style="background:{colour};color:#1a1a1a">{html.escape(name)}</mark>'
-            for name, (colour, _) in self._colours.items()
+            if segment.citation is not None:
+                colour = self._colours[name_of(segment.citation)][0]
+                place = html.escape(_footnote(segment.citation))
+                escaped = f'<mark style="background:{colour};color:#1a1a1a" title="{place}">{escaped}</mark>'
+            parts.append(escaped + "".join(f"<sup>[{number}]</sup>" for number in numbers))
+        notes = "<br>".join(
+            f'<mark style="background:{self._colours[name_of(citation)][0]};color:#1a1a1a">'
+            f"[{number}]</mark> {html.escape(_footnote(citation))}"
+            for number, citation in enumerate(self._citations, start=1)
         )
         answer = f'<div style="white-space:pre-wrap;max-width:50em">{"".join(parts)}</div>'
-        return answer + (f'<div style="margin-top:.6em;font-size:85%">{legend}</div>' if legend else "")
+        return answer + (f'<div style="margin-top:.6em;font-size:85%">{notes}</div>' if notes else "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = Text()
-        for segment in self._segments:
-            style = self._colours[_name_of(segment.citation)][1] if segment.citation else ""
+        for segment, numbers in self._numbered():
+            style = self._colours[name_of(segment.citation)][1] if segment.citation else ""
             shown.append(segment.text, style)
+            for number in numbers:
+                shown.append(f"[{number}]", "dim")
         yield shown
+        if self._citations:
+            yield ""
         for number, citation in enumerate(self._citations, start=1):
-            name = _name_of(citation)
-            where = f"{_place_of(citation)}: {citation['num_tokens']} words"
-            yield Text.assemble((f"[{number}] {name}", self._colours[name][1]), f", {where}")
+            style = self._colours[name_of(citation)][1]
+            yield Text.assemble((f"[{number}]", style), f" {_footnote(citation)}")
+
+    def _numbered(self) -> list[tuple[Segment, list[int]]]:
+        """The segments, each with the numbers of the citations that end with it."""
+        end = 0
+        numbered = []
+        for segment in self._segments:
+            start, end = end, end + len(segment.text)
+            ending = [
+                number
+                for number, citation in enumerate(self._citations, start=1)
+                if start < citation["end"] <= end
+            ]
+            numbered.append((segment, ending))
+        return numbered
 
     def __repr__(self) -> str:
         return f"CitedAnswer({len(self._citations)} citations)"
 
 
-def _place_of(citation: Citation) -> str:
-    place = f"characters {citation['document_start']}-{citation['document_end']}"
-    others = dict.fromkeys(map(_name_of, citation["also_in"]))
-    others.pop(_name_of(citation), None)  # another passage of the same source
-    return f"{place}, also in {', '.join(others)}" if others else place
+class CitedPassage:
+    """A retrieved passage with the cited sentence highlighted; Jupyter and ``rich`` display it.
+
+    Where there is no colour the sentence stands between ``>>>`` and ``<<<``.
+
+    Args:
+        document: The passage.
+        citation: A citation of it.
+    """
+
+    def __init__(self, document: Document, citation: Citation) -> None:
+        self._citation = citation
+        text = document.page_content
+        start, end = sentences_around(text, citation["document_start"], citation["document_end"])
+        self._parts = text[:start], text[start:end], text[end:]
+
+    def _repr_html_(self) -> str:
+        before, cited, after = map(html.escape, self._parts)
+        mark = f'<mark style="background:{_COLOURS[1][0]};color:#1a1a1a">{cited}</mark>'
+        place = html.escape(place_of(self._citation))
+        return f'<b>{place}</b><div style="white-space:pre-wrap;max-width:50em">{before}{mark}{after}</div>'
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        before, cited, after = self._parts
+        yield Text(place_of(self._citation), "bold")
+        if console.color_system is None:
+            cited = f">>>{cited}<<<"
+        yield Text.assemble(before, (cited, "black on bright_yellow"), after)
 
 
-def _name_of(passage: Passage) -> str:
-    metadata = passage["metadata"]
-    name = metadata.get("source") or metadata.get("title") or passage["document_id"]
-    shown = str(name or f"document {passage['document'] + 1}")
-    return shown if len(shown) <= _LONGEST_NAME else "…" + shown[1 - _LONGEST_NAME :]
+def sentences_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """The span of the whole sentences that ``text[start:end]`` is part of."""
+    before = [match.end() for match in _SENTENCE_END.finditer(text) if match.end() <= start]
+    after = next((match.start() for match in _SENTENCE_END.finditer(text) if match.start() >= end), len(text))
+    return before[-1] if before else 0, after
+
+
+def copied_from(message: AIMessage, documents: Sequence[Document]) -> Figure:
+    """Draws what was copied from where: the answer above, the cited documents below, a band per citation.
+
+    Args:
+        message: An answer from :class:`~retrieval_copy.RetrievalCopyChain`.
+        documents: The documents retrieved for it, in order, such as the ``context`` of
+            :func:`~retrieval_copy.retrieval_chain`.
+
+    Raises:
+        ValueError: The message carries no citations, not even an empty list.
+    """
+    from matplotlib.figure import Figure
+
+    citations = citations_of(message)
+    colours = _colours_of(citations)
+    cited = sorted({citation["document"] for citation in citations})
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.axis("off")
+    axes.set(xlim=(0, 1), ylim=(-0.25, 1.25))
+    axes.barh(1, 1, height=0.12, left=0, color="#e8eaee")
+    axes.text(0, 1.1, "answer")
+    width = 1 / max(1, len(cited))
+    starts = {number: place * width for place, number in enumerate(cited)}
+    for number, start in starts.items():
+        axes.barh(0, 0.95 * width, height=0.12, left=start, color="#e8eaee")
+        place = place_of(next(citation for citation in citations if citation["document"] == number))
+        axes.text(start, -0.2, _shortened(place, max(8, int(95 * width))))
+    num_characters = max(1, len(str(message.text)))
+    for citation in citations:
+        number = citation["document"]
+        scale = 0.95 * width / max(1, len(documents[number].page_content))
+        above = [citation["start"] / num_characters, citation["end"] / num_characters]
+        below = [
+            starts[number] + citation["document_start"] * scale,
+            starts[number] + citation["document_end"] * scale,
+        ]
+        ends = [0.94, 1.06, 1.06, 0.94, 0.06, -0.06, -0.06, 0.06]
+        left_to_right = [above[0], above[0], above[1], above[1], below[1], below[1], below[0], below[0]]
+        axes.fill(
+            left_to_right,
+            ends,
+            facecolor=colours[name_of(citation)][0],
+            edgecolor="#5b6470",
+            linewidth=0.6,
+            alpha=0.8,
+        )
+    return figure
+
+
+def _colours_of(citations: Sequence[Citation]) -> dict[str, tuple[str, str]]:
+    names = dict.fromkeys(map(name_of, citations))
+    return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}
+
+
+def _footnote(citation: Citation) -> str:
+    others = dict.fromkeys(map(place_of, citation["also_in"]))
+    others.pop(place_of(citation), None)  # another passage of the same source
+    also = "".join(f", also in {_shortened(other)}" for other in others)
+    return f"{_shortened(place_of(citation))}{also}: {citation['num_tokens']} words"
+
+
+def _shortened(name: str, longest: int = _LONGEST_NAME) -> str:
+    return name if len(name) <= longest else "…" + name[1 - longest :]

@@ -1,10 +1,11 @@
-"""Passes references to a model: as engine references, as OpenAI's predicted output, or not at all.
+"""Passes references to a model: to its engine, as OpenAI's predicted output, to our server, or not at all.
 
 Knows the kinds of models. Does not know where references come from.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,10 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from sot_chains.providers import Delta, Provider
 from sot_chains.providers.blocking import BlockingRunnable
 
-Way = Literal["references", "prediction"]
+_log = logging.getLogger(__name__)
+
+Way = Literal["references", "prediction", "extra_body"]
+Prediction = bool | Literal["references"] | None
 
 RETRIEVE = "retrieve"
 """A keyword argument of the chain that is not passed to the model."""
@@ -29,23 +33,29 @@ RETRIEVE = "retrieve"
 _PREDICTED_OUTPUTS = re.compile(r"gpt-4(o|o-mini|\.1|\.1-mini|\.1-nano)(-\d{4}-\d{2}-\d{2})?")
 # Predicted tokens that the answer does not contain are billed like output tokens.
 _MAX_PREDICTION_CHARACTERS = 8_000
+_MOST_SENT = 256  # texts that the server takes
 # For models whose tokenizer is not available. A token has about four characters, so 3 overestimates.
 _CHARACTERS_PER_TOKEN = 3
+_FEW_PARAMETERS = 1_000_000_000
 _IDLE_DRAFTERS = frozenset({"Autoregressive", "Jacobi", "Lookahead"})
+_BOUNDS = frozenset({"max_tokens", "max_new_tokens", "max_completion_tokens"})
 _ATTRIBUTES = ("bound", "default", "runnable", "provider")
 
 
-def way_of(model: Runnable[Any, Any], prediction: bool | None = None) -> Way | None:
+def way_of(model: Runnable[Any, Any], prediction: Prediction = None) -> Way | None:
     """How ``model`` takes references; ``None`` if it takes none.
 
     Args:
         model: Possibly wrapped (``bind``, ``with_retry``, ``with_config``, ``SkeletonOfThought``).
         prediction: Whether it takes OpenAI's ``prediction``; by default only models given as
-            ``"openai:..."`` that are known to take it.
+            ``"openai:..."`` that are known to take it. ``"references"`` if it is behind this project's
+            server, which takes them as a field of the request.
     """
     models = list(_innermost(model))
     if all(map(_is_local, models)):
         return "references"
+    if prediction == "references":
+        return "extra_body"
     if prediction is None:
         prediction = all(
             isinstance(one, ProviderModel) and _PREDICTED_OUTPUTS.fullmatch(one.model_name) for one in models
@@ -61,25 +71,87 @@ def arguments(way: Way | None, texts: Sequence[str]) -> dict[str, Any]:
         from local_backend import References
 
         return {"references": References(texts)}
+    if way == "extra_body":
+        return {"extra_body": {"references": list(texts[:_MOST_SENT])}}
     predicted = "\n\n".join(texts)[:_MAX_PREDICTION_CHARACTERS]
     return {"prediction": {"type": "content", "content": predicted}}
+
+
+def limits(model: Runnable[Any, Any], bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """``bounds`` of the answers of a local model, as far as the user has not bound them.
+
+    Other models know when to stop, and may take reasoning for a part of the answer.
+
+    Args:
+        model: Possibly wrapped.
+        bounds: ``max_tokens`` and ``stop``.
+    """
+    if way_of(model, prediction=False) != "references":
+        return {}
+    given = _settings(model)
+    names = bounds.keys() - given - (_BOUNDS if given & _BOUNDS else set())
+    return {name: bounds[name] for name in bounds if name in names}
+
+
+def takes_quotes(model: Runnable[Any, Any], wanted: bool | None, *, has_own_prompt: bool) -> bool:
+    """Whether a grammar is to bound the answers of ``model`` to quotations.
+
+    Args:
+        model: Only a local model can be bound, not a method around one.
+        wanted: The user's choice; by default models too small to keep to their passages by themselves.
+        has_own_prompt: Whether the user's prompt asks, which may ask for something else than quotations.
+
+    Raises:
+        ValueError: It is wanted, but the model cannot be bound.
+    """
+    models, is_method = list(_innermost(model)), False
+    inner: Any = model
+    while inner is not None:
+        is_method |= _inner(inner) is not None and hasattr(inner, "provider")
+        inner = _inner(inner)
+    can_be_bound = not is_method and all(_is_local(one) and one.engine.tokenizer.is_fast for one in models)
+    if wanted and not can_be_bound:
+        raise ValueError("quotes=True needs a ChatLocal whose tokenizer is a fast one; leave quotes out")
+    if wanted is not None:
+        return wanted
+    if has_own_prompt or not can_be_bound:
+        return False
+    return all(one.engine.model.num_parameters() < _FEW_PARAMETERS for one in models)
+
+
+def _settings(model: Any) -> set[str]:
+    """Names of the parameters that the user has set on a model or bound by a wrapper."""
+    names = set(getattr(model, "kwargs", None) or {}) | set(getattr(model, "model_fields_set", ()))
+    inner = _inner(model)
+    return names if inner is None else names | _settings(inner)
 
 
 def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the user's call arguments with ``ours``; the user's win, and their references come first."""
     theirs = {name: value for name, value in given.items() if name != RETRIEVE}
+    if theirs.keys() & {"tools", "response_format"}:
+        ours = {name: value for name, value in ours.items() if name != "grammar"}
+    if theirs.keys() & _BOUNDS:
+        ours = {name: value for name, value in ours.items() if name not in _BOUNDS}
     if theirs.get("references") is not None and "references" in ours:
         from local_backend import References
 
         both = (*References.of(theirs["references"]).texts, *ours["references"].texts)
         return {**theirs, "references": References(both)}
+    if theirs.get("extra_body") and "extra_body" in ours:
+        theirs["extra_body"] = {**ours["extra_body"], **theirs["extra_body"]}
     return {**ours, **theirs}
 
 
-def idle_drafter(model: Runnable[Any, Any]) -> str | None:
-    """Name of a drafter behind ``model`` that ignores references, if there is one."""
+def warn_of_idle_drafter(model: Runnable[Any, Any]) -> None:
+    """Logs a warning if a drafter behind ``model`` ignores references."""
     names = [type(one.engine.drafter).__name__ for one in _innermost(model) if _is_local(one)]
-    return next((name for name in names if name in _IDLE_DRAFTERS), None)
+    if idle := next((name for name in names if name in _IDLE_DRAFTERS), None):
+        _log.warning(
+            "the model decodes with the drafter %s, which copies nothing: load it with "
+            "drafter='reference_copy' or 'combined', or pass references=()",
+            idle,
+        )
 
 
 def max_input_tokens(model: Runnable[Any, Any]) -> int | None:
@@ -111,15 +183,19 @@ def continues_replies(model: Runnable[Any, Any]) -> bool:
 
 def _innermost(model: Any) -> Iterator[Any]:
     """The models behind wrappers; several if there are fallbacks or alternatives."""
-    for attribute in _ATTRIBUTES:
-        inner = getattr(model, attribute, None)
-        if isinstance(inner, Runnable) or hasattr(inner, "runnable"):
-            yield from _innermost(inner)
-            alternatives = dict(getattr(model, "alternatives", {})).values()
-            for alternative in (*getattr(model, "fallbacks", ()), *alternatives):
-                yield from _innermost(alternative)
-            return
-    yield model
+    inner = _inner(model)
+    if inner is None:
+        yield model
+        return
+    yield from _innermost(inner)
+    for alternative in (*getattr(model, "fallbacks", ()), *dict(getattr(model, "alternatives", {})).values()):
+        yield from _innermost(alternative)
+
+
+def _inner(model: Any) -> Any | None:
+    """What ``model`` wraps, if it is a wrapper."""
+    wrapped = (getattr(model, attribute, None) for attribute in _ATTRIBUTES)
+    return next((one for one in wrapped if isinstance(one, Runnable) or hasattr(one, "runnable")), None)
 
 
 def _is_local(model: object) -> bool:

@@ -8,24 +8,46 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
+from retrieval_copy.citations.support import NOT_HELD
 from retrieval_copy.citations.words import terms
+
+_REQUEST = (
+    "Answer the question in one to three sentences. Quote the passages word for word where you can. "
+    f'If they do not hold the answer, say "{NOT_HELD}"\n\n'
+    "Passages:\n\n{documents}\n\nQuestion: {question}"
+)
+
+# Small models follow what earlier turns show, and less what a request describes.
+_SHOWN_DOCUMENTS = (
+    "[1] Most hedgehogs weigh less than a kilogram and live for about three years. They sleep through the "
+    "winter under leaves.\n\n"
+    "[2] Hedgehogs eat mainly beetles, caterpillars and earthworms, which they find by smell at night. In "
+    "gardens they also take slugs and fallen fruit.\n\n"
+    "[3] In search of food a hedgehog may walk two kilometres in one night."
+)
+_SHOWN_QUESTION = "what do hedgehogs eat and how do they find it?"
+_SHOWN_ANSWER = (
+    "Hedgehogs eat mainly beetles, caterpillars and earthworms, which they find by smell at night. In "
+    "gardens they also take slugs and fallen fruit. In search of food a hedgehog may walk two kilometres in "
+    "one night."
+)
 
 ANSWER_PROMPT = ChatPromptTemplate.from_messages(
     [
+        HumanMessage(_REQUEST.format(documents=_SHOWN_DOCUMENTS, question=_SHOWN_QUESTION)),
+        AIMessage(_SHOWN_ANSWER),
         ("placeholder", "{history}"),
-        (
-            "human",
-            "Answer the question from the documents, and quote them word for word.\n\n"
-            "{documents}\n\n"
-            "Question: {question}",
-        ),
+        ("human", _REQUEST),
     ]
 )
-"""Asks for the answer. Fields: ``documents``, ``question`` (standalone), ``asked`` (the user's wording),
-``history`` (earlier turns, as messages). A template without ``history`` omits the earlier turns."""
+"""Asks for the answer, after a demonstration. Fields: ``documents``, ``question`` (standalone), ``asked``
+(the user's wording), ``history`` (earlier turns, as messages). A template without ``history`` omits the
+earlier turns."""
 
 DOCUMENT_PROMPT = PromptTemplate.from_template("[{number}] {page_content}")
 """Formats one document. Fields: ``page_content``, ``number`` (from 1), and all metadata of the
@@ -43,6 +65,17 @@ CONDENSE_PROMPT = ChatPromptTemplate.from_messages(
 )
 """Asks for a standalone follow-up question. Fields: ``conversation``, ``question``, ``history``."""
 
+QUOTE_REQUEST = (
+    f"Quote the sentence of the passages that answers the question. If there is none, say: {NOT_HELD}"
+)
+"""Asks again after an answer that the passages do not support."""
+
+ANSWER_TOKENS = 256
+"""The longest answer to the default prompt."""
+
+# Where a small model goes on with a question of its own.
+_STOP = ("\nQuestion:", "\nPassages:")
+
 _PASSAGE_CHARACTERS = 600
 # A shorter excerpt of a document is not useful.
 _MIN_EXCERPT_TOKENS = 32
@@ -50,6 +83,11 @@ _MIN_EXCERPT_TOKENS = 32
 _MOST_CHARACTERS_PER_TOKEN = 16
 _GAP = "\n[...]\n"
 _BREAK = re.compile(r"\n\s*\n|(?<=[.!?。！？])\s+|\n")
+
+
+def bounds(prompt: BasePromptTemplate[Any]) -> dict[str, Any]:
+    """Where answers to ``prompt`` end: the default one asks for a few sentences, others for anything."""
+    return {"max_tokens": ANSWER_TOKENS, "stop": list(_STOP)} if prompt is ANSWER_PROMPT else {}
 
 
 @dataclass(frozen=True)

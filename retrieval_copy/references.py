@@ -11,7 +11,7 @@ import re
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -28,7 +28,12 @@ _NAMESPACE = uuid.UUID("8e2bcb0c-6d0a-4c5e-9a3e-2f6f3c0c5a11")
 _ANSWER = "answer"
 # Above this size, references that stay the same and are indexed once are worth more than recent answers.
 _LARGE_CHARACTERS = 200_000
+_READABLE_CHARACTERS = 300
 _RUBBISH = re.compile("[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+class RetrievalError(RuntimeError):
+    """Documents could not be retrieved; the message names the retriever and what to check."""
 
 
 class Search(NamedTuple):
@@ -191,6 +196,26 @@ class SimilarAnswers(ReferenceSource):
 def _kept(question: str, answer: str) -> dict[str, Any]:
     identifier = str(uuid.uuid5(_NAMESPACE, " ".join(normalised(question).text.split()).casefold()))
     return {"metadatas": [{_ANSWER: answer}], "ids": [identifier]}
+
+
+def retrieved(retriever: Runnable[str, list[Document]], query: str) -> Generator[Search, Any, list[Document]]:
+    """Asks ``retriever`` for documents.
+
+    Raises:
+        RetrievalError: It failed, or returned something else.
+    """
+    name = retriever.get_name()
+    try:
+        found = yield Search(retriever, query)
+    except Exception as error:  # stores raise many types; report them as one
+        said = " ".join(str(error).split())[:_READABLE_CHARACTERS]
+        raise RetrievalError(
+            f"{name} could not be asked for documents ({type(error).__name__}: {said}); "
+            "check that its store is running and reachable and has the collection"
+        ) from error
+    if not isinstance(found, list) or not all(isinstance(document, Document) for document in found):
+        raise RetrievalError(f"{name} must return a list of LangChain documents, got {found!r:.80}")
+    return found
 
 
 def gathered(texts: Iterable[str], *, max_characters: int) -> list[str]:

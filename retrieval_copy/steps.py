@@ -6,12 +6,21 @@ for synchronous and asynchronous calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables import RunnableConfig
 
-from retrieval_copy.answering import text_of
+from retrieval_copy.conversation import text_of
+from sot_chains.providers.loops import LoopGuard
+
+_log = logging.getLogger(__name__)
+
+# LangGraph omits runs with this tag from its "messages" stream: the standalone question is not an answer.
+_TAG_NOSTREAM = "nostream"
 
 T = TypeVar("T")
 StepT = TypeVar("StepT")
@@ -53,13 +62,18 @@ async def adrive(
 
 
 class StreamedReply:
-    """Collects the pieces of a streamed reply."""
+    """Collects the pieces of a streamed reply.
 
-    def __init__(self) -> None:
+    Args:
+        guard: Passes the text on, until the model repeats itself.
+    """
+
+    def __init__(self, guard: LoopGuard | None = None) -> None:
         self._chunks: list[AIMessageChunk] = []
+        self._guard = guard
 
     def add(self, piece: object) -> str:
-        """Adds the next piece and returns its text.
+        """Adds the next piece and returns the text that is sure to stay.
 
         Raises:
             TypeError: The piece is neither a message nor text.
@@ -74,32 +88,35 @@ class StreamedReply:
                 response_metadata=message.response_metadata,
             )
         )
-        return text
+        if self._guard is None:
+            return text
+        return "" if self._guard.is_over else self._guard.feed(text)
+
+    def end(self) -> str:
+        """The text held back so far, after the last piece."""
+        return "" if self._guard is None or self._guard.is_over else self._guard.end()
 
     @property
     def id(self) -> str | None:
         """The message id of the reply."""
         return next((chunk.id for chunk in self._chunks if chunk.id), None)
 
-    @property
-    def text(self) -> str:
-        """The text received so far."""
-        return "".join(str(chunk.content) for chunk in self._chunks)
-
     def message(self) -> AIMessage:
-        """The whole reply as one message."""
+        """The whole reply as one message, as the model wrote it."""
         whole = AIMessageChunk(content="") + self._chunks
         return AIMessage(
-            content=self.text,
+            content="".join(str(chunk.content) for chunk in self._chunks),
             id=self.id,
             usage_metadata=whole.usage_metadata,
             response_metadata=whole.response_metadata,
         )
 
 
-def last_chunk(message: AIMessage) -> AIMessageChunk:
-    """The last chunk of a stream, which carries everything of ``message`` besides its text."""
-    return AIMessageChunk(
+def last_chunks(message: AIMessage, text: str) -> Iterator[AIMessageChunk]:
+    """The end of a stream: ``text``, if any, and a chunk that carries what else ``message`` holds."""
+    if text:
+        yield AIMessageChunk(content=text, id=message.id)
+    yield AIMessageChunk(
         content="",
         id=message.id,
         usage_metadata=message.usage_metadata,
@@ -111,3 +128,18 @@ def last_chunk(message: AIMessage) -> AIMessageChunk:
 async def just(value: T) -> AsyncIterator[T]:
     """A stream of one value."""
     yield value
+
+
+def aside(config: RunnableConfig, name: str | None = None) -> RunnableConfig:
+    """``config`` for a call whose reply is not the answer, or not sure to be it."""
+    tags = [*(config.get("tags") or []), _TAG_NOSTREAM]
+    return {**config, "tags": tags, **({"run_name": name} if name else {})}
+
+
+@contextmanager
+def failure_logged() -> Iterator[None]:
+    """Logs a failure to store an answer; the answer is returned all the same."""
+    try:
+        yield
+    except Exception:
+        _log.warning("the answer could not be kept for similar questions", exc_info=True)

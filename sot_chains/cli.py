@@ -1,4 +1,4 @@
-"""The console command ``sot``: ``ask`` and ``eval``."""
+"""The console command ``sot``: ``ask``, ``eval`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
+
+from sot_chains.serving.command import add_serve
 
 if TYPE_CHECKING:
     from sot_chains.chain import SkeletonOfThought
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ask.set_defaults(parser=ask, run=_ask)
     _add_eval(commands)
+    add_serve(commands, model_of)
     return parser
 
 
@@ -212,7 +215,12 @@ async def _evaluate(options: argparse.Namespace) -> int:
 
 
 def model_of(
-    name: str | None, opened: contextlib.ExitStack, *, base_url: str | None, key_name: str | None
+    name: str | None,
+    opened: contextlib.ExitStack,
+    *,
+    base_url: str | None,
+    key_name: str | None,
+    **options: Any,
 ) -> Any:
     """The model that a command's ``--model`` names.
 
@@ -222,6 +230,7 @@ def model_of(
         opened: Closes the model, if it has a method ``close``.
         base_url: The URL of a server that is compatible with the vendor's.
         key_name: The environment variable that holds the key.
+        **options: Further arguments of a local model, if it is one.
 
     Raises:
         ValueError: The name is not supported, or the variable is not set.
@@ -234,7 +243,7 @@ def model_of(
     if name.startswith(_LOCAL):
         # Imported by name, so that only local models need torch.
         path = name.removeprefix(_LOCAL) or None
-        return _from_python("local_backend.ChatLocal.from_pretrained", opened, path)
+        return _from_python("local_backend.ChatLocal.from_pretrained", opened, path, **options)
     if name.startswith(_PYTHON):
         return _from_python(name.removeprefix(_PYTHON), opened)
     given: dict[str, Any] = {}
@@ -248,7 +257,7 @@ def model_of(
 
 
 def _from_python(
-    path: str, opened: contextlib.ExitStack, *arguments: Any
+    path: str, opened: contextlib.ExitStack, *arguments: Any, **options: Any
 ) -> Runnable[LanguageModelInput, Any]:
     """Imports the longest module in ``package.Class.method`` and calls the attribute that follows."""
     parts = path.split(".")
@@ -264,7 +273,7 @@ def _from_python(
             continue
         for part in parts[length:]:
             found = getattr(found, part)
-        model = found(*arguments)
+        model = found(*arguments, **options)
         if hasattr(model, "close"):
             opened.callback(model.close)
         return model  # type: ignore[no-any-return]  # the user's model; checked when it is used

@@ -25,6 +25,7 @@ from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers import Provider
+from sot_chains.rendering import Run, lane_of
 from sot_chains.router.rules import PLAINLY
 from sot_chains.text.skeleton import Point
 
@@ -222,12 +223,7 @@ def timeline(message: AIMessage) -> Figure:
         ValueError: The message carries no trace.
         ImportError: Matplotlib is not installed.
     """
-    trace: SotTrace | None = message.response_metadata.get("sot")
-    if trace is None:
-        raise ValueError(
-            'the message has no response_metadata["sot"]: expected an answer of SkeletonOfThought '
-            "(in a stream the last chunk has it, and the sum of all chunks)"
-        )
+    trace = _trace_of(message)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -273,6 +269,16 @@ def timeline(message: AIMessage) -> Figure:
     return figure
 
 
+def _trace_of(message: AIMessage) -> SotTrace:
+    trace: SotTrace | None = message.response_metadata.get("sot")
+    if trace is None:
+        raise ValueError(
+            'the message has no response_metadata["sot"]: expected an answer of SkeletonOfThought '
+            "(in a stream the last chunk has it, and the sum of all chunks)"
+        )
+    return trace
+
+
 def _rows(trace: SotTrace) -> list[tuple[str, CallTrace, str]]:
     rows: list[tuple[str, CallTrace, str]] = []
     if trace["skeleton_call"]:
@@ -290,3 +296,18 @@ def _rows(trace: SotTrace) -> list[tuple[str, CallTrace, str]]:
     if trace["plain_call"]:
         rows.append(("plain answer", trace["plain_call"], _POINT))
     return rows
+
+
+def shown(message: AIMessage, question: str = "") -> Run:
+    """An answer as the page of ``sot serve`` shows it: points, timeline and figures. Jupyter displays it.
+
+    Args:
+        message: An answer of ``SkeletonOfThought``.
+        question: The question, to be shown above it.
+
+    Raises:
+        ValueError: The message carries no trace.
+    """
+    _trace_of(message)
+    model = str(message.response_metadata.get("model_name", ""))
+    return Run(question, model, (lane_of("sot", _SOT, message),))

@@ -19,8 +19,9 @@ from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
 from local_backend.models.architecture import Architecture
 from local_backend.models.compatibility import verify_compatibility
 from local_backend.models.cuda_graphs import check_graphs
-from local_backend.models.forward_cost import ForwardCost, known_forward_cost
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.grouped_attention import read_in_place
+from local_backend.models.known_costs import known_forward_cost
 from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
 from local_backend.models.prepacking import prepack
 from local_backend.requests.logits import LogitsProcessorLike, LogitsRules
@@ -61,8 +62,8 @@ class Engine:
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
             :mod:`~local_backend.models.prepacking`; ``None`` does so where it is faster and the memory for
             the copies is free.
-        width_costs: Forward cost by width, e.g. measured before; by default measured on first use, when a
-            draft has probabilities.
+        width_costs: Forward cost by width; by default measured here once and remembered, see
+            :mod:`~local_backend.models.known_costs`.
         scheduling: Order of admission and memory limit, or a policy's name.
 
     Raises:
@@ -103,8 +104,8 @@ class Engine:
             check_graphs(model)
         if grouped_attention_in_place:
             read_in_place(model)
-        is_prepacked = prepacked is not False
-        if is_prepacked:
+        forwards = {"is_prepacked": prepacked is not False, "with_graphs": cuda_graphs}
+        if forwards["is_prepacked"]:
             run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
         run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
         self.max_positions = architecture.max_positions
@@ -131,20 +132,17 @@ class Engine:
             max_tokens=memory.max_tokens,
         )
         self._width_costs: Callable[[], ForwardCost] = cache(
-            lambda: (
-                width_costs
-                or known_forward_cost(model, architecture, is_prepacked=is_prepacked, with_graphs=cuda_graphs)
-            )
+            lambda: width_costs or known_forward_cost(model, architecture, **forwards)
         )
+        if drafter != "autoregressive":  # now, so that no answer waits for it
+            run_in_short_lived_thread(self._width_costs)
         self._running = RunningBatch(self._cache, max_rows)
         self._intake = Inbox(
             scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
         )
         self._loop = DecodeLoop(
             model=model,
-            runner=ModelRunner(
-                model, self._cache, architecture, is_prepacked=is_prepacked, with_graphs=cuda_graphs
-            ),
+            runner=ModelRunner(model, self._cache, architecture, **forwards),
             cache=self._cache,
             batch=self._running,
             inbox=self._intake,
@@ -274,7 +272,7 @@ class Engine:
 
     @property
     def width_costs(self) -> ForwardCost:
-        """Forward cost by width; measured on first use, which takes about a second."""
+        """Forward cost by width; known after construction unless nothing is drafted."""
         return self._width_costs()
 
     @property

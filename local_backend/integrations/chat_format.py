@@ -73,7 +73,7 @@ PARAMETERS = (
 
 # LangChain adds `stream`. The last two are OpenAI's, and hold anyway: schemas are strict, calls are several.
 _KNOWN = frozenset(
-    {*PARAMETERS, "max_new_tokens", "references", "logprobs", "top_logprobs", "stream"}
+    {*PARAMETERS, "max_new_tokens", "references", "grammar", "logprobs", "top_logprobs", "stream"}
     | {"response_format", "tools", "tool_choice", "strict", "parallel_tool_calls"}
 )
 

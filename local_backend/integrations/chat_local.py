@@ -74,7 +74,8 @@ class ChatLocal(BatchedChatModel):
 
     The attributes from ``max_tokens`` to ``top_logprobs`` may also be given per call, and so may
     ``references``: texts the answer may copy from, as a list or as :class:`~local_backend.References`.
-    Cache keys and traces contain their number and digest instead of the texts.
+    Cache keys and traces contain their number and digest instead of the texts. A ``grammar`` given per call
+    bounds the answer, see :class:`~local_backend.SamplingParams`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
@@ -133,6 +134,7 @@ class ChatLocal(BatchedChatModel):
         device: str | torch.device | None = None,
         max_rows: int = 64,
         scheduling: Scheduling | AdmissionPolicy = "longest_first",
+        quantization: str | None = None,
         model_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> ChatLocal:
@@ -149,16 +151,20 @@ class ChatLocal(BatchedChatModel):
             max_rows: Maximum rows in a forward.
             scheduling: Order of admission and memory limit. By default, rows predicted to be longest are
                 admitted first, so that a batch is done soonest.
+            quantization: ``"int4"`` rounds the weights to 4 bits, which on a CPU with bfloat16 units makes
+                forwards of few tokens faster, see :mod:`~local_backend.models.quantization`.
             model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
             options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
 
         Raises:
             ImportError: The ``local`` extra is not installed.
             OSError: There is no such model.
-            ValueError: Its tokenizer has no chat template, ``transformers`` cannot read the GGUF file, or the
-                model cannot be decoded losslessly in a batch.
+            ValueError: Its tokenizer has no chat template, ``transformers`` cannot read the GGUF file, the
+                model cannot be decoded losslessly in a batch, or it cannot be quantized.
         """
-        model, tokenizer = load(path_or_name, dtype=dtype, device=device, model_options=model_options)
+        model, tokenizer = load(
+            path_or_name, dtype=dtype, device=device, quantization=quantization, model_options=model_options
+        )
         if not tokenizer.chat_template:
             raise ValueError(
                 f"the tokenizer of {str(path_or_name)!r} has no chat template: set "

@@ -56,7 +56,8 @@ class Form:
 
     Args:
         tokenizer: The model's.
-        arguments: Those of a call: ``tools``, ``tool_choice``, ``response_format``; others do not matter.
+        arguments: Those of a call: ``tools``, ``tool_choice``, ``response_format``, and ``grammar``, which
+            a schema or a forced call replaces; others do not matter.
 
     Attributes:
         tools: Shown to the model.
@@ -82,6 +83,7 @@ class Form:
         self.grammar: str | None = None
         self.calls: BoundReader | None = None
         if not forced and schema is None:
+            self.grammar = arguments.get("grammar")
             return
         written = (tool_format(tokenizer) if self.tools else None) or ToolFormat({})
         schemas = [_call_schema(tool, written.arguments) for tool in forced or self.tools]
@@ -151,8 +153,8 @@ def reply_prompt(
     prompt, num_begun = chat_prompt(tokenizer, turns, **options, enable_thinking=False)
     if num_begun:
         raise ValueError(
-            "a reply that follows a schema or calls a tool cannot continue one already begun: the last "
-            "message must not be an AIMessage"
+            "a reply that follows a schema or grammar or calls a tool cannot continue one already begun: the "
+            "last message must not be an AIMessage"
         )
     tag = opened_reasoning(tokenizer, prompt)
     closing = tag.replace("START", "END") if "START" in tag else f"{tag[:1]}/{tag[1:]}"

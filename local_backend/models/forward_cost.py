@@ -2,15 +2,14 @@
 
 A draft token costs the time it adds to the forward that verifies it. That depends on the model, the device,
 the rows in the batch and their length: almost nothing while the forward is bound by reading weights, a full
-share once it is compute-bound. So the cost is measured, once per model and device, in about a second; drafts
-are then cut to the width with the most expected tokens per second.
+share once it is compute-bound. So the cost is measured, in about a second, and remembered, see
+:mod:`~local_backend.models.known_costs`; drafts are cut to the width with the most expected tokens a second.
 
 Knows forwards and seconds. Does not know where drafts come from.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import Draft
 from local_backend.models.architecture import Architecture
 from local_backend.models.model_runner import ModelRunner, padded_width
-from local_backend.models.prepacking import has_prepacked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +32,7 @@ _MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: their cost is lin
 _SMALL_FORWARD_TOKENS = 32
 _NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
 _MAX_SECONDS, _MAX_SECONDS_WITH_GRAPHS = 0.8, 3.0  # each graph is recorded first
+_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
@@ -140,55 +139,89 @@ def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
     return at, (value - axis[at]) / (axis[at + 1] - axis[at])
 
 
-@torch.inference_mode()
-def measure_forward_cost(
-    model: PreTrainedModel,
-    architecture: Architecture | None = None,
-    *,
-    max_rows: int = 16,
-    is_prepacked: bool = True,
-    with_graphs: bool = False,
-) -> ForwardCost:
-    """Time forwards of several widths, batches and contexts.
-
-    Takes about a second; what there is no time to measure is extrapolated linearly by tokens.
+class ForwardTimer:
+    """Times forwards of a model. What the rows contain does not matter, only how long they are.
 
     Args:
         model: In evaluation mode, with its final weights, dtype and device.
         architecture: Its architecture; read from its configuration unless given.
-        max_rows: Larger batches are not measured.
+        max_rows: Rows of the largest forward.
         is_prepacked: Whether forwards use prepacked weights, if the model has them.
         with_graphs: Whether forwards are replayed as CUDA graphs.
     """
-    architecture = architecture or Architecture.of(model)
-    cache = RaggedKVCache(architecture.num_layers, max_rows=max(_ROWS), max_prefix_bytes=0)
-    forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs)
-    rows = tuple(number for number in _ROWS if number <= max_rows) or (1,)
-    longest = architecture.max_positions - 1
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        architecture: Architecture | None = None,
+        *,
+        max_rows: int = _ROWS[-1],
+        is_prepacked: bool = True,
+        with_graphs: bool = False,
+    ) -> None:
+        architecture = architecture or Architecture.of(model)
+        self.max_rows, self.with_graphs = max_rows, with_graphs
+        self.max_positions = architecture.max_positions
+        self._device = architecture.device
+        self._cache = RaggedKVCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=0)
+        self._forward = ModelRunner(
+            model, self._cache, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs
+        )
+        for _ in range(max_rows):
+            self._cache.add_row()
+
+    @torch.inference_mode()
+    def assume_length(self, context: int) -> None:
+        """Time forwards after ``context`` tokens from now on."""
+        self._cache.assume_length(context)
+
+    def __call__(self, num_rows: int, width: int, num_repeats: int = _NUM_REPEATS) -> float:
+        """Seconds of the fastest of ``num_repeats`` forwards of ``num_rows`` rows of ``width`` tokens."""
+        if self.with_graphs or num_rows * width <= _SMALL_FORWARD_TOKENS:
+            self._seconds(num_rows, width)  # the first run of a shape is slower
+        return min(self._seconds(num_rows, width) for _ in range(num_repeats))
+
+    def _seconds(self, num_rows: int, width: int) -> float:
+        self._wait()
+        started = time.perf_counter()
+        self._forward(0, [[0]] * num_rows, [Draft.chain([0] * (width - 1))] * num_rows)
+        self._wait()
+        return time.perf_counter() - started
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def still_holds(costs: ForwardCost, seconds_of: ForwardTimer) -> bool:
+    """Whether known costs fit the machine as it is now, by two short forwards.
+
+    Compares how much longer a wide forward takes than a narrow one, on which the choice of widths depends.
+    Seconds themselves would double whenever another process computes.
+    """
+    context, num_rows = costs.contexts[0], costs.rows[0]
+    narrow, wide = _probes(costs.widths)
+    seconds_of.assume_length(context)
+    measured = seconds_of(num_rows, wide) / seconds_of(num_rows, narrow)
+    known = costs(context=context, rows=num_rows, width=wide) / costs(
+        context=context, rows=num_rows, width=narrow
+    )
+    return 1 / _TOLERANCE <= measured / known <= _TOLERANCE
+
+
+def measure_forward_cost(seconds_of: ForwardTimer) -> ForwardCost:
+    """Time forwards of several widths, batches and contexts.
+
+    Takes about a second; what there is no time to measure is extrapolated linearly by tokens.
+    """
+    rows = tuple(number for number in _ROWS if number <= seconds_of.max_rows)
+    longest = seconds_of.max_positions - 1
     widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
     contexts = tuple(context for context in _CONTEXTS if context + widths[-1] <= longest) or (
         max(1, longest - widths[-1]),
     )
-    for _ in range(rows[-1]):
-        cache.add_row()
-    is_cuda = architecture.device.type == "cuda"
-
-    def seconds_of(num_rows: int, width: int, num_repeats: int = _NUM_REPEATS) -> float:
-        def run() -> float:
-            if is_cuda:
-                torch.cuda.synchronize(architecture.device)
-            started = time.perf_counter()
-            forward(0, [[0]] * num_rows, [Draft.chain([0] * (width - 1))] * num_rows)
-            if is_cuda:
-                torch.cuda.synchronize(architecture.device)
-            return time.perf_counter() - started
-
-        if with_graphs or num_rows * width <= _SMALL_FORWARD_TOKENS:
-            run()  # the first run of a shape is slower
-        return min(run() for _ in range(num_repeats))
-
-    deadline = time.perf_counter() + (_MAX_SECONDS_WITH_GRAPHS if with_graphs else _MAX_SECONDS)
-    cache.assume_length(contexts[0])
+    deadline = time.perf_counter() + (_MAX_SECONDS_WITH_GRAPHS if seconds_of.with_graphs else _MAX_SECONDS)
+    seconds_of.assume_length(contexts[0])
     near: list[tuple[float, ...]] = []
     for num_rows in rows:
         if near and time.perf_counter() > deadline:
@@ -206,8 +239,8 @@ def measure_forward_cost(
     tables = [tuple(near)]
     for context in contexts[1:]:
         # A longer context adds cost to attention only, per row and per token: two widths measure it.
-        cache.assume_length(context)
-        probes = (widths[0], widths[len(widths) // 2])
+        seconds_of.assume_length(context)
+        probes = _probes(widths)
         far = []
         for num_rows, line_near in zip(rows, near, strict=True):
             # One slow run here would make every wide forward look expensive.
@@ -227,13 +260,18 @@ def measure_forward_cost(
     return ForwardCost(contexts, rows, widths, tuple(tables))
 
 
+def _probes(widths: Sequence[int]) -> tuple[int, int]:
+    """The narrowest and a middle width, which together give the cost per token."""
+    return widths[0], widths[len(widths) // 2]
+
+
 def _by_what_they_tell(widths: Sequence[int]) -> list[int]:
-    """The narrowest and a middle width first, which together give the cost per token, then the others.
+    """The probes first, then the others.
 
     On a busy machine there may be time for only two. The difference of neighbours would be noise, and the
     widest takes seconds if a model is slow.
     """
-    first = [widths[0], widths[len(widths) // 2]]
+    first = _probes(widths)
     return [*dict.fromkeys(first), *(width for width in reversed(widths) if width not in first)]
 
 
@@ -247,34 +285,3 @@ def _line_through(measured: Mapping[int, float], widths: Sequence[int]) -> list[
         slope = max(0.0, measured[high] - measured[low]) / max(1, high - low)
         line.append(measured.get(width, measured[low] + slope * (width - low)))
     return line
-
-
-_known_costs: dict[tuple[object, ...], ForwardCost] = {}
-_lock = threading.Lock()
-
-
-def known_forward_cost(
-    model: PreTrainedModel,
-    architecture: Architecture,
-    *,
-    is_prepacked: bool = True,
-    with_graphs: bool = False,
-) -> ForwardCost:
-    """The cost of a model's forwards, measured once per shape of model in this process. Thread-safe."""
-    key = (
-        type(model),
-        model.config.to_json_string(),
-        model.dtype,
-        model.device,
-        getattr(model.config, "_attn_implementation", None),
-        torch.get_num_threads(),
-        bool(getattr(model, "hf_quantizer", None)),
-        is_prepacked and has_prepacked(model),
-        with_graphs,
-    )
-    with _lock:
-        if key not in _known_costs:
-            _known_costs[key] = measure_forward_cost(
-                model, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs
-            )
-        return _known_costs[key]

@@ -21,6 +21,7 @@ def load(
     *,
     dtype: torch.dtype | str = "auto",
     device: str | torch.device | None = None,
+    quantization: str | None = None,
     model_options: dict[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model.
@@ -31,12 +32,14 @@ def load(
         dtype: Dtype of weights and computation. ``"auto"`` is bfloat16 if the device computes it
             natively, else float32.
         device: Where the model runs; the CPU unless given.
+        quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.models.quantization`.
         model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
         ImportError: The ``local`` extra is not installed.
         OSError: There is no such model, or no default model can be found.
-        ValueError: ``transformers`` cannot read the GGUF file, or ``dtype`` is not a floating-point type.
+        ValueError: ``transformers`` cannot read the GGUF file, ``dtype`` is not a floating-point type, or
+            ``quantization`` is unknown or needs another dtype or device.
     """
     try:
         import torch  # noqa: F401 - imported here to explain a missing installation
@@ -56,6 +59,11 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(path_or_name, **options)
     if device is not None:
         model = cast("Any", model).to(device)
+    if quantization is not None:
+        from local_backend.models.model_runner import run_in_short_lived_thread
+        from local_backend.models.quantization import quantize
+
+        run_in_short_lived_thread(lambda: quantize(model, quantization))
     return model, tokenizer
 
 

@@ -1,12 +1,13 @@
 """Matrix products with prepacked weights, and the linear layers that use them.
 
-Knows linear layers and oneDNN. Does not know which layers of a model to prepare or whether that pays:
+Knows linear layers and kernels. Does not know which layers of a model to prepare or whether that pays:
 :mod:`~local_backend.models.prepacking` does.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from local_backend.models.quantization import product_in_4_bits
+
+ANY_COLUMNS = range(1, sys.maxsize)
 _LAID_OUT_FOR = 16  # columns
 
 _calls = threading.local()
@@ -49,17 +53,15 @@ class PrepackedProduct:
 
     Args:
         modules: One or more layers that share a :func:`kind_of`.
-        least_columns: Inputs with fewer columns are multiplied as usual.
+        columns: Inputs with fewer or more columns are multiplied as usual.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Linear], least_columns: int = 1) -> None:
-        self.least_columns = least_columns
+    def __init__(self, modules: Sequence[torch.nn.Linear], columns: range = ANY_COLUMNS) -> None:
+        self.columns = columns
         self._references = [weakref.ref(module) for module in modules]  # which own this object
         self._sizes: list[int] = []  # of the outputs; set by pack, as a layer may be only half copied here
-        self._weights: Tensor | None = None
-        self._bias: Tensor | None = None
         self._dtype: torch.dtype | None = None
-        self._multiply: Callable[..., Tensor] | None = None
+        self._multiply: Callable[[Tensor], Tensor] | None = None
         # Of each copied parameter: owner, name, address (None if there was none) and version when copied.
         self._copied: list[tuple[dict[str, Any], str, int | None, int]] = []
         self._kept: list[Tensor] = []
@@ -68,18 +70,14 @@ class PrepackedProduct:
         """``[..., in]`` to ``[..., out]`` of each layer, in the inputs' dtype; ``None`` if not applicable."""
         # In a model of 100 M parameters every microsecond here adds a thousandth to a forward.
         if (
-            inputs.numel() < self.least_columns * inputs.shape[-1]
+            inputs.numel() // inputs.shape[-1] not in self.columns
             or torch.is_grad_enabled()
             or not (self._is_up_to_date() or self._repacks())
             or inputs.dtype != self._dtype
         ):
             return None
         assert self._multiply is not None
-        if is_emulated(inputs.dtype):
-            product = self._multiply(inputs.to(torch.float32), self._weights, self._bias, "none", [], "")
-            product = product.to(inputs.dtype)
-        else:
-            product = self._multiply(inputs, self._weights, self._bias, "none", [], "")
+        product = self._multiply(inputs)
         return product.split(self._sizes, -1) if len(self._sizes) > 1 else (product,)
 
     @property
@@ -93,12 +91,8 @@ class PrepackedProduct:
         """Pack the layers' current weights."""
         modules = self.modules
         self._sizes = [module.out_features for module in modules]
-        weight = torch.cat([module.weight.detach() for module in modules])
-        biases = [module.bias.detach() for module in modules if module.bias is not None]
-        self._dtype, dtype = weight.dtype, laid_out_type(weight.dtype)
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self._weights = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _LAID_OUT_FOR)
-        self._bias = torch.cat(biases).to(dtype) if biases else None
+        self._dtype = modules[0].weight.dtype
+        self._multiply = product_in_4_bits(modules) or laid_out_product(modules)
         parameters = [
             (module._parameters, name, one) for module in modules for name, one in module._parameters.items()
         ]
@@ -166,10 +160,10 @@ class PrepackedLinear:
     # A copied layer has its own weights and gets its own product.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrepackedLinear:
-        return _alone(copy.deepcopy(self._module, memo), self.product.least_columns)
+        return _alone(copy.deepcopy(self._module, memo), self.product.columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _alone, (self._module, self.product.least_columns)
+        return _alone, (self._module, self.product.columns)
 
     @property
     def _module(self) -> torch.nn.Linear:
@@ -178,8 +172,27 @@ class PrepackedLinear:
         return module
 
 
-def _alone(module: torch.nn.Linear, least_columns: int = 1) -> PrepackedLinear:
-    return PrepackedLinear(module, PrepackedProduct([module], least_columns), 0)
+def _alone(module: torch.nn.Linear, columns: range) -> PrepackedLinear:
+    return PrepackedLinear(module, PrepackedProduct([module], columns), 0)
+
+
+def laid_out_product(modules: Sequence[torch.nn.Linear]) -> Callable[[Tensor], Tensor]:
+    """The product of layers that read the same inputs, whose outputs it concatenates, by oneDNN."""
+    weight = torch.cat([module.weight.detach() for module in modules])
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    dtype = laid_out_type(weight.dtype)
+    bias = torch.cat(biases).to(dtype) if biases else None
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _LAID_OUT_FOR)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def product(inputs: Tensor) -> Tensor:
+        output: Tensor = multiply(inputs, packed, bias, "none", [], "")
+        return output
+
+    def in_float32(inputs: Tensor) -> Tensor:
+        return product(inputs.to(torch.float32)).to(inputs.dtype)
+
+    return in_float32 if is_emulated(weight.dtype) else product
 
 
 @cache

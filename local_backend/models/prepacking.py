@@ -22,12 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from local_backend.models.prepacked_linear import (
+    ANY_COLUMNS,
     PrepackedLinear,
     PrepackedProduct,
     can_be_laid_out,
@@ -36,6 +38,7 @@ from local_backend.models.prepacked_linear import (
     laid_out_type,
     usual_product,
 )
+from local_backend.models.quantization import is_in_4_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,9 +46,10 @@ if TYPE_CHECKING:
 _LEAST_WEIGHTS = 150_000  # of a layer; a smaller product costs little more than the call, unless emulated
 _LEAST_EMULATED_WEIGHTS = 2**14
 _TRIED_COLUMNS = (1, 4, 8)
-_NUM_TRIALS = 5
+_NUM_TRIALS, _MOST_TRIED_LAYERS = 5, 8
+_COLUMNS_IN_4_BITS = range(1, _TRIED_COLUMNS[-1] + 1)  # for more, the kernel is slower
+_EMULATED_COLUMNS = ANY_COLUMNS[1:]  # for one, the usual product in bfloat16 reads half the bytes
 _FREE_MEMORY_SHARE = 0.25  # limit for the copies if ``unasked``
-_LEAST_EMULATED_COLUMNS = 2  # for one, the usual product in bfloat16 is faster: it reads half the bytes
 
 
 def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
@@ -111,7 +115,10 @@ def _products_of(model: PreTrainedModel) -> list[PrepackedProduct]:
         emulated = is_emulated(modules[0].weight.dtype)
         least_weights = _LEAST_EMULATED_WEIGHTS if emulated else _LEAST_WEIGHTS
         if sum(module.weight.numel() for module in modules) >= least_weights:
-            products.append(PrepackedProduct(modules, _LEAST_EMULATED_COLUMNS if emulated else 1))
+            columns = _EMULATED_COLUMNS if emulated else ANY_COLUMNS
+            if all(map(is_in_4_bits, modules)):
+                columns = _COLUMNS_IN_4_BITS
+            products.append(PrepackedProduct(modules, columns))
     return products
 
 
@@ -165,25 +172,34 @@ def _has_room(num_bytes: int) -> bool:
 
 @torch.inference_mode()
 def _faster(products: Sequence[PrepackedProduct]) -> list[PrepackedProduct]:
-    """The products that are faster than the layers' own; sets from how many columns on they are used.
-
-    One product of each shape is timed.
-    """
-    least_columns: dict[tuple[object, ...], int] = {}
-    for shape, product in {_shape_of(product): product for product in products}.items():
-        modules = product.modules
-        for columns in sorted(_TRIED_COLUMNS, reverse=True):
-            if columns < product.least_columns:
-                break
-            inputs = torch.zeros(columns, modules[0].in_features, dtype=modules[0].weight.dtype)
-            usual = sum(_seconds_of(partial(usual_product, module, inputs)) for module in modules)
-            if _seconds_of(partial(product, inputs)) >= usual:
-                break
-            least_columns[shape] = columns
-    faster = [product for product in products if _shape_of(product) in least_columns]
-    for product in faster:
-        product.least_columns = least_columns[_shape_of(product)]
+    """The products that are faster than the layers' own; sets for how many columns they are used."""
+    by_shape: dict[tuple[object, ...], list[PrepackedProduct]] = {}
+    for product in products:
+        by_shape.setdefault(_shape_of(product), []).append(product)
+    faster: list[PrepackedProduct] = []
+    for alike in by_shape.values():
+        # Weights in 4 bits are faster for few columns, as there is less to read; laid out ones for several.
+        are_in_4_bits = all(map(is_in_4_bits, alike[0].modules))
+        tried = _TRIED_COLUMNS if are_in_4_bits else _TRIED_COLUMNS[::-1]
+        won = list(takewhile(partial(_is_faster, alike[:_MOST_TRIED_LAYERS]), tried))
+        if won:
+            for product in alike:
+                columns = product.columns
+                product.columns = (
+                    range(columns[0], won[-1] + 1) if are_in_4_bits else range(won[-1], columns.stop)
+                )
+            faster += alike
     return faster
+
+
+def _is_faster(products: Sequence[PrepackedProduct], columns: int) -> bool:
+    """Whether products of one shape are faster than their layers for a number of columns."""
+    if columns not in products[0].columns:
+        return False
+    layer = products[0].modules[0]
+    inputs = torch.zeros(columns, layer.in_features, dtype=layer.weight.dtype)
+    usual = [partial(usual_product, module, inputs) for product in products for module in product.modules]
+    return _seconds_of([partial(product, inputs) for product in products]) < _seconds_of(usual)
 
 
 def _shape_of(product: PrepackedProduct) -> tuple[object, ...]:
@@ -191,11 +207,14 @@ def _shape_of(product: PrepackedProduct) -> tuple[object, ...]:
     return tuple((module.out_features, *kind_of(module)) for module in product.modules)
 
 
-def _seconds_of(multiply: Callable[[], object]) -> float:
-    multiply()  # the first run of a shape is slower
+def _seconds_of(products: Sequence[Callable[[], object]]) -> float:
+    """Seconds of products that are computed in turn, so that weights come from memory, as in a forward."""
+    for multiply in products:
+        multiply()  # the first run of a shape is slower
     seconds = []
     for _ in range(_NUM_TRIALS):
         started = time.perf_counter()
-        multiply()
+        for multiply in products:
+            multiply()
         seconds.append(time.perf_counter() - started)
     return min(seconds)

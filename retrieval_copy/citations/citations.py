@@ -149,13 +149,26 @@ def _passages(
     return found
 
 
+def name_of(passage: Passage) -> str:
+    """What a reader knows the document by: its source, title or id, or its place in order of retrieval."""
+    metadata = passage["metadata"]
+    name = metadata.get("source") or metadata.get("title") or passage["document_id"]
+    return str(name or f"document {passage['document'] + 1}")
+
+
+def place_of(passage: Passage) -> str:
+    """The document's name and, if it has pages, the page."""
+    page = passage["metadata"].get("page")
+    return name_of(passage) if page is None else f"{name_of(passage)}, page {page}"
+
+
 def citation_annotations(citations: Sequence[Citation]) -> list[CitationAnnotation]:
     """``citations`` as LangChain's standard annotations of a text block.
 
     ``cited_text`` is the span as it stands in the document. ``url`` is the document's ``url``, or its
     ``source`` if that is a URL; ``title`` is its ``title``, ``source`` or id. ``extras`` holds the document's
-    index and id and the span's offsets in it, and in ``also_in`` the annotations of the other documents that
-    contain the span.
+    ``source`` and ``page``, if it has them, its index and id and the span's offsets in it, and in ``also_in``
+    the annotations of the other documents that contain the span.
     """
     annotations = []
     for citation in citations:
@@ -181,5 +194,6 @@ def _annotation(passage: Passage) -> CitationAnnotation:
         "document_id": passage["document_id"],
         "document_start": passage["document_start"],
         "document_end": passage["document_end"],
+        **{name: metadata[name] for name in ("source", "page") if name in metadata},
     }
     return annotation

@@ -1,25 +1,30 @@
-"""Loads text, Markdown, HTML and PDF files as LangChain documents with LangChain blob parsers.
+"""Loads text, Markdown, HTML, PDF, Word files and notebooks as LangChain documents with blob parsers.
 
-Knows file formats. Does not know folders, indexes or splitting. Needs the ``rag`` extra for HTML and PDF.
+Knows file formats. Does not know folders, indexes or splitting. Needs the ``documents`` extra, which the
+``rag`` extra contains, for all formats but text in Unicode.
 """
 
 from __future__ import annotations
 
-import codecs
 import logging
 import os
 import re
+import stat
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.document_loaders import BaseBlobParser
 from langchain_core.documents import Document
 from langchain_core.documents.base import Blob
 
+from retrieval_copy.stores.encodings import NotTextError, decoded
+
 if TYPE_CHECKING:
-    from bs4 import Tag
+    from bs4 import BeautifulSoup, Tag
+    from pypdf import PageObject
 
 _log = logging.getLogger(__name__)
 
@@ -33,66 +38,93 @@ _BLOCK_TAGS = frozenset(
 _SPACES = re.compile(r"[^\S\n]*\n[^\S\n]*")
 _BLANK_LINES = re.compile(r"\n{3,}")
 _HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$|^(.+)\n=+\s*$", re.MULTILINE)
-_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-_BYTE_ORDER_MARKS = (  # the longest first: that of UTF-32 begins like that of UTF-16
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-# The end of a UTF-8 file that was cut within a character, unless a single letter of Windows-1252 is likelier.
-_CUT_END = re.compile(rb"(?:[\xc2\xc3]|[\xe0-\xef][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{1,2})\Z")
-_REPLACED = "\ufffd"
-# A text of which a larger share cannot be decoded is none; one character always may be damaged.
-_MOST_REPLACED = 0.1
+
+_DOCX_TITLE = "p[style-name='Title'] => h1:fresh"
+
+MAX_FILE_BYTES = 16_000_000
+"""Largest file that is read; of a Word file, its unpacked size. HTML of this size takes 700 MB of memory.
+PDF files may be larger, because they are read page by page."""
+_MAX_PDF_BYTES = 512_000_000
+_PDF_HEADER, _PDF_HEADER_WITHIN = b"%PDF-", 1024
+_MOST_OUTPUT_CHARACTERS = 2_000
+_MOST_ROW_CHARACTERS = 400  # a longer one lays out a page
 
 
 class UnreadableFileError(ValueError):
-    """A file has no readable text; the message says why."""
+    """A file has no readable text; the message says why.
+
+    Attributes:
+        may_pass: Whether the same file may be readable later, because the fault lies outside of it.
+    """
+
+    def __init__(self, reason: str, *, may_pass: bool = False) -> None:
+        super().__init__(reason)
+        self.may_pass = may_pass
 
 
 class TextParser(BaseBlobParser):
-    """Parses plain text and Markdown in UTF-8, UTF-16 or UTF-32, with Windows-1252 as fallback."""
+    """Parses plain text and Markdown, in any usual encoding."""
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yields the text, with its first heading as ``title``.
 
         Raises:
-            UnreadableFileError: The bytes are not text.
+            NotTextError: The bytes are not text.
         """
-        content = blob.as_bytes()
-        text = _decoded(content, _encoding_of(content), blob)
-        if _CONTROL.search(text) or text.count(_REPLACED) > 1 + _MOST_REPLACED * len(text):
-            raise UnreadableFileError("the bytes are not text")
-        text = text.replace("\r\n", "\n")
-        metadata = dict(blob.metadata)
-        if heading := _HEADING.search(text[:2000]):
-            metadata["title"] = (heading[1] or heading[2]).strip()
-        yield Document(text, metadata=metadata)
+        text = _plain_newlines(decoded(blob.as_bytes(), name=_name_of(blob)))
+        yield Document(text, metadata={**blob.metadata, **_titled(text)})
 
 
 class HtmlParser(BaseBlobParser):
     """Converts HTML to text, one line per block, without scripts and styles."""
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
-        """Yields the text, with the page's title as ``title``."""
-        from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
+        """Yields the text, with the page's title as ``title``.
+
+        Raises:
+            NotTextError: The bytes are not text.
+        """
         from bs4.dammit import EncodingDetector
 
         content = blob.as_bytes()
         declared = EncodingDetector.find_declared_encoding(content, is_html=True)
-        text = _decoded(content, _encoding_of(content, declared), blob)
+        yield _html_document(decoded(content, name=_name_of(blob), declared=declared), blob)
+
+
+class DocxParser(BaseBlobParser):
+    """Parses Word files: paragraphs, lists, tables, footnotes and text boxes, one line each."""
+
+    def lazy_parse(self, blob: Blob) -> Iterator[Document]:
+        """Yields the text, with its first title or heading as ``title``.
+
+        Raises:
+            UnreadableFileError: The file is too large when it is unpacked.
+        """
+        from mammoth import convert_to_html
+
+        with blob.as_bytes_io() as stream:
+            with zipfile.ZipFile(stream) as parts:
+                _check_size(
+                    sum(part.file_size for part in parts.infolist() if part.filename.endswith(".xml"))
+                )
+            page = convert_to_html(stream, style_map=_DOCX_TITLE, convert_image=lambda image: []).value
+        yield _html_document(page, blob)
+
+
+class NotebookParser(BaseBlobParser):
+    """Parses Jupyter notebooks: the source of all cells, and their output as far as it is text."""
+
+    def lazy_parse(self, blob: Blob) -> Iterator[Document]:
+        """Yields the text of all cells, with the first heading as ``title``."""
+        import nbformat
+
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # the HTML parser reads XHTML well enough
-            soup = BeautifulSoup(text, "html.parser")
-        metadata = dict(blob.metadata)
-        if soup.title and (title := soup.title.get_text(" ", strip=True)):
-            metadata["title"] = " ".join(title.split())
-        for tag in soup(_NO_TEXT_TAGS):
-            tag.decompose()
-        text = _SPACES.sub("\n", "".join(_html_text(soup)))
-        yield Document(_BLANK_LINES.sub("\n\n", text).strip(), metadata=metadata)
+            warnings.simplefilter("ignore")  # about cells without ids and the like, which do not matter here
+            notebook = nbformat.reads(decoded(blob.as_bytes(), name=_name_of(blob)), as_version=4)
+        text = "\n\n".join(
+            part.strip() for cell in notebook.cells for part in _cell_texts(cell) if part.strip()
+        )
+        yield Document(text, metadata={**blob.metadata, **_titled(text)})
 
 
 class PdfParser(BaseBlobParser):
@@ -101,34 +133,45 @@ class PdfParser(BaseBlobParser):
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yields the text of each page that has text, with ``page`` counted from 1.
 
+        A damaged page is left out, with a warning in the log.
+
         Raises:
             UnreadableFileError: The file is broken or protected by a password.
         """
         from pypdf import PdfReader
 
-        try:
-            with blob.as_bytes_io() as stream:
-                reader = PdfReader(stream)
-                title = reader.metadata.title if reader.metadata else None
-                titled = {**blob.metadata, **({"title": title} if title else {})}
-                for number, page in enumerate(reader.pages, start=1):
-                    utf16 = page.extract_text().encode("utf-16", "surrogatepass")  # may be halves of one
-                    if text := utf16.decode("utf-16", "replace").strip():
-                        yield Document(text, metadata={**titled, "page": number})
-        except Exception as error:  # pypdf raises many types for broken files
-            raise UnreadableFileError(f"not a readable PDF ({type(error).__name__}: {error})") from error
+        with blob.as_bytes_io() as stream:
+            if _PDF_HEADER not in stream.read(_PDF_HEADER_WITHIN):
+                raise UnreadableFileError("not a readable PDF file (it does not begin like one)")
+            reader = PdfReader(stream)
+            title = reader.metadata.title if reader.metadata else None
+            titled = {**blob.metadata, **({"title": str(title)} if title else {})}
+            for number in range(len(reader.pages)):
+                try:
+                    text = _page_text(reader.pages[number])
+                except Exception as error:  # pypdf raises many types for broken pages
+                    _log.warning("page %d of %s is left out: %s", number + 1, _name_of(blob), _said(error))
+                    continue
+                if text:
+                    yield Document(text, metadata={**titled, "page": number + 1})
 
 
 PARSERS: dict[str, BaseBlobParser] = {
     ".txt": TextParser(),
     ".text": TextParser(),
+    ".log": TextParser(),
     ".md": TextParser(),
     ".markdown": TextParser(),
     ".rst": TextParser(),
+    ".adoc": TextParser(),
+    ".org": TextParser(),
+    ".tex": TextParser(),
     ".html": HtmlParser(),
     ".htm": HtmlParser(),
     ".xhtml": HtmlParser(),
     ".pdf": PdfParser(),
+    ".docx": DocxParser(),
+    ".ipynb": NotebookParser(),
 }
 """Parsers by file suffix, in lower case."""
 
@@ -141,18 +184,37 @@ def load_file(path: Path, *, source: str | None = None) -> list[Document]:
         source: The ``source`` metadata of its documents; by default the path, see :func:`printable`.
 
     Raises:
-        UnreadableFileError: The file has no readable text or an unknown suffix.
+        UnreadableFileError: The file has no readable text or an unknown suffix, or a package is not
+            installed that its format needs. No file raises anything else.
     """
-    parser = PARSERS.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    parser = PARSERS.get(suffix)
     if parser is None:
         raise UnreadableFileError(f"{path.suffix or 'no ending'} is none of {', '.join(PARSERS)}")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UnreadableFileError(error.strerror or str(error)) from error
     source = source or printable(path)
-    blob = Blob.from_data(content, path=source, metadata={"source": source})
-    documents = [document for document in parser.lazy_parse(blob) if document.page_content.strip()]
+    blob = Blob.from_path(path, metadata={"source": source})
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
+            raise UnreadableFileError("it is not a regular file")
+        if status.st_size == 0:
+            raise UnreadableFileError("it is empty")
+        _check_size(status.st_size, _MAX_PDF_BYTES if suffix == ".pdf" else MAX_FILE_BYTES)
+        documents = [document for document in parser.lazy_parse(blob) if document.page_content.strip()]
+    except UnreadableFileError:
+        raise
+    except NotTextError as error:
+        raise UnreadableFileError(str(error)) from error
+    except OSError as error:
+        raise UnreadableFileError(error.strerror or str(error), may_pass=True) from error
+    except ImportError as error:
+        raise UnreadableFileError(
+            f"{suffix} files need the package {error.name}: pip install '.[documents]' in a checkout",
+            may_pass=True,
+        ) from error
+    except Exception as error:  # parsers raise many types for broken files
+        kind = suffix[1:].upper()
+        raise UnreadableFileError(f"not a readable {kind} file ({_said(error)})") from error
     if not documents:
         raise UnreadableFileError("it holds no text")
     return documents
@@ -163,60 +225,83 @@ def printable(path: Path) -> str:
     return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
-def _decoded(content: bytes, encoding: str, blob: Blob) -> str:
-    """Decodes ``content``, with U+FFFD and a warning for what is damaged."""
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError:
-        text = content.decode(encoding, "replace")
-    _log.warning(
-        "%s has bytes that are not %s; they were replaced, the rest is read",
-        blob.metadata.get("source") or blob.path or "the file",
-        encoding.upper(),
-    )
-    return text
+def _check_size(num_bytes: int, limit: int = MAX_FILE_BYTES) -> None:
+    if num_bytes > limit:
+        raise UnreadableFileError(f"it has {num_bytes / 1e6:,.0f} MB, more than {limit / 1e6:,.0f} MB")
 
 
-def _encoding_of(content: bytes, declared: str | None = None) -> str:
-    """The encoding of ``content``: by its byte order mark, by what it declares, or the likeliest."""
-    for mark, encoding in _BYTE_ORDER_MARKS:
-        if content.startswith(mark):
-            return encoding
-    if declared is not None:
-        try:
-            content.decode(declared, "replace")
-            name = codecs.lookup(declared).name
-        except (LookupError, ValueError):  # no encoding, or none of text
-            name = "utf-8"
-        if not name.startswith("utf"):  # what declares UTF-16 in readable ASCII is not in UTF-16
-            return "cp1252" if name in ("ascii", "iso8859-1") else name  # as browsers read these
-    try:
-        content.decode("cp1252")
-    except UnicodeDecodeError:
-        return "utf-8"
-    return "utf-8" if _looks_like_utf8(content) else "cp1252"
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _looks_like_utf8(content: bytes) -> bool:
-    """Whether most bytes beyond ASCII form characters of UTF-8, so that the others are damage."""
-    text = content.decode("utf-8", "replace")
-    num_replaced = text.count(_REPLACED)
-    num_decoded = sum(character > "\x7f" for character in text) - num_replaced
-    # In Windows-1252 0xff is a letter that hardly any text has.
-    evidence = num_decoded + content.count(b"\xff") + bool(_CUT_END.search(content))
-    return evidence >= num_replaced
+def _name_of(blob: Blob) -> str:
+    return str(blob.source or "the file")
 
 
-def _html_text(tag: Tag) -> Iterator[str]:
+def _plain_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _titled(text: str) -> dict[str, str]:
+    """``title``: the first Markdown heading near the start, if there is one."""
+    heading = _HEADING.search(text[:2000])
+    return {"title": (heading[1] or heading[2]).strip()} if heading else {}
+
+
+def _page_text(page: PageObject) -> str:
+    utf16 = page.extract_text().encode("utf-16", "surrogatepass")  # may hold halves of one character
+    return utf16.decode("utf-16", "replace").strip()
+
+
+def _cell_texts(cell: Any) -> Iterator[str]:
+    yield cell.source
+    for output in cell.get("outputs", ()):
+        text = output.get("text") or output.get("data", {}).get("text/plain") or ""
+        yield text[:_MOST_OUTPUT_CHARACTERS]
+
+
+def _html_document(page: str, blob: Blob) -> Document:
+    from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # the HTML parser reads XHTML well enough
+        soup = BeautifulSoup(page, "html.parser")
+    metadata = dict(blob.metadata)
+    heading = soup.title or soup.h1
+    if heading and (title := heading.get_text(" ", strip=True)):
+        metadata["title"] = " ".join(title.split())
+    for tag in soup(_NO_TEXT_TAGS):
+        tag.decompose()
+    text = _SPACES.sub("\n", "".join(_html_text(soup)))
+    return Document(_BLANK_LINES.sub("\n\n", text).strip(), metadata=metadata)
+
+
+def _html_text(soup: BeautifulSoup) -> Iterator[str]:
+    """The text, with line breaks around blocks. Not recursive: some pages nest deeper than Python may."""
     from bs4.element import NavigableString, PreformattedString, Tag
 
-    for child in tag.children:
-        if isinstance(child, Tag):
-            is_block = child.name in _BLOCK_TAGS
-            if is_block:
+    open_tags: list[tuple[Tag, Iterator[object]]] = [(soup, iter(soup.children))]
+    while open_tags:
+        parent, children = open_tags[-1]
+        child = next(children, None)
+        if child is None:
+            open_tags.pop()
+            yield "\n" if parent.name in _BLOCK_TAGS else ""
+        elif isinstance(child, Tag):
+            if child.name in _BLOCK_TAGS:
                 yield "\n\n" if child.name in ("p", "pre") or child.name.startswith("h") else "\n"
-            yield from [child.get_text()] if child.name == "pre" else _html_text(child)
-            if is_block:
-                yield "\n"
+            if child.name == "pre":
+                yield child.get_text() + "\n"
+            elif child.name == "tr" and (row := _table_row(child)):
+                yield row + "\n"
+            else:
+                open_tags.append((child, iter(child.children)))
         elif isinstance(child, NavigableString) and not isinstance(child, PreformattedString):
             yield re.sub(r"\s+", " ", child)  # PreformattedString: comments, doctypes and the like
+
+
+def _table_row(row: Tag) -> str:
+    """The cells of a row in one line, so that they are read together; empty if they are not of one line."""
+    cells = [" ".join(cell.get_text(" ").split()) for cell in row.find_all(("td", "th"), recursive=False)]
+    line = " | ".join(filter(None, cells))
+    return line if len(line) <= _MOST_ROW_CHARACTERS and row.find("table") is None else ""

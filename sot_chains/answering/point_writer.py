@@ -17,7 +17,8 @@ from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, StoppedBy
-from sot_chains.text.guards import EchoGuard, Guard, Guarded, LoopGuard, OverrunGuard, SentenceBound
+from sot_chains.providers.loops import LoopGuard
+from sot_chains.text.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
 

@@ -7,15 +7,15 @@ import copy
 import doctest
 import logging
 import pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -34,6 +34,8 @@ from retrieval_copy import (
     WithCitations,
     chain,
 )
+from retrieval_copy.citations.support import NOT_HELD
+from retrieval_copy.prompting import QUOTE_REQUEST
 from sot_chains import SkeletonOfThought
 from tests.retrieval_copy.fakes import (
     CLAY,
@@ -190,7 +192,7 @@ def test_a_follow_up_is_made_to_stand_alone(model: QuotingModel) -> None:
     assert queries == [QUESTION] == [answer.response_metadata["retrieval"]["query"]]
     condensing, answering = model.requests
     assert "User: Tell me about kilns.\nAssistant: They are hot." in condensing[0].text
-    assert [message.type for message in answering] == ["system", "human", "ai", "human"]
+    assert [message.type for message in answering] == ["system", *["human", "ai"] * 2, "human"]
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["input_tokens"] == len(condensing) + len(answering)
     plain = RetrievalCopyChain(RunnableLambda(search), model, condense_prompt=None)
@@ -242,7 +244,7 @@ def test_a_field_that_a_document_lacks_is_a_clear_error(model: QuotingModel) -> 
 
 def test_a_document_retrieved_twice_is_shown_once(model: QuotingModel) -> None:
     answer = RetrievalCopyChain(retriever(CLAY, CLAY, GLAZE), model).invoke(QUESTION)
-    assert model.requests[0][0].text.count(CLAY.page_content) == 1
+    assert model.requests[0][-1].text.count(CLAY.page_content) == 1
     assert answer.response_metadata["retrieval"]["num_documents_in_prompt"] == 2
     assert_literal(answer, [CLAY, CLAY, GLAZE])
 
@@ -252,8 +254,8 @@ def test_a_document_larger_than_the_context_is_cited_in_full(model: QuotingModel
     large = Document(f"{filler}\n\n{CLAY.page_content}", id="large")
     answer = RetrievalCopyChain(retriever(large), model, max_document_tokens=120).invoke(QUESTION)
     (prompt,) = model.requests
-    assert len(prompt[0].text) < 1_000
-    assert "eighty degrees" in prompt[0].text
+    assert len(prompt[-1].text) < 1_200
+    assert "eighty degrees" in prompt[-1].text
     assert answer.response_metadata["citations"]
     assert_literal(answer, [large])
     assert answer.response_metadata["citations"][-1]["document_end"] > len(filler)
@@ -298,7 +300,7 @@ def test_odd_documents_give_no_wrong_citation(model: QuotingModel, odd: Document
     answer = RetrievalCopyChain(retriever(*documents), model).invoke(QUESTION)
     assert_literal(answer, documents)
     assert any(citation["document_id"] == "clay" for citation in answer.response_metadata["citations"])
-    model.requests[-1][0].text.encode()  # nothing in the prompt that cannot be sent
+    model.requests[-1][-1].text.encode()  # nothing in the prompt that cannot be sent
 
 
 def test_ten_thousand_documents(model: QuotingModel) -> None:
@@ -380,6 +382,111 @@ def test_a_lone_surrogate_in_a_question_is_cleaned(model: QuotingModel) -> None:
     RetrievalCopyChain(RunnableLambda(search), model).invoke("When may \udcff the kiln be opened?")
     assert queries == ["When may \ufffd the kiln be opened?"]
     assert model.requests[-1][-1].text.endswith(queries[0])
+
+
+# Requests, loops and support ------------------------------------------------------------------------
+
+
+def test_the_request_shows_an_answer_and_ends_with_the_question(
+    quoting: RetrievalCopyChain, model: QuotingModel
+) -> None:
+    quoting.invoke(QUESTION)
+    shown, answered, asked = model.requests[-1]
+    assert (shown.type, answered.type, asked.type) == ("human", "ai", "human")
+    assert "[1]" in shown.text
+    assert answered.text.split(". ")[0] in shown.text
+    assert f"[1] {CLAY.page_content}\n\n[2] {GLAZE.page_content}" in asked.text
+    assert asked.text.endswith(f"Question: {QUESTION}")
+    assert NOT_HELD in asked.text
+
+
+async def all_ways(chain: RetrievalCopyChain, question: str) -> list[AIMessage]:
+    return [
+        chain.invoke(question),
+        await chain.ainvoke(question),
+        summed(list(chain.stream(question))),
+        summed([chunk async for chunk in chain.astream(question)]),
+    ]
+
+
+async def test_an_answer_ends_before_it_repeats_itself_without_end() -> None:
+    said = "The kiln may be opened once the cone reads eighty degrees, as they say. "
+    model = QuotingModel(answer=lambda messages: "Indeed. " + said * 20 + "End.")
+    looping = RetrievalCopyChain(retriever(CLAY), model)
+    first, *others = await all_ways(looping, QUESTION)
+    assert first.text.count("eighty degrees") == 2
+    assert first.response_metadata["retrieval"]["stopped_by"] == "loop"
+    assert first.usage_metadata is not None
+    assert [essence(one) for one in others] == [essence(first)] * 3
+    plain = RetrievalCopyChain(None, model)  # not an answer from documents: as the model wrote it
+    assert all(one.text.count("eighty degrees") == 20 for one in await all_ways(plain, QUESTION))
+
+
+@pytest.mark.parametrize(
+    ("question", "said", "supported"),
+    [
+        (QUESTION, "The kiln may be opened once the cone reads eighty degrees.", True),
+        (QUESTION, "At eighty degrees.", True),
+        (QUESTION, "Whenever you feel like it, preferably on Thursdays.", False),
+        (QUESTION, NOT_HELD, False),
+        ("Who painted the ceiling?", "The kiln may be opened once the cone reads eighty degrees.", False),
+    ],
+)
+async def test_an_answer_that_the_passages_do_not_support_is_marked(
+    question: str, said: str, supported: bool
+) -> None:
+    chain = RetrievalCopyChain(retriever(CLAY, GLAZE), QuotingModel(answer=lambda messages: said))
+    for answer in await all_ways(chain, question):
+        assert answer.text == said
+        assert answer.response_metadata["retrieval"]["supported"] is supported
+
+
+def test_where_no_passages_are_asked_for_none_support_the_answer(model: QuotingModel) -> None:
+    def supported(chain: RetrievalCopyChain, **arguments: Any) -> bool | None:
+        trace = chain.invoke(QUESTION, **arguments).response_metadata["retrieval"]
+        return cast("bool | None", trace["supported"])
+
+    assert supported(RetrievalCopyChain(None, model)) is None
+    assert supported(RetrievalCopyChain(retriever(CLAY), model), retrieve=False) is None
+    assert supported(RetrievalCopyChain(retriever(), model)) is False
+
+
+async def test_an_unsupported_answer_may_be_refused() -> None:
+    model = QuotingModel(answer=lambda messages: "Whenever you feel like it, preferably on Thursdays.")
+    refusing = RetrievalCopyChain(retriever(CLAY), model, on_unsupported="refuse")
+    first, *others = await all_ways(refusing, QUESTION)
+    assert first.text == NOT_HELD
+    assert first.response_metadata["retrieval"]["acted"] == "refused"
+    assert first.response_metadata["citations"] == []
+    assert [essence(one) for one in others] == [essence(first)] * 3
+    assert RetrievalCopyChain(retriever(), model, on_unsupported="refuse").invoke(QUESTION).text == NOT_HELD
+    quoting = RetrievalCopyChain(retriever(CLAY), QuotingModel(), on_unsupported="refuse")
+    assert quoting.invoke(QUESTION).response_metadata["retrieval"]["acted"] is None
+    assert "".join(chunk.text for chunk in quoting.stream(QUESTION)) == quoting.invoke(QUESTION).text
+
+
+async def test_an_unsupported_answer_may_be_asked_for_again() -> None:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        if messages[-1].text == QUOTE_REQUEST and "kiln" in messages[-3].text.rpartition("Question:")[2]:
+            return "The kiln may be opened once the cone reads eighty degrees."
+        return "Whenever you feel like it."
+
+    model = QuotingModel(answer=answer)
+    retrying = RetrievalCopyChain(retriever(CLAY), model, on_unsupported="retry")
+    first, *others = await all_ways(retrying, QUESTION)
+    assert first.text == "The kiln may be opened once the cone reads eighty degrees."
+    assert first.response_metadata["retrieval"]["supported"] is True
+    assert first.response_metadata["retrieval"]["acted"] == "retried"
+    assert first.usage_metadata is not None
+    assert first.usage_metadata["input_tokens"] == sum(map(len, model.requests[:2]))
+    assert [essence(one) for one in others] == [essence(first)] * 3
+    model.requests.clear()
+    still = retrying.invoke("What is the ceiling painted with?", max_tokens=9)
+    assert still.response_metadata["retrieval"]["supported"] is False
+    assert [len(messages) for messages in model.requests] == [3, 5]
+    assert model.parameters[-1] == {"max_tokens": 9}
+    with pytest.raises(ValueError, match="on_unsupported must be one of"):
+        RetrievalCopyChain(None, model, on_unsupported="ignore")  # type: ignore[arg-type]  # what is refused
 
 
 # Composition ---------------------------------------------------------------------------------------

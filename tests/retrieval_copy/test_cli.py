@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,38 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "NotADirectoryError" in capsys.readouterr().out
     assert run(docs, " ", *index) == 1
     assert "the question is empty" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_readable_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "sheet.xlsx").write_bytes(b"PK")
+    assert run(tmp_path / "docs", "When?", "--store", "bm25", "--index", tmp_path / "index") == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "has no file that can be read, of .txt, " in said
+
+
+def test_many_skipped_files_are_counted(
+    docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(30):
+        (docs / f"{number}.txt").touch()
+    assert run(docs, "When is the kiln opened?", "--store", "bm25", "--index", tmp_path / "index") == 0
+    shown = capsys.readouterr().out
+    assert shown.count(": it is empty") == 10
+    assert "skipped 21 others" in shown
+
+
+def test_without_a_question_it_answers_what_it_is_piped(
+    docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO("When is the kiln opened?\n1\n\nq\nWhy?\n"))
+    assert run(docs, "--store", "bm25", "--min-citation-tokens", "3", "--index", tmp_path / "index") == 0
+    shown = capsys.readouterr().out
+    assert "> When is the kiln opened?\n" in shown
+    assert "[1] kilns.md: " in shown
+    assert ">>>The kiln is opened at eighty degrees.<<<" in shown
+    assert "Why?" not in shown
+    assert "\x1b" not in shown
 
 
 def test_names_that_are_not_utf8_are_shown_with_their_bytes(

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
-from io import StringIO
+import html
+import re
+from io import BytesIO, StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
+from matplotlib.patches import Polygon
 from rich.console import Console
 
 from retrieval_copy import RetrievalCopyChain, cite
-from retrieval_copy.display import CitedAnswer, segments
+from retrieval_copy.display import CitedAnswer, CitedPassage, copied_from, segments, sentences_around
 from tests.retrieval_copy.citations.test_citations import TEXTS
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
 
@@ -36,7 +39,8 @@ def test_notebooks_show_sources_in_colours_and_escape_what_is_shown() -> None:
     model = QuotingModel()
     message = RetrievalCopyChain(retriever(document), model, min_citation_tokens=2).invoke(QUESTION)
     shown = CitedAnswer(message)._repr_html_()
-    assert shown.count("<mark") == 2  # the span, and its source below
+    assert shown.count("<mark") == 2  # the span, and its footnote
+    assert shown.count("[1]") == 2
     assert "<script>" not in shown
     assert "<b>" not in shown
 
@@ -45,7 +49,8 @@ def test_terminals_show_the_answer_and_its_sources(answer: AIMessage) -> None:
     console = Console(record=True, width=300, force_terminal=True, color_system="truecolor", file=StringIO())
     console.print(CitedAnswer(answer))
     text = console.export_text(clear=False)
-    assert answer.text in text
+    assert re.sub(r"\[\d\]", "", text.split("\n")[0]) == answer.text
+    assert re.findall(r"(\w+)\.\[(\d)\]", text) == [("glows", "1"), ("too", "2")]
     assert "[1] https://example.org/clay.html" in text
     assert "[2] glaze.md" in text
     assert "also in" not in text
@@ -59,7 +64,59 @@ def test_the_other_documents_of_a_passage_are_shown() -> None:
     console = Console(record=True, width=300, file=StringIO())
     console.print(CitedAnswer(answer))
     assert ", also in b.md: " in console.export_text()
-    assert ', also in b.md"' in CitedAnswer(answer)._repr_html_()
+    assert ", also in b.md: " in CitedAnswer(answer)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("text", "cited", "expected"),
+    [
+        ("One. Two is here! Three?", "Two is", "Two is here!"),
+        ("One. Two. Three.", "Two. Three", "Two. Three."),
+        ("# Title\n\nOne is cited\nhere. Two.", "is cited", "One is cited\nhere."),
+        ("# Title\nOne is cited", "One", "One is cited"),
+        ("- first item\n- second item\n- third", "second", "- second item"),
+        ("He said “Stop.” Then he left.", "Then", "Then he left."),
+        ("打开窑炉。请戴手套。慢慢地。", "戴手套", "请戴手套。"),
+        ("all of it", "all of it", "all of it"),
+    ],
+)
+def test_the_sentence_is_highlighted_in_its_passage(text: str, cited: str, expected: str) -> None:
+    start = text.index(cited)
+    begin, end = sentences_around(text, start, start + len(cited))
+    assert text[begin:end] == expected
+    document = Document(text, metadata={"source": "<a>.pdf", "page": 3})
+    (citation,) = cite(cited, [document], min_tokens=1)
+    plain = Console(record=True, width=300, file=StringIO())
+    plain.print(CitedPassage(document, citation))
+    assert plain.export_text() == f"<a>.pdf, page 3\n{text[:begin]}>>>{expected}<<<{text[end:]}\n"
+    coloured = Console(record=True, width=300, force_terminal=True, color_system="truecolor", file=StringIO())
+    coloured.print(CitedPassage(document, citation))
+    assert coloured.export_text() == f"<a>.pdf, page 3\n{text}\n"
+    page = CitedPassage(document, citation)._repr_html_()
+    assert f">{html.escape(expected)}</mark>" in page
+    assert "<a>" not in page
+
+
+@given(TEXTS, st.data())
+def test_the_sentences_hold_the_span(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, len(text)))
+    begin, after = sentences_around(text, start, end)
+    assert 0 <= begin <= start <= end <= after <= len(text)
+
+
+def test_the_picture_has_a_band_for_every_citation(answer: AIMessage) -> None:
+    figure = copied_from(answer, [CLAY, GLAZE])
+    (axes,) = figure.axes
+    bands = [patch for patch in axes.patches if isinstance(patch, Polygon)]
+    assert len(bands) == len(answer.response_metadata["citations"]) == 2
+    for band, citation in zip(bands, answer.response_metadata["citations"], strict=True):
+        above = [place for place, height in band.get_xy() if height > 0.5]
+        expected = [citation["start"] / len(answer.text), citation["end"] / len(answer.text)]
+        assert [min(above), max(above)] == pytest.approx(expected)
+    assert "glaze.md" in {text.get_text() for text in axes.texts}
+    answer = answer.model_copy(update={"response_metadata": {"citations": []}})
+    copied_from(answer, []).savefig(BytesIO())
 
 
 def test_a_message_without_citations_is_refused() -> None:

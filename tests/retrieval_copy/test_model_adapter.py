@@ -14,7 +14,15 @@ from langchain_core.runnables import RunnableLambda
 
 from local_backend import ChatLocal, Engine, References
 from retrieval_copy import RetrievalCopyChain
-from retrieval_copy.model_adapter import ProviderModel, arguments, max_input_tokens, token_counter, way_of
+from retrieval_copy.model_adapter import (
+    ProviderModel,
+    arguments,
+    joined,
+    limits,
+    max_input_tokens,
+    token_counter,
+    way_of,
+)
 from sot_chains import SkeletonOfThought
 from sot_chains.providers import ProviderError, provider_of
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
@@ -69,6 +77,20 @@ def test_arguments_hold_a_handle_or_one_text(chat: ChatLocal) -> None:
     assert len(arguments("prediction", ["a" * 100_000])["prediction"]["content"]) < 10_000
 
 
+def test_a_local_model_is_bounded_unless_the_user_has_bounded_it(chat: ChatLocal) -> None:
+    ours = {"max_tokens": 9, "stop": ["\nQuestion:"]}
+
+    def given(model: Any) -> dict[str, Any]:
+        return limits(model, ours)
+
+    assert given(chat) == given(chat.with_retry()) == given(SkeletonOfThought(chat, router=None)) == ours
+    assert given(chat.bind(max_tokens=3)) == given(chat.bind(max_new_tokens=3)) == {"stop": ours["stop"]}
+    assert given(chat.model_copy(update={"max_tokens": None}).with_retry()) == {"stop": ours["stop"]}
+    assert given(chat.bind(stop=["END"])) == {"max_tokens": 9}
+    assert given(FakeListChatModel(responses=["x"])) == {}
+    assert joined(ours, {"max_new_tokens": 4, "stop": ["."]}) == {"max_new_tokens": 4, "stop": ["."]}
+
+
 def test_what_models_say_of_their_limits(chat: ChatLocal) -> None:
     assert max_input_tokens(chat.bind(stop=["x"])) == chat.engine.max_positions
     assert max_input_tokens(FakeListChatModel(responses=["x"])) is None
@@ -106,6 +128,19 @@ def test_a_named_model_that_takes_no_prediction_gets_none(server: ChatServer) ->
         QUESTION
     )
     assert "prediction" in server.requests[1]
+
+
+def test_a_server_of_this_project_is_sent_the_documents_as_references(server: ChatServer) -> None:
+    server.model = "served"
+    chain = RetrievalCopyChain(
+        retriever(CLAY, GLAZE), "openai:served", base_url=server.url, prediction="references"
+    )
+    answer = chain.invoke(QUESTION, extra_body={"top_k": 3})
+    assert answer.response_metadata["retrieval"]["copied_as"] == "extra_body"
+    (request,) = server.requests
+    assert request["references"] == [CLAY.page_content, GLAZE.page_content]
+    assert request["top_k"] == 3
+    assert "prediction" not in request
 
 
 def test_leaving_a_stream_closes_the_request(server: ChatServer) -> None:

@@ -279,7 +279,13 @@ def test_annotations_are_langchains_standard_ones() -> None:
         "cited_text": "one two three",
         "title": "A",
         "url": "https://example.org/a",
-        "extras": {"document": 0, "document_id": "7", "document_start": 0, "document_end": 13},
+        "extras": {
+            "document": 0,
+            "document_id": "7",
+            "document_start": 0,
+            "document_end": 13,
+            "source": "https://example.org/a",
+        },
     }
     json.dumps(annotation)
     (without,) = citation_annotations(cite("one two", [Document("one two")], min_tokens=2))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import docx
+import nbformat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.documents.base import Blob
+from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
+from pypdf import PdfWriter
+from pypdf.generic import NameObject
 
 from retrieval_copy.stores.files import (
+    MAX_FILE_BYTES,
     PARSERS,
     HtmlParser,
     TextParser,
@@ -80,7 +91,13 @@ def test_a_pdf_gives_one_document_a_page(tmp_path: Path) -> None:
         ("a.md", b"\x89PNG\x00\x01\x02", "not text"),
         ("a.txt", b" \n ", "holds no text"),
         ("a.pdf", b"%PDF-1.7 nonsense", "not a readable PDF"),
-        ("a.pdf", b"", "not a readable PDF"),
+        ("a.pdf", b"%PDF-1.7\nnonsense", "not a readable PDF"),
+        ("a.pdf", b"GIF89a", "does not begin like one"),
+        ("a.pdf", b"", "it is empty"),
+        ("a.docx", b"PK\x03\x04", "not a readable DOCX file"),
+        ("a.docx", b"text", "not a readable DOCX file"),
+        ("a.ipynb", b"{}", "not a readable IPYNB file"),
+        ("a.ipynb", b'{"cells": 3}', "not a readable IPYNB file"),
         ("a.html", b"<html></html>", "holds no text"),
         ("a.exe", b"text", "none of"),
         ("a", b"text", "no ending"),
@@ -103,6 +120,11 @@ def test_text_is_decoded(encoding: str) -> None:
     assert document.page_content == "# Öfen – café\n\nheiß"
     assert document.metadata["title"] == "Öfen – café"
 
+
+PICTURE = bytes.fromhex(  # a black pixel
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"
+)
 
 UMLAUTS = (
     "Der Ofen wird erst geöffnet, wenn er überall unter 80\u00a0°C abgekühlt ist – niemals früher. ".encode()
@@ -186,11 +208,174 @@ def test_a_name_that_is_not_utf8_is_shown_with_its_bytes(tmp_path: Path) -> None
     assert printable(Path("öfen/窑.md")) == "öfen/窑.md"
 
 
-@given(st.sampled_from(sorted(PARSERS)), st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(ending: str, content: bytes) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+BEGINNINGS = {".pdf": b"%PDF-1.4\n", ".docx": b"PK\x03\x04", ".ipynb": b'{"nbformat": 4, "cells": ['}
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.booleans(), st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(folder: Path, ending: str, is_begun: bool, content: bytes) -> None:
+    path = folder / f"any{ending}"
+    path.write_bytes(BEGINNINGS.get(ending, b"") * is_begun + content)
     try:
-        documents = list(PARSERS[ending].lazy_parse(Blob.from_data(content)))
+        documents = load_file(path)
     except UnreadableFileError:
         return
     for document in documents:
-        assert isinstance(document.page_content, str)
+        assert document.page_content.strip()
+
+
+# PDF, Word files and notebooks ---------------------------------------------------------------------
+
+
+def pdf(path: Path, *pages: str) -> Path:
+    with PdfPages(path) as written:
+        for text in pages:
+            figure = Figure()
+            if text:
+                figure.text(0.1, 0.5, text)
+            written.savefig(figure)
+    return path
+
+
+def test_pages_are_counted_as_a_reader_counts_them(tmp_path: Path) -> None:
+    path = pdf(tmp_path / "kiln.pdf", "First things", "", "Third things")
+    assert [(page.metadata["page"], page.page_content) for page in load_file(path)] == [
+        (1, "First things"),
+        (3, "Third things"),
+    ]
+
+
+def test_a_broken_page_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = PdfWriter(
+        clone_from=pdf(tmp_path / "whole.pdf", "First things", "Second things", "Third things")
+    )
+    writer.pages[1]["/Contents"].get_object()[NameObject("/Filter")] = NameObject("/Nonsense")
+    writer.write(tmp_path / "broken.pdf")
+    assert [page.metadata["page"] for page in load_file(tmp_path / "broken.pdf")] == [1, 3]
+    assert "page 2 of" in caplog.records[-1].getMessage()
+
+
+def test_a_pdf_that_is_protected_against_changes_is_read(tmp_path: Path) -> None:
+    for password, algorithm in (("", "AES-256"), ("", "RC4-128"), ("secret", "AES-256")):
+        writer = PdfWriter(clone_from=pdf(tmp_path / "whole.pdf", "Protected things"))
+        writer.encrypt(password, "owner", algorithm=algorithm)
+        writer.write(tmp_path / "protected.pdf")
+        if password:
+            with pytest.raises(UnreadableFileError, match="has not been decrypted"):
+                load_file(tmp_path / "protected.pdf")
+        else:
+            assert load_file(tmp_path / "protected.pdf")[0].page_content == "Protected things"
+
+
+def test_word_files_give_paragraphs_lists_tables_and_a_title(tmp_path: Path) -> None:
+    word = docx.Document()
+    word.add_heading("On kilns – für alle", 0)
+    word.add_paragraph("The kiln is ").add_run("opened").bold = True
+    word.add_paragraph("Wear gloves.", style="List Bullet")
+    table = word.add_table(1, 2)
+    table.cell(0, 0).text, table.cell(0, 1).text = "cone", "eighty degrees"
+    word.add_picture(io.BytesIO(PICTURE))
+    word.save(str(tmp_path / "kiln.docx"))
+    (document,) = load_file(tmp_path / "kiln.docx", source="kiln.docx")
+    lines = [line for line in document.page_content.split("\n") if line]
+    assert lines == ["On kilns – für alle", "The kiln is opened", "Wear gloves.", "cone | eighty degrees"]
+    assert document.metadata == {"source": "kiln.docx", "title": "On kilns – für alle"}
+
+
+def test_a_word_file_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.docx", "w", zipfile.ZIP_DEFLATED) as parts:
+        parts.writestr("word/document.xml", b" " * (MAX_FILE_BYTES + 1))
+    with pytest.raises(UnreadableFileError, match="more than"):
+        load_file(tmp_path / "bomb.docx")
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_notebooks_give_their_cells_and_what_they_print(tmp_path: Path, version: int) -> None:
+    form: Any = nbformat.v3 if version == 3 else nbformat.v4
+    output = form.new_output("stream")
+    output["text"] = "opened at 80\n"
+    code = form.new_code_cell("print(kiln.open())", outputs=[output])
+    text = form.new_text_cell("markdown", "# Kilns") if version == 3 else form.new_markdown_cell("# Kilns")
+    cells = [text, code]
+    notebook = (
+        form.new_notebook(worksheets=[form.new_worksheet(cells=cells)])
+        if version == 3
+        else form.new_notebook(cells=cells)
+    )
+    path = tmp_path / "kiln.ipynb"
+    path.write_text(json.dumps(notebook), "utf-8")
+    (document,) = load_file(path, source="kiln.ipynb")
+    assert document.page_content == "# Kilns\n\nprint(kiln.open())\n\nopened at 80"
+    assert document.metadata == {"source": "kiln.ipynb", "title": "Kilns"}
+
+
+def test_the_notebooks_of_this_project_are_read() -> None:
+    for path in sorted((Path(__file__).parents[3] / "notebooks").glob("*.ipynb")):
+        (document,) = load_file(path)
+        assert document.metadata["title"] in document.page_content
+
+
+# What must not stop or flood anybody ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "package"), [(".pdf", "pypdf"), (".docx", "mammoth"), (".ipynb", "nbformat")]
+)
+def test_a_missing_package_is_named_with_the_command(
+    tmp_path: Path, ending: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"a{ending}").write_bytes(b"text")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        UnreadableFileError, match=rf"package {package}: pip install '\.\[documents\]'"
+    ) as error:
+        load_file(tmp_path / f"a{ending}")
+    assert error.value.may_pass
+
+
+def test_text_in_unicode_needs_no_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "chardet", None)
+    (tmp_path / "a.txt").write_text("Öfen", "utf-8")
+    assert load_file(tmp_path / "a.txt")[0].page_content == "Öfen"
+    (tmp_path / "a.txt").write_text("Печь можно открыть", "cp1251")
+    with pytest.raises(UnreadableFileError, match="package chardet: pip install"):
+        load_file(tmp_path / "a.txt")
+
+
+def test_pipes_links_and_large_files_are_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
+    for name in ("huge.txt", "huge.pdf"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(5_000_000_000)
+    for name, reason in {
+        "pipe.txt": "not a regular file",
+        "loop.txt": "symbolic links",
+        "huge.txt": "it has 5,000 MB, more than",
+        "huge.pdf": "it has 5,000 MB, more than",
+    }.items():
+        with pytest.raises(UnreadableFileError, match=reason):
+            load_file(tmp_path / name)
+
+
+def test_html_may_nest_deeper_than_python(tmp_path: Path) -> None:
+    path = tmp_path / "deep.html"
+    path.write_text("<div>" * 5_000 + "<p>deep <b>inside</b></p>" + "</div>" * 5_000, "utf-8")
+    assert load_file(path)[0].page_content == "deep inside"
+
+
+def test_rows_of_tables_are_lines_and_layouts_are_not() -> None:
+    row = "<tr><th>Norway</th><td><p>62 <b>euros</b></p></td><td></td></tr>"
+    layout = f"<table><tr><td>Menu</td><td><p>Long.</p><table>{row}</table></td></tr></table>"
+    (document,) = HtmlParser().lazy_parse(Blob.from_data(f"<p>Allowances</p>{layout}<p>End</p>"))
+    lines = [line for line in document.page_content.split("\n") if line]
+    assert lines == ["Allowances", "Menu", "Long.", "Norway | 62 euros", "End"]
+
+
+def test_lines_may_end_as_on_old_machines() -> None:
+    (document,) = TextParser().lazy_parse(Blob.from_data(b"one\rtwo\r\nthree\n"))
+    assert document.page_content == "one\ntwo\nthree\n"

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from io import StringIO
@@ -341,20 +343,23 @@ def test_a_store_that_lost_its_passages_is_filled_again(docs: Path, tmp_path: Pa
     assert report.num_passages == empty.num_added > 0
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "files": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', "{HEADER}\n3", "{HEADER}\n{}"])
 def test_a_broken_state_is_begun_anew(docs: Path, tmp_path: Path, content: str) -> None:
     state = tmp_path / "index.json"
-    state.write_text(content, "utf-8")
+    header = json.dumps({"format": 2, "folder": str(docs.resolve())})
+    state.write_text(content.replace("{HEADER}", header), "utf-8")
     index = FolderIndex(docs, state=state)
     assert index.documents == []
     assert index.update().indexed
-    assert json.loads(state.read_text("utf-8"))["files"]
+    assert len(state.read_text("utf-8").splitlines()) == 1 + len(list(docs.iterdir()))
 
 
 def test_what_is_done_is_kept_when_the_store_fails_midway(docs: Path, tmp_path: Path) -> None:
+    (docs / "a_first.md").write_text("\n\n".join(f"Note {number}. " * 60 for number in range(300)), "utf-8")
+
     class Failing(CountingStore):
         def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-            if self.num_added:
+            if self.num_added > 256:
                 raise ConnectionError("full")
             return super().add_documents(documents, **kwargs)
 
@@ -385,6 +390,117 @@ def test_progress_is_shown_where_wanted(docs: Path) -> None:
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="is not a folder"):
         FolderIndex(tmp_path / "missing")
+
+
+def test_one_bad_file_never_stops_the_rest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "docs"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "good.md").write_text("# Kilns\n\nThe kiln is opened at eighty degrees.", "utf-8")
+    (folder / "sjis.txt").write_text("窯は八十度まで冷めてから開けます。", "shift_jis")
+    (folder / "inner" / "loop").symlink_to(folder)
+    (folder / "self.txt").symlink_to(folder / "self.txt")
+    (folder / "away.txt").symlink_to(folder / "missing.txt")
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "empty.txt").touch()
+    (folder / "blank.md").write_text(" \n\n", "utf-8")
+    (folder / "program.txt").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(range(256)) * 20)
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.7\n1 0 obj\n<< /Type")
+    (folder / "broken.docx").write_bytes(b"PK\x03\x04nothing")
+    (folder / "~$open.docx").write_bytes(b"lock")
+    (folder / "broken.ipynb").write_text('{"cells": [', "utf-8")
+    (folder / "deep.html").write_text("<b>" * 3_000 + "deep", "utf-8")
+    (folder / "line.txt").write_text("A1b2" * 250_000, "utf-8")
+    (folder / "folder.md").mkdir()
+    with (folder / "huge.log").open("wb") as huge:
+        huge.truncate(3_000_000_000)
+    index = FolderIndex(folder, state=tmp_path / "index")
+    report = index.update()
+    assert set(report.indexed) == {"inner/good.md", "sjis.txt", "deep.html", "line.txt"}
+    assert set(report.skipped) == {
+        *("self.txt", "away.txt", "pipe.txt", "empty.txt", "blank.md", "program.txt"),
+        *("broken.pdf", "broken.docx", "broken.ipynb", "huge.log"),
+    }
+    assert all(report.skipped.values())
+    assert len(FolderIndex(folder, state=tmp_path / "index").update().unchanged) == 4
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_what_lacks_a_package_is_read_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    shutil.copy(Path(__file__).parents[3] / "notebooks" / "05_retrieval.ipynb", folder)
+    index = FolderIndex(folder)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "nbformat", None)
+        (reason,) = index.update().skipped.values()
+        assert "pip install '.[documents]'" in reason
+        assert "pip install '.[documents]'" in caplog.text
+    assert index.update().indexed == ["05_retrieval.ipynb"]
+
+
+def test_files_are_stored_in_batches(tmp_path: Path) -> None:
+    class Batches(CountingStore):
+        num_calls = 0
+
+        def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+            self.num_calls += 1
+            return super().add_documents(documents, **kwargs)
+
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for number in range(300):
+        (folder / f"{number}.txt").write_text(f"Pot {number} was fired on day {number}.", "utf-8")
+    store = Batches(FAKE)
+    assert len(FolderIndex(folder, store=store).update().indexed) == 300 == store.num_added
+    assert store.num_calls == 2
+
+
+def test_text_without_spaces_is_split_at_once_and_stays_where_it_stands(tmp_path: Path) -> None:
+    chinese = "窑炉冷却到八十度时可以打开，发光时绝对不能打开。" * 200
+    for text in ("QmFzZTY0" * 40_000, chinese):
+        (tmp_path / "long.txt").write_text(text, "utf-8")
+        index = FolderIndex(tmp_path)
+        index.update()
+        for document in index.documents:
+            start = document.metadata["start_index"]
+            assert text[start : start + len(document.page_content)] == document.page_content
+            assert text is not chinese or document.page_content[-1] == "。"
+
+
+TEN_THOUSAND = """
+import resource, sys
+from pathlib import Path
+from retrieval_copy import BM25Retriever, FolderIndex
+folder = Path(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+state = folder.parent / "index"
+report = FolderIndex(folder, state=state).update()
+assert len(report.indexed) == 10_000, report.skipped
+index = FolderIndex(folder, state=state)
+assert len(index.update().unchanged) == 10_000
+found = BM25Retriever(documents=index.documents, k=1).invoke("Which note names the number 4711?")
+assert found[0].metadata["source"] == "4711.txt"
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_ten_thousand_files_take_the_memory_that_is_stated(tmp_path: Path) -> None:
+    """Reading, keeping, reading the state again and a BM25 index over it, in a process of its own."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
+    for number in range(10_000):
+        lines = [" ".join(rng.choices(words, k=14)) + "." for _ in range(55)]
+        (folder / f"{number}.txt").write_text(f"Note {number}.\n\n" + "\n".join(lines), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", TEN_THOUSAND, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 700
 
 
 # Embeddings ----------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.text.guards import EchoGuard, Guard, LoopGuard, OverrunGuard, SentenceBound
+from sot_chains.providers.loops import LoopGuard
+from sot_chains.text.guards import EchoGuard, Guard, OverrunGuard, SentenceBound
 from sot_chains.text.skeleton import Point
 
 HEADINGS = ["Fixed hours", "Dark room", "Less coffee", "Sport"]

@@ -1,0 +1,133 @@
+"""Remembers the cost of forwards: for this process, and in the user's cache directory for the next one.
+
+An entry is found by all that the cost depends on: processor, threads, shape of the model, dtype, kernels. A
+few forwards check it when it is read, since other processes may have disturbed the measurement, or share the
+processor now. A damaged or outdated entry is measured again.
+
+Knows what a cost depends on, and files. Does not know how it is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from local_backend.models.architecture import Architecture
+from local_backend.models.forward_cost import ForwardCost, ForwardTimer, measure_forward_cost, still_holds
+from local_backend.models.prepacking import has_prepacked
+from local_backend.models.quantization import is_in_4_bits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FORMAT = 1  # of entries; raise it when measuring changes
+
+_log = logging.getLogger(__name__)
+_known: dict[str, ForwardCost] = {}
+_lock = threading.Lock()
+
+
+def known_forward_cost(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    *,
+    is_prepacked: bool = True,
+    with_graphs: bool = False,
+) -> ForwardCost:
+    """The cost of a model's forwards, measured once on this machine for models of one shape. Thread-safe.
+
+    Args:
+        model: In evaluation mode, with its final weights, dtype and device.
+        architecture: Its architecture.
+        is_prepacked: Whether forwards use prepacked weights, if the model has them.
+        with_graphs: Whether forwards are replayed as CUDA graphs.
+    """
+    key = _key_of(model, is_prepacked=is_prepacked and has_prepacked(model), with_graphs=with_graphs)
+
+    def timer(**options: Any) -> ForwardTimer:
+        return ForwardTimer(
+            model, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs, **options
+        )
+
+    with _lock:
+        if key not in _known:
+            costs = _read(key)
+            if costs is None or not still_holds(costs, timer(max_rows=1)):
+                costs = measure_forward_cost(timer())
+                if model.name_or_path:  # a model that was made, not loaded, is rarely made again
+                    _write(key, costs)
+            _known[key] = costs
+        return _known[key]
+
+
+def _key_of(model: PreTrainedModel, *, is_prepacked: bool, with_graphs: bool) -> str:
+    """All that the cost depends on, as JSON. Models that differ in their weights alone have the same."""
+    config = model.config.to_dict()
+    for name in ("_name_or_path", "transformers_version"):
+        config.pop(name, None)
+    on = {
+        "format": _FORMAT,
+        "processor": _processor(model.device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "model": type(model).__name__,
+        "config": config,
+        "dtype": model.dtype,
+        "attention": getattr(model.config, "_attn_implementation", None),
+        "is_quantized": bool(getattr(model, "hf_quantizer", None)),
+        "is_in_4_bits": any(map(is_in_4_bits, model.modules())),
+        "is_prepacked": is_prepacked,
+        "with_graphs": with_graphs,
+    }
+    return json.dumps(on, sort_keys=True, default=str)
+
+
+def _processor(device: torch.device) -> list[Any]:
+    if device.type == "cuda":
+        return [str(device), torch.cuda.get_device_name(device)]
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return [str(device), name or platform.processor(), os.cpu_count(), torch.cpu.get_capabilities()]
+
+
+def _file_of(key: str) -> Path:
+    from platformdirs import user_cache_path
+
+    folder = user_cache_path("langchain-parallel-decoding") / "forward_costs"
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def _read(key: str) -> ForwardCost | None:
+    try:
+        entry = json.loads(_file_of(key).read_text("utf-8"))
+        costs = ForwardCost.from_dict(entry["costs"])
+        is_usable = entry["key"] == key and all(
+            0 < seconds < float("inf") for table in costs.seconds for line in table for seconds in line
+        )
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
+        return None
+    return costs if is_usable else None
+
+
+def _write(key: str, costs: ForwardCost) -> None:
+    file = _file_of(key)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed when complete: another process may be reading or writing the same entry.
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as unfinished:
+            json.dump({"key": key, "costs": costs.to_dict()}, unfinished)
+        Path(unfinished.name).replace(file)
+    except OSError as error:  # e.g. a cache directory that cannot be written to, or a full disk
+        _log.warning("cannot save the cost of forwards in %s: %s", file.parent, error)

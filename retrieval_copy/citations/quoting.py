@@ -1,0 +1,67 @@
+"""A grammar of answers that are quotations: consecutive sentences of one passage.
+
+A model that is too small to keep to its passages chooses which of them to quote, and cannot make up any.
+Knows texts. Does not know models; the grammar is one of ``llguidance``, in the syntax of Lark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import regex
+
+from retrieval_copy.citations.support import NOT_HELD
+from retrieval_copy.citations.words import terms
+
+_MOST_SENTENCES, _FEWEST_WORDS = 3, 3
+# Sentences to choose from: the time to read a grammar grows with its length.
+_MOST_CHARACTERS = 20_000
+_LONGEST_SENTENCE = 600
+# A sentence ends at its mark, and where a paragraph, a heading or an item of a list ends.
+_SENTENCE_END = regex.compile(
+    r"(?<=[.!?…][\"'”’)\]]*)(?<!\b\d{1,2}\.)\s+(?!\p{Ll})|(?<=[。！？][”’」』）]*)"
+    r"|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)"
+)
+_MARKUP = regex.compile(r"^(?:[-*+#>|]+|\d+[.)])\s+")
+
+
+def quoting_grammar(passages: Sequence[str], question: str) -> str | None:
+    """The grammar of one to three consecutive sentences of a passage; ``None`` if there are no sentences.
+
+    It also allows :data:`~retrieval_copy.citations.support.NOT_HELD`. Of long passages the sentences that
+    share most words with the question can be quoted.
+
+    Args:
+        passages: What the model is shown.
+        question: A question that can be understood by itself.
+    """
+    asked = set(terms(question))
+    quotations: list[tuple[int, str]] = []
+    for passage in passages:
+        parts = sentences(passage)
+        for place, first in enumerate(parts):
+            if len(terms(first)) < _FEWEST_WORDS:  # a heading or a fragment answers nothing by itself
+                continue
+            run = json.dumps(first, ensure_ascii=False)
+            closing = ""
+            for following in parts[place + 1 : place + _MOST_SENTENCES]:
+                run += f" ({json.dumps(' ' + following, ensure_ascii=False)}"
+                closing += ")?"
+            quotations.append((len(asked.intersection(terms(first))), run + closing))
+    room = _MOST_CHARACTERS
+    chosen: dict[str, None] = {}
+    for _, quotation in sorted(quotations, key=lambda pair: -pair[0]):
+        room -= len(quotation)
+        if room < 0 and chosen:
+            break
+        chosen[quotation] = None
+    if not chosen:
+        return None
+    return f"start: QUOTATION | {json.dumps(NOT_HELD)}\nQUOTATION: {' | '.join(chosen)}"
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of ``text`` on one line each, without those too long to be any."""
+    parts = (" ".join(_MARKUP.sub("", part.strip()).split()) for part in _SENTENCE_END.split(text))
+    return [part for part in parts if 0 < len(part) <= _LONGEST_SENTENCE and any(map(str.isalnum, part))]

@@ -1,0 +1,263 @@
+"""The chain where LangChain's own parts expect other types: a tool, a graph's node, a retrieval chain.
+
+Knows LangChain's and LangGraph's conventions. Does not know retrieval or citing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages.utils import message_chunk_to_message
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables.config import ensure_config, get_callback_manager_for_config, merge_configs
+from langchain_core.runnables.utils import AddableDict
+from langchain_core.tools import BaseTool, StructuredTool
+from pydantic import BaseModel, Field
+
+from retrieval_copy.chain import RetrievalCopyChain
+from retrieval_copy.citations.citations import Citation, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+_NOSTREAM = "nostream"  # LangGraph does not stream runs with this tag
+_ADDED = ("model_provider", "citations", "retrieval")  # what the chain adds to the model's metadata
+
+
+class _Question(BaseModel):
+    question: str = Field(description="A question that can be understood without the conversation.")
+
+
+def citing_tool(
+    chain: Runnable[Any, AIMessage],
+    *,
+    name: str = "ask_documents",
+    description: str = "Answers a question from the documents, with its sources.",
+) -> BaseTool:
+    """Makes ``chain`` a tool for agents, such as those of ``create_agent``.
+
+    The content of the tool message is the answer, followed by a list of its sources for the agent to name, or
+    by a remark if the documents do not support it. Its ``artifact`` is the list of
+    :class:`~retrieval_copy.Citation`, for the application; their offsets are also those of the content.
+
+    Args:
+        chain: A :class:`~retrieval_copy.RetrievalCopyChain`, possibly wrapped.
+        name: The tool's name, for the agent's model.
+        description: What the documents are about, for the agent's model.
+    """
+
+    def ask(question: str, config: RunnableConfig) -> tuple[str, list[Citation]]:
+        return _content_and_artifact(chain.invoke(question, config))
+
+    async def aask(question: str, config: RunnableConfig) -> tuple[str, list[Citation]]:
+        return _content_and_artifact(await chain.ainvoke(question, config))
+
+    return StructuredTool.from_function(
+        ask,
+        aask,
+        name=name,
+        description=description,
+        args_schema=_Question,
+        response_format="content_and_artifact",
+    )
+
+
+def _content_and_artifact(answer: AIMessage) -> tuple[str, list[Citation]]:
+    citations: list[Citation] = answer.response_metadata.get("citations") or []
+    places = dict.fromkeys(map(place_of, citations))
+    parts = [str(answer.text)]
+    if places:
+        listed = "\n".join(f"[{number}] {place}" for number, place in enumerate(places, start=1))
+        parts.append(f"Sources:\n{listed}")
+    if answer.response_metadata.get("retrieval", {}).get("supported") is False:
+        parts.append("The documents do not support this answer.")
+    return "\n\n".join(parts), citations
+
+
+def citing_node(chain: Runnable[Any, AIMessage], *, key: str = "messages") -> Runnable[Any, dict[str, Any]]:
+    """Makes ``chain`` a node of a LangGraph graph whose state holds messages.
+
+    The node answers the last human message. With ``stream_mode="messages"`` the tokens stream as the model
+    writes them, and a last chunk of the same message follows that carries the citations: LangGraph streams
+    what models write, so the citations, which the chain adds, would otherwise come with the state alone.
+
+    Args:
+        chain: A :class:`~retrieval_copy.RetrievalCopyChain`, possibly wrapped.
+        key: The key of the messages in the state, which the answer is added to.
+    """
+
+    def answer(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        shown = _Shown()
+        message = chain.invoke(_messages_of(state, key), _listened_to(shown, config))
+        shown.announce(message, config)
+        return {key: [message]}
+
+    async def aanswer(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        shown = _Shown()
+        message = await chain.ainvoke(_messages_of(state, key), _listened_to(shown, config))
+        shown.announce(message, config)
+        return {key: [message]}
+
+    return RunnableLambda(answer, aanswer, name="citing_node")
+
+
+def _messages_of(state: Any, key: str) -> Sequence[BaseMessage]:
+    messages: Sequence[BaseMessage] = state[key] if isinstance(state, Mapping) else getattr(state, key)
+    return messages
+
+
+def _listened_to(handler: BaseCallbackHandler, config: RunnableConfig | None) -> RunnableConfig:
+    return merge_configs(ensure_config(config), RunnableConfig(callbacks=[handler]))
+
+
+class _Shown(BaseCallbackHandler):
+    """Notes the messages of which LangGraph streams the text, and adds a last chunk with the citations."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._ids: set[str | None] = set()
+
+    def on_llm_new_token(
+        self, token: Any, *, chunk: Any = None, tags: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        self._note([chunk], tags)
+
+    def on_llm_end(self, response: LLMResult, *, tags: list[str] | None = None, **kwargs: Any) -> None:
+        self._note([generation for batch in response.generations for generation in batch], tags)
+
+    def _note(self, generations: Sequence[Any], tags: list[str] | None) -> None:
+        if _NOSTREAM not in (tags or ()):
+            self._ids |= {one.message.id for one in generations if isinstance(one, ChatGeneration)}
+
+    def announce(self, message: AIMessage, config: RunnableConfig) -> None:
+        """Streams the last chunk of ``message``, as a run of its own, to who streams.
+
+        A message that was not streamed is left to LangGraph, which streams it whole when the node ends.
+        """
+        manager = get_callback_manager_for_config(ensure_config(config))
+        for handlers in (manager.handlers, manager.inheritable_handlers):  # tracers need no second run
+            handlers[:] = [handler for handler in handlers if hasattr(handler, "tap_output_iter")]
+        if message.id not in self._ids or not manager.handlers:
+            return
+        # What the model's own last chunk has already said, such as its usage, would be counted twice.
+        added = {
+            name: message.response_metadata[name] for name in _ADDED if name in message.response_metadata
+        }
+        last = AIMessageChunk(content="", id=message.id, response_metadata=added, chunk_position="last")
+        (run,) = manager.on_chat_model_start({"name": "citations"}, [[]])
+        run.on_llm_new_token("", chunk=ChatGenerationChunk(message=last))
+        run.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message)]]))
+
+
+def retrieval_chain(chain: RetrievalCopyChain) -> Runnable[dict[str, Any], dict[str, Any]]:
+    """Gives ``chain`` the names of ``create_retrieval_chain``, so that it can take that one's place.
+
+    Takes a dictionary with ``input``, the question, and, if there are earlier turns, ``chat_history``, their
+    messages. Returns it with ``context``, the retrieved documents, ``answer``, the text, and ``message``, the
+    whole answer with its citations. When streaming, the input comes first, then ``context``, then the answer
+    piece by piece, then ``message``; the sum of all chunks is the result.
+    """
+    return _RetrievalChain(chain)
+
+
+class _RetrievalChain(Runnable[dict[str, Any], dict[str, Any]]):
+    def __init__(self, chain: RetrievalCopyChain) -> None:
+        self.chain = chain
+
+    def invoke(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        context = _Context()
+        message = self.chain.invoke(_turns(input), _listened_to(context, config), **kwargs)
+        return {**input, "context": context.documents, "answer": str(message.text), "message": message}
+
+    async def ainvoke(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        context = _Context()
+        message = await self.chain.ainvoke(_turns(input), _listened_to(context, config), **kwargs)
+        return {**input, "context": context.documents, "answer": str(message.text), "message": message}
+
+    def stream(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[dict[str, Any]]:
+        context, whole = _Context(), _Streamed(input)
+        chunks = self.chain.stream(_turns(input), _listened_to(context, config), **kwargs)
+        with closing(cast("Generator[AIMessageChunk, None, None]", chunks)):
+            for chunk in chunks:
+                yield from whole.parts(chunk, context)
+        yield whole.last()
+
+    async def astream(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        context, whole = _Context(), _Streamed(input)
+        chunks = self.chain.astream(_turns(input), _listened_to(context, config), **kwargs)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                for part in whole.parts(chunk, context):
+                    yield part
+        yield whole.last()
+
+
+def _turns(given: Mapping[str, Any]) -> list[BaseMessage]:
+    question = given["input"]
+    asked = question if isinstance(question, BaseMessage) else HumanMessage(question)
+    return [*convert_to_messages(given.get("chat_history") or []), asked]
+
+
+class _Streamed:
+    """Turns the chunks of an answer into those of a retrieval chain."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given: dict[str, Any] | None = given
+        self._chunks: list[AIMessageChunk] = []
+
+    def parts(self, chunk: AIMessageChunk, context: _Context) -> Iterator[dict[str, Any]]:
+        if self._given is not None:
+            yield AddableDict(self._given)
+            yield AddableDict(context=context.documents)
+            self._given = None
+        self._chunks.append(chunk)
+        if text := str(chunk.text):
+            yield AddableDict(answer=text)
+
+    def last(self) -> dict[str, Any]:
+        whole = AIMessageChunk(content="") + self._chunks
+        return AddableDict(message=message_chunk_to_message(whole))
+
+
+class _Context(BaseCallbackHandler):
+    """Notes what the retriever of a chain returns, in its order."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.documents: list[Document] = []
+        self._chain: UUID | None = None
+
+    def on_chain_start(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
+        self._chain = self._chain or run_id  # the first one to start contains the others
+
+    def on_retriever_end(
+        self, documents: Sequence[Document], *, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        self._note(documents, parent_run_id)
+
+    def on_chain_end(self, outputs: Any, *, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
+        if isinstance(outputs, list) and all(isinstance(output, Document) for output in outputs):
+            self._note(outputs, parent_run_id)  # from a Runnable used as a retriever
+
+    def _note(self, documents: Sequence[Document], parent_run_id: UUID | None) -> None:
+        # Retrievers within the retriever have other parents; that of similar answers comes later.
+        if parent_run_id == self._chain and not self.documents:
+            self.documents = list(documents)

@@ -1,0 +1,150 @@
+"""OpenAI's chat protocol: replies as they are written, whole or as server-sent events. Pure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import AIMessage, ToolCall
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import ToolCallChunk
+
+from sot_chains.providers.base import is_filtered, is_out_of_tokens
+from sot_chains.serving.protocol import RefusedError
+
+
+def usage_of(usage: UsageMetadata | None) -> dict[str, Any] | None:
+    """Token counts in OpenAI's format."""
+    if usage is None:
+        return None
+    read = usage.get("input_token_details", {})
+    written = usage.get("output_token_details", {})
+    return {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": read.get("cache_read") or 0},
+        "completion_tokens_details": {"reasoning_tokens": written.get("reasoning") or 0},
+    }
+
+
+def finish_reason_of(metadata: Mapping[str, Any], *, calls_tools: bool) -> str:
+    """Why a reply ended, in OpenAI's words."""
+    if calls_tools:
+        return "tool_calls"
+    trace = metadata.get("sot")
+    if trace is None:
+        reasons = [metadata.get("finish_reason") or metadata.get("stop_reason")]
+    elif trace["plain_call"] is not None:
+        reasons = [trace["plain_call"]["finish_reason"]]
+    else:  # a point that was rounded off at the end of a sentence is whole
+        reasons = [point["finish_reason"] for point in trace["points"] if point["status"] == "cut"]
+    if any(map(is_filtered, reasons)):
+        return "content_filter"
+    return "length" if any(map(is_out_of_tokens, reasons)) else "stop"
+
+
+def tool_call_deltas(chunks: Iterable[ToolCallChunk]) -> list[dict[str, Any]]:
+    """Pieces of calls in OpenAI's format."""
+    deltas = []
+    for place, chunk in enumerate(chunks):
+        delta: dict[str, Any] = {"index": place if chunk["index"] is None else chunk["index"]}
+        if chunk["id"]:
+            delta |= {"id": chunk["id"], "type": "function"}
+        function = {"name": chunk["name"], "arguments": chunk["args"] or ""}
+        deltas.append({**delta, "function": {k: v for k, v in function.items() if v is not None}})
+    return deltas
+
+
+def tool_calls_of(message: AIMessage) -> list[dict[str, Any]]:
+    """The whole calls of a message in OpenAI's format."""
+    calls: Sequence[tuple[ToolCall | Any, str]] = [
+        *((call, json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls),
+        *((call, call["args"] or "") for call in message.invalid_tool_calls),  # the client may mend them
+    ]
+    return [
+        {
+            "id": call["id"] or f"call_{uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": arguments},
+        }
+        for call, arguments in calls
+    ]
+
+
+def annotations_of(citations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Citations as annotations of a message: OpenAI's, with where they stand in the document besides."""
+    annotations = []
+    for citation in citations:
+        metadata = citation["metadata"]
+        source = metadata.get("source")
+        title = metadata.get("title") or source or citation["document_id"] or citation["document"]
+        place = {
+            "start_index": citation["start"],
+            "end_index": citation["end"],
+            "title": str(title),
+            "url": str(metadata.get("url") or source or f"#{citation['document']}"),
+            "cited_text": citation["document_text"],
+            **{name: citation[name] for name in ("document", "document_start", "document_end")},
+        }
+        annotations.append({"type": "url_citation", "url_citation": place})
+    return annotations
+
+
+class ReplyWriter:
+    """Writes one reply in OpenAI's format.
+
+    Args:
+        model: The name under which the client asked for the model.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.id, self.created, self.model = f"chatcmpl-{uuid4().hex}", int(time.time()), model
+        head = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": model}
+        # One piece of text is most of what is written, so what is equal in all of them is written once.
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": 0, "delta": '
+        self._after = ', "finish_reason": null}]}\n\n'
+
+    def text(self, text: str) -> bytes:
+        """An event with a piece of text."""
+        return self.delta({"content": text})
+
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        """An event with a piece of the message."""
+        return f"{self._before}{json.dumps(delta)}{self._after}".encode()
+
+    def end(self, finish_reason: str, **fields: Any) -> bytes:
+        """The event with the finish reason."""
+        choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
+        return self._chunk(choices=[choice], **fields)
+
+    def usage(self, usage: Mapping[str, Any] | None) -> bytes:
+        """The event with the token counts."""
+        return self._chunk(choices=[], usage=usage)
+
+    def _chunk(self, **fields: Any) -> bytes:
+        head = {"id": self.id, "object": "chat.completion.chunk", "created": self.created}
+        return f"data: {json.dumps({**head, 'model': self.model, **fields})}\n\n".encode()
+
+    def whole(
+        self,
+        message: Mapping[str, Any],
+        finish_reason: str,
+        usage: Mapping[str, Any] | None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """The reply in one piece."""
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
+        return {**head, "choices": [choice], "usage": usage, **fields}
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def error_event(error: RefusedError) -> bytes:
+    """An error in the middle of a stream."""
+    return f"data: {json.dumps(error.body())}\n\n".encode()

@@ -1,0 +1,164 @@
+// Asks a question and shows what each way writes while it is written. All text is set as text, never as HTML.
+const $ = (id) => document.getElementById(id);
+const EXAMPLES = [
+  "How can I manage my money better and save more?",
+  "What should I look for in a good bicycle?",
+  "How do I sleep well?",
+  "What makes a town good to live in?",
+];
+let about = null;
+let running = null; // the AbortController of the race
+
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+class Lane {
+  constructor(name, title) {
+    this.blocks = new Map();
+    this.begun = null;
+    this.root = make("section", `lane ${name}`);
+    const heading = make("h2", "", `${title} `);
+    this.clock = heading.appendChild(make("span", "clock", ""));
+    this.note = make("p", "note", "");
+    this.root.append(heading, this.note);
+  }
+
+  start() {
+    this.begun = performance.now();
+    this.note.textContent = "writing…";
+  }
+
+  point(number, heading) {
+    const block = make("div", "block growing");
+    if (heading) block.append(make("h3", "", heading));
+    this.blocks.set(number, block.appendChild(make("p", "text", "")));
+    this.root.append(block);
+  }
+
+  text(number, text) {
+    if (!this.blocks.has(number)) this.point(number, "");
+    this.blocks.get(number).append(text);
+  }
+
+  done(seconds, note) {
+    this.begun = null;
+    this.clock.textContent = seconds === null ? "–" : `${seconds.toFixed(2)} s`;
+    this.note.textContent = note;
+    for (const text of this.blocks.values()) text.parentElement.classList.remove("growing");
+  }
+
+  tick(now) {
+    if (this.begun !== null) this.clock.textContent = `${((now - this.begun) / 1000).toFixed(1)} s`;
+  }
+}
+
+// The events of a stream: [kind, value], as the lines of text/event-stream say.
+async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const lines = event.split("\n");
+      const data = lines.find((line) => line.startsWith("data: "));
+      const kind = lines.find((line) => line.startsWith("event: "));
+      if (data) yield [kind.slice(7), JSON.parse(data.slice(6))];
+    }
+  }
+}
+
+async function ask(question) {
+  running?.abort();
+  const race = (running = new AbortController());
+  const lanes = new Map(Object.entries(about.lanes).map(([name, title]) => [name, new Lane(name, title)]));
+  const board = make("div", "lanes");
+  board.append(...[...lanes.values()].map((lane) => lane.root));
+  $("result").replaceChildren(board);
+  $("share").hidden = true;
+  $("stop").disabled = false;
+  $("status").textContent = "Asking…";
+  const timer = setInterval(() => lanes.forEach((lane) => lane.tick(performance.now())), 100);
+  try {
+    const headers = { "content-type": "application/json" };
+    if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
+    const body = JSON.stringify({ question, in_turn: $("in-turn").checked });
+    const response = await fetch("/race", { method: "POST", headers, body, signal: race.signal });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for await (const [kind, event] of eventsOf(response)) {
+      const lane = lanes.get(event.lane);
+      if (kind === "start") lane.start();
+      else if (kind === "point") lane.point(event.point, event.heading);
+      else if (kind === "text") lane.text(event.point, event.text);
+      else if (kind === "done") lane.done(event.seconds, event.note);
+      else if (kind === "end") await show(event.run);
+    }
+    $("status").textContent = "Done.";
+  } catch (error) {
+    const said = error.name === "AbortError" ? "Stopped." : `It failed: ${error.message}`;
+    if (running === race) $("status").textContent = said;
+    lanes.forEach((lane) => lane.begun !== null && lane.done(null, said));
+  } finally {
+    clearInterval(timer);
+    if (running === race) {
+      running = null;
+      $("stop").disabled = true;
+    }
+  }
+}
+
+// The finished run as the server renders it, with a timeline and a table; scripts in it would not run.
+function show(url) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.responseType = "document";
+    request.open("GET", url);
+    request.onerror = () => reject(new Error("the finished run cannot be read"));
+    request.onload = () => {
+      const run = request.response?.querySelector("div.sot-run");
+      if (!run) return request.onerror();
+      $("result").replaceChildren(document.adoptNode(run));
+      $("link").href = `${url}.html`;
+      $("share").hidden = false;
+      resolve();
+    };
+    request.send();
+  });
+}
+
+async function begin() {
+  about = await (await fetch("/about")).json();
+  $("model").textContent = about.model;
+  $("ways").textContent = Object.keys(about.lanes).length > 2 ? "three times" : "twice";
+  $("in-turn").checked = about.in_turn;
+  $("key-line").hidden = !about.needs_key;
+  for (const example of EXAMPLES) {
+    const button = make("button", "", example);
+    button.type = "button";
+    button.onclick = () => {
+      $("question").value = example;
+      $("form").requestSubmit();
+    };
+    $("examples").append(button);
+  }
+  $("form").onsubmit = (event) => {
+    event.preventDefault();
+    if ($("question").value.trim()) ask($("question").value.trim());
+  };
+  $("question").onkeydown = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      $("form").requestSubmit();
+    }
+  };
+  $("stop").onclick = () => running?.abort();
+  document.documentElement.dataset.ready = "yes";
+}
+
+begin();

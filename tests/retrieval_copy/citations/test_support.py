@@ -1,0 +1,73 @@
+"""What passages support, and what only looks like it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+
+from retrieval_copy.citations.citations import cite
+from retrieval_copy.citations.support import NOT_HELD, is_supported
+
+HARBOUR = [
+    "The harbour of Vardal was dredged in 1963 to a depth of eleven metres. Ferries leave it twice a day.",
+    "Fishing boats land cod and haddock in the harbour before dawn, except on Sundays.",
+]
+BREAD = [
+    "Sourdough rises slowly because its wild yeast is weak. Most bakers let it rest overnight in the cold.",
+    "A loaf is done when it sounds hollow and its crust has the colour of chestnuts.",
+]
+
+
+def supported(answer: str, question: str, passages: list[str]) -> bool:
+    return is_supported(answer, question, passages, cite(answer, [Document(text) for text in passages]))
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("how deep is the harbour of vardal", "It was dredged in 1963 to a depth of eleven metres."),
+        ("When was Vardal's harbour dredged?", "In 1963."),
+        ("what fish is landed in the harbour?", "Cod and haddock."),
+        ("WHAT FISH DO BOATS LAND", "Fishing boats land cod and haddock in the harbour before dawn."),
+        ("Какая глубина гавани?", "The harbour of Vardal was dredged in 1963 to a depth of eleven metres."),
+    ],
+)
+def test_answers_taken_from_the_passages(question: str, answer: str) -> None:
+    assert supported(answer, question, HARBOUR)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("how deep is the harbour of vardal", "It has been thirty fathoms deep since the Romans built it."),
+        ("when was the harbour dredged?", "In 1871."),
+        ("how deep is the harbour of vardal", NOT_HELD),
+        ("how deep is the harbour", f"{NOT_HELD} {HARBOUR[0]}"),
+        ("how deep is the harbour", "I'm sorry, but the documents provide no information about this."),
+        ("how deep is the harbour", "  \n"),
+        ("why does sourdough rise slowly", HARBOUR[0]),
+        ("define sourdough", HARBOUR[1]),
+    ],
+)
+def test_answers_from_elsewhere_and_passages_about_something_else(question: str, answer: str) -> None:
+    assert not supported(answer, question, HARBOUR)
+
+
+def test_each_question_is_supported_by_its_own_passages_alone() -> None:
+    for question, own, other in (
+        ("how often do ferries leave", HARBOUR, BREAD),
+        ("how do I know that a loaf is done", BREAD, HARBOUR),
+    ):
+        for passage in own:
+            assert supported(passage, question, own)
+        for passage in other:
+            assert not supported(passage, question, other)
+    assert not supported(HARBOUR[0], "how deep is the harbour", [])
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=60), st.text(max_size=30), st.lists(st.text(max_size=60), max_size=3))
+def test_any_text_can_be_judged(answer: str, question: str, passages: list[str]) -> None:
+    assert supported(answer, question, passages) in (True, False)

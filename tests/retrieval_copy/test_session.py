@@ -1,0 +1,150 @@
+"""The conversation in the terminal: over a pipe, and on a real pseudo-terminal with the default model."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
+from rich.console import Console
+
+from retrieval_copy import RetrievalCopyChain, retrieval_chain
+from retrieval_copy.session import Session, lines_of
+from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
+
+ROOT = Path(__file__).parents[2]
+MANUAL = Document(
+    "Wear gloves. The kiln may be opened once the cone reads eighty degrees, and never while it glows. Wait.",
+    id="manual",
+    metadata={"source": "manual.pdf", "page": 12},
+)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=StringIO(), width=100, highlight=False)
+
+
+def reader(*lines: str | type[BaseException]) -> Callable[[], str]:
+    rest: Iterator[Any] = iter(lines)
+
+    def read() -> str:
+        line = next(rest, EOFError)
+        if isinstance(line, type):
+            raise line
+        return str(line)
+
+    return read
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_footnotes_name_file_and_page_and_show_their_passage(console: Console) -> None:
+    chain = RetrievalCopyChain(retriever(MANUAL, GLAZE), QuotingModel())
+    Session(retrieval_chain(chain), console).run(reader(QUESTION, "1", "[2]", "3", "", "?"))
+    text = shown(console)
+    answer, _, rest = text.partition("\n\n")
+    marks = re.findall(r"\[(\d+)\]", answer)
+    assert marks == ["1", "2"]
+    assert "[1] manual.pdf, page 12, also in glaze.md:" in rest or "[1] manual.pdf, page 12:" in rest
+    assert "[2] glaze.md" in rest
+    joined = " ".join(rest.split())
+    assert (
+        "Wear gloves. >>>The kiln may be opened once the cone reads eighty degrees, and never while it"
+        in joined
+    )
+    assert "glows. Wait.<<< " in joined
+    assert "no footnote [3]: the last answer has 2" in rest
+    assert "q leaves" in rest
+    assert "\x1b" not in text
+
+
+def test_a_follow_up_has_the_conversation_before_it(console: Console) -> None:
+    model = QuotingModel()
+    queries: list[str] = []
+
+    def search(query: str) -> list[Document]:
+        queries.append(query)
+        return [CLAY]
+
+    session = Session(retrieval_chain(RetrievalCopyChain(RunnableLambda(search), model)), console)
+    session.run(reader("What about clay?", "And when may it be opened?"))
+    assert queries == ["What about clay?", QUESTION], "the model was asked for a question that stands alone"
+    assert any("What about clay?" in message.text for message in model.requests[-1])
+
+
+def test_what_fails_or_is_stopped_does_not_end_the_session(console: Console) -> None:
+    def search(query: str) -> list[Document]:
+        if "fail" in query:
+            raise ConnectionError("no route to the store")
+        if "stop" in query:
+            raise KeyboardInterrupt
+        return [CLAY]
+
+    model = QuotingModel()
+    session = Session(retrieval_chain(RetrievalCopyChain(RunnableLambda(search), model)), console)
+    session.run(reader("Please fail", KeyboardInterrupt, "Please stop", "1", QUESTION, "quit", "never read"))
+    text = shown(console)
+    assert "no route to the store" in text
+    assert "(q leaves)" in text
+    assert "(stopped)" in text
+    assert "no footnote [1]: the last answer has none" in text
+    assert len(model.requests) == 1, "neither is part of the conversation"
+    assert "clay.html" in text
+
+
+def test_a_pipe_is_read_to_its_end(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO(f"{QUESTION}\n1\n"))
+    session = Session(retrieval_chain(RetrievalCopyChain(retriever(MANUAL), QuotingModel())), console)
+    session.run(lines_of(console))
+    text = shown(console)
+    assert text.startswith(f"> {QUESTION}\n")
+    assert text.count("It is written:") == 1
+    assert ">>>The kiln may" in text
+
+
+def test_on_a_terminal_answers_stream_footnotes_open_and_control_keys_work(tmp_path: Path) -> None:
+    """Everything is real here: the terminal, the process, the folder, its index and the default model."""
+    command = [
+        *("-m", "retrieval_copy", str(ROOT / "examples" / "pottery")),
+        *("--store", "bm25", "--index", str(tmp_path), "--max-tokens", "60", "--min-citation-tokens", "3"),
+    ]
+    environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    environment.pop("NO_COLOR", None)
+    with pexpect.spawn(
+        sys.executable,
+        command,
+        env=environment,
+        encoding="utf-8",
+        timeout=120,
+        dimensions=(40, 100),
+        cwd=ROOT,
+    ) as terminal:
+        terminal.expect_exact("Ctrl-C stops")
+        terminal.expect_exact("> ")
+        terminal.sendline("Who may open the kiln?")
+        terminal.expect_exact("…")  # stands there until the first token
+        terminal.sendintr()
+        terminal.expect_exact("(stopped)")
+        terminal.expect_exact("> ")
+        terminal.sendline("Who may open the kiln?")
+        terminal.expect(r"\[1\]\S* \S+\.(md|txt)")
+        terminal.expect_exact("tokens each")
+        terminal.expect_exact("> ")
+        terminal.sendline("1")
+        terminal.expect(r"\x1b\[[\d;]*103m|\x1b\[[\d;]*48;5;11m")  # a bright yellow background
+        terminal.expect_exact("> ")
+        terminal.sendeof()
+        terminal.expect(pexpect.EOF)
+        assert terminal.wait() == 0

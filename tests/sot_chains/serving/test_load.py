@@ -1,0 +1,61 @@
+"""Many requests: what a server holds on to, and what runs on after it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.sot_chains.fakes import ANSWER, QUESTION, PacedChatModel
+from tests.sot_chains.serving.running import served
+
+BODY = {"model": "paced:sot", "messages": [{"role": "user", "content": QUESTION}]}
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+async def _ask(url: str, num_requests: int, num_clients: int) -> None:
+    limits = httpx.Limits(max_connections=num_clients)
+    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+
+        async def one(number: int) -> None:
+            if number % 2:
+                response = await client.post(f"{url}/v1/chat/completions", json={**BODY, "stream": True})
+                assert response.text.endswith("data: [DONE]\n\n")
+            else:
+                response = await client.post(f"{url}/v1/chat/completions", json=BODY)
+                assert response.json()["choices"][0]["message"]["content"] == ANSWER
+
+        await asyncio.gather(*map(one, range(num_requests)))
+
+
+def test_two_hundred_clients_at_once_are_answered() -> None:
+    model = PacedChatModel(pause=0.005)
+    with served(model) as running:
+        asyncio.run(_ask(running.url, 200, 200))
+        assert model.num_running == 0
+        assert model.most_running > 200  # points of many answers at once
+    assert len(model.requests) == 800
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_thousands_of_requests() -> None:
+    model = PacedChatModel()
+    with served(model) as running:
+
+        def ask(num_requests: int) -> int:
+            asyncio.run(_ask(running.url, num_requests, 50))
+            model.requests.clear()
+            model.parameters.clear()
+            gc.collect()
+            return _resident_bytes()
+
+        before = ask(1000)
+        after = ask(5000)
+    assert after - before < 15e6
