@@ -119,10 +119,15 @@ def lane_of(
         bars = [] if seconds is None else [Bar("answer", 0.0, first_text_seconds, seconds)]
         return replace(lane, blocks=(block,), bars=tuple(bars), num_calls=1)
     if trace["route"] == "sot":
+        parts = (trace.get("introduction"), *trace["points"], trace.get("conclusion"))
         blocks = [
-            Block(f"{point['number']}. {point['label']}", (Part(point["text"]),), point["reason"] or "")
-            for point in trace["points"]
-            if point["status"] != "omitted"
+            Block(
+                f"{point['number']}. {point['label']}" if point["number"] else "",
+                (Part(point["text"]),),
+                point["reason"] or "",
+            )
+            for point in parts
+            if point and point["status"] != "omitted"
         ]
     else:
         notes = [failure["reason"] for failure in trace["failures"]]
@@ -141,7 +146,11 @@ def lane_of(
 
 def _bars(trace: SotTrace) -> list[Bar]:
     bars = [_bar("outline", trace["skeleton_call"])] if trace["skeleton_call"] else []
+    if introduction := trace.get("introduction"):
+        bars.append(_bar("introduction", introduction))
     bars += [_bar(f"{point['number']}. {point['label']}", point) for point in trace["points"]]
+    if conclusion := trace.get("conclusion"):
+        bars.append(_bar("conclusion", conclusion))
     return bars + ([_bar("plain answer", trace["plain_call"])] if trace["plain_call"] else [])
 
 

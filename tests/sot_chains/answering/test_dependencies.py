@@ -14,6 +14,7 @@ from langchain_core.messages import BaseMessage
 
 from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGraph
 from sot_chains.display import timeline
+from sot_chains.rendering import lane_of
 from sot_chains.router import PromptedRouter
 from tests.sot_chains.fakes import (
     EXPANSIONS,
@@ -245,3 +246,11 @@ async def test_the_timeline_shows_what_points_wait_for() -> None:
     message = await both(sot_of(PacedChatModel(answer=answer), dependencies=True, conclusion=True))
     labels = [label.get_text() for label in timeline(message).axes[0].get_yticklabels()]
     assert labels[-2:] == ["3. Less coffee (after 1, 2)", "conclusion"]
+
+
+async def test_what_stands_around_the_points_is_shown() -> None:
+    model = PacedChatModel(answer=answer)
+    message = await sot_of(model, dependencies=True, conclusion=True).ainvoke(QUESTION)
+    lane = lane_of("sot", "Skeleton-of-Thought", message)
+    assert [block.heading for block in lane.blocks][-2:] == ["3. Less coffee", ""]
+    assert [bar.label for bar in lane.bars][-1] == "conclusion"
