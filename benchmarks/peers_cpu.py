@@ -168,7 +168,8 @@ class LlamaCpp:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"llama.cpp ended with {self._process.wait()}: run {_WORKER} to see why")
+            self.close()
+            raise RuntimeError(f"llama.cpp ended with {self._process.returncode}: run {_WORKER} to see why")
         return cast("dict[str, Any]", json.loads(line))
 
 
@@ -214,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results[kind] = figures
         results["left_out"] = found.left_out
     Console(width=120).print(_table(results))
+    for way, reason in found.left_out.items():
+        print(f"{way} is left out: {reason}")
     if options.save:
         save("peers_cpu", results, [])
     print(json.dumps(results))
@@ -227,8 +230,6 @@ def _table(results: dict[str, Any]) -> Table:
         for way, figures in ways.items():
             over = figures["tokens_per_second"] / ways[GREEDY]["tokens_per_second"]
             table.add_row(kind, way, *(f"{figures[column]:g}" for column in _COLUMNS), f"{over:.2f}")
-    for way, reason in results["left_out"].items():
-        table.add_row("", way, f"left out: {reason}")
     return table
 
 

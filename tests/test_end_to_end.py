@@ -34,7 +34,7 @@ def chat(default_chat: ChatLocal) -> ChatLocal:
 @pytest.fixture(scope="module")
 def chain(chat: ChatLocal) -> Runnable[dict[str, Any], str]:
     prompt = ChatPromptTemplate.from_messages([("user", "{question}")])
-    return prompt | SkeletonOfThought(chat, router=None) | StrOutputParser()
+    return prompt | SkeletonOfThought(chat, router=None, detail="brief") | StrOutputParser()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ async def _is_idle(chat: ChatLocal) -> bool:
 async def test_it_composes_in_all_six_ways(
     chat: ChatLocal, chain: Runnable[dict[str, Any], str], answer: str
 ) -> None:
-    assert answer.startswith("1. **")
+    assert "1. **" in answer
     assert answer.count("\n\n") >= 1
     assert await chain.ainvoke(QUESTION) == answer
     assert "".join(chain.stream(QUESTION)) == answer

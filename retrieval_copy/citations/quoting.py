@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import regex
 
-from retrieval_copy.citations.support import NOT_HELD
+from retrieval_copy.citations.support import NOT_HELD, are_about
 from retrieval_copy.citations.words import terms
 
 _MOST_SENTENCES, _FEWEST_WORDS = 3, 3
@@ -23,14 +23,16 @@ _SENTENCE_END = regex.compile(
     r"(?<=[.!?…][\"'”’)\]]*)(?<!\b\d{1,2}\.)\s+(?!\p{Ll})|(?<=[。！？][”’」』）]*)"
     r"|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)"
 )
+_CONTROL = regex.compile(r"[\p{Cc}\p{Cs}]")
 _MARKUP = regex.compile(r"^(?:[-*+#>|]+|\d+[.)])\s+")
 
 
 def quoting_grammar(passages: Sequence[str], question: str) -> str | None:
     """The grammar of one to three consecutive sentences of a passage; ``None`` if there are no sentences.
 
-    It also allows :data:`~retrieval_copy.citations.support.NOT_HELD`. Of long passages the sentences that
-    share most words with the question can be quoted.
+    It also allows :data:`~retrieval_copy.citations.support.NOT_HELD` if they are about something else than
+    the question: small models say so of many passages that hold the answer. Of long passages the sentences
+    that share most words with the question can be quoted.
 
     Args:
         passages: What the model is shown.
@@ -58,10 +60,15 @@ def quoting_grammar(passages: Sequence[str], question: str) -> str | None:
         chosen[quotation] = None
     if not chosen:
         return None
-    return f"start: QUOTATION | {json.dumps(NOT_HELD)}\nQUOTATION: {' | '.join(chosen)}"
+    otherwise = "" if are_about(passages, question) else f" | {json.dumps(NOT_HELD)}"
+    return f"start: QUOTATION{otherwise}\nQUOTATION: {' | '.join(chosen)}"
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of ``text`` on one line each, without those too long to be any."""
+    """The sentences of ``text`` on one line each, without those too long to be any or with rubbish."""
     parts = (" ".join(_MARKUP.sub("", part.strip()).split()) for part in _SENTENCE_END.split(text))
-    return [part for part in parts if 0 < len(part) <= _LONGEST_SENTENCE and any(map(str.isalnum, part))]
+    return [
+        part
+        for part in parts
+        if len(part) <= _LONGEST_SENTENCE and any(map(str.isalnum, part)) and not _CONTROL.search(part)
+    ]

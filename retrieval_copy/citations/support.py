@@ -42,16 +42,24 @@ def is_supported(answer: str, question: str, passages: Sequence[str], citations:
     """
     if not passages or not answer.strip() or NOT_HELD.rstrip(".").casefold() in answer.casefold():
         return False
-    held = sorted({word for passage in passages for word in terms(passage)})
-    asked = terms(question)
-    is_comparable = not set("".join(asked)).isdisjoint("".join(held))
-    if is_comparable and _share(asked, held) < _MIN_SHARE_OF_QUESTION:
+    if not are_about(passages, question):
         return False
     if any(citation["num_tokens"] >= _MIN_COPIED_WORDS for citation in citations):
         return True
-    said, known = terms(answer), sorted(set(asked))
+    said, known = terms(answer), sorted(set(terms(question)))
     new = [word for word in said if not _is_among(word, known)]
-    return _share(new or said, held) >= _MIN_SHARE_OF_ANSWER
+    return _share(new or said, _words_of(passages)) >= _MIN_SHARE_OF_ANSWER
+
+
+def are_about(passages: Sequence[str], question: str) -> bool:
+    """Whether ``passages`` have most of the rare words of ``question``, or are in another script."""
+    held, asked = _words_of(passages), terms(question)
+    is_comparable = not set("".join(asked)).isdisjoint("".join(held))
+    return not is_comparable or _share(asked, held) >= _MIN_SHARE_OF_QUESTION
+
+
+def _words_of(texts: Iterable[str]) -> list[str]:
+    return sorted({word for text in texts for word in terms(text)})
 
 
 def _share(words: Iterable[str], held: Sequence[str]) -> float:

@@ -414,7 +414,9 @@ async def test_an_answer_ends_before_it_repeats_itself_without_end() -> None:
     model = QuotingModel(answer=lambda messages: "Indeed. " + said * 20 + "End.")
     looping = RetrievalCopyChain(retriever(CLAY), model)
     first, *others = await all_ways(looping, QUESTION)
-    assert first.text.count("eighty degrees") == 2
+    assert first.text.startswith("Indeed. The kiln may be opened")
+    assert first.text.endswith("as they say.")
+    assert first.text.count("eighty degrees") <= 2
     assert first.response_metadata["retrieval"]["stopped_by"] == "loop"
     assert first.usage_metadata is not None
     assert [essence(one) for one in others] == [essence(first)] * 3

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from local_backend import ChatLocal, Engine, References
 from retrieval_copy import RetrievalCopyChain
+from retrieval_copy.citations.support import NOT_HELD
 from retrieval_copy.model_adapter import (
     ProviderModel,
     arguments,
     joined,
     limits,
     max_input_tokens,
+    takes_quotes,
     token_counter,
     way_of,
 )
@@ -78,6 +80,7 @@ def test_arguments_hold_a_handle_or_one_text(chat: ChatLocal) -> None:
 
 
 def test_a_local_model_is_bounded_unless_the_user_has_bounded_it(chat: ChatLocal) -> None:
+    chat = ChatLocal(engine=chat.engine)
     ours = {"max_tokens": 9, "stop": ["\nQuestion:"]}
 
     def given(model: Any) -> dict[str, Any]:
@@ -89,6 +92,40 @@ def test_a_local_model_is_bounded_unless_the_user_has_bounded_it(chat: ChatLocal
     assert given(chat.bind(stop=["END"])) == {"max_tokens": 9}
     assert given(FakeListChatModel(responses=["x"])) == {}
     assert joined(ours, {"max_new_tokens": 4, "stop": ["."]}) == {"max_new_tokens": 4, "stop": ["."]}
+
+
+def test_small_local_models_quote_unless_the_user_asks_otherwise(
+    chat: ChatLocal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quotes(model: Any, wanted: bool | None = None, *, has_own_prompt: bool = False) -> bool:
+        return takes_quotes(model, wanted, has_own_prompt=has_own_prompt)
+
+    assert quotes(chat)
+    assert quotes(chat.bind(max_tokens=3).with_retry())
+    assert quotes(chat, True, has_own_prompt=True)
+    assert not quotes(chat, False)
+    assert not quotes(chat, has_own_prompt=True)
+    assert not quotes(SkeletonOfThought(chat, router=None))
+    assert not quotes(FakeListChatModel(responses=["x"]))
+    with pytest.raises(ValueError, match="quotes=True needs a ChatLocal"):
+        quotes(FakeListChatModel(responses=["x"]), True)
+    monkeypatch.setattr(type(chat.engine.model), "num_parameters", lambda model: 7_000_000_000)
+    assert not quotes(chat)
+    grammar = {"grammar": "start: /x/", "max_tokens": 9}
+    assert joined(grammar, {"response_format": {"type": "json_object"}}) == {
+        "max_tokens": 9,
+        "response_format": {"type": "json_object"},
+    }
+
+
+async def test_a_small_model_quotes_whole_sentences_of_one_passage(chat: ChatLocal) -> None:
+    chain = RetrievalCopyChain(retriever(CLAY, GLAZE), chat)
+    answer = chain.invoke(QUESTION, max_tokens=200)
+    assert answer.text == NOT_HELD or any(answer.text in one.page_content for one in (CLAY, GLAZE))
+    assert answer.text.endswith(".")
+    assert "".join(chunk.text for chunk in chain.stream(QUESTION, max_tokens=200)) == answer.text
+    begun = chain.invoke([HumanMessage(QUESTION), AIMessage("Once it")], max_tokens=4)  # no grammar there
+    assert begun.text
 
 
 def test_what_models_say_of_their_limits(chat: ChatLocal) -> None:

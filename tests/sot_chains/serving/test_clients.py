@@ -37,13 +37,13 @@ TOOL: Any = {
 
 
 @pytest.fixture(scope="module")
-def model() -> WholeChatModel:
+def upstream() -> WholeChatModel:
     return WholeChatModel()
 
 
 @pytest.fixture(scope="module")
-def server(model: WholeChatModel) -> Iterator[Served]:
-    with served(model, copying=Copying(partial(retrieval_copy.cite, min_tokens=5))) as running:
+def server(upstream: WholeChatModel) -> Iterator[Served]:
+    with served(upstream, copying=Copying(partial(retrieval_copy.cite, min_tokens=5))) as running:
         yield running
 
 
@@ -123,15 +123,15 @@ def test_a_long_answer_ends_at_its_bound() -> None:
     assert 100 < len((answered.choices[0].message.content or "").split()) < 300
 
 
-def test_parameters_reach_every_call(client: openai.OpenAI, model: WholeChatModel) -> None:
-    model.parameters.clear()
+def test_parameters_reach_every_call(client: openai.OpenAI, upstream: WholeChatModel) -> None:
+    upstream.parameters.clear()
     client.chat.completions.create(model="paced:sot", messages=ASKED, temperature=0.7, seed=3, user="me")
-    assert [(one["temperature"], one["seed"]) for one in model.parameters] == [(0.7, 3)] * 4
-    assert not any("user" in one or "max_tokens" in one for one in model.parameters)
+    assert [(one["temperature"], one["seed"]) for one in upstream.parameters] == [(0.7, 3)] * 4
+    assert not any("user" in one or "max_tokens" in one for one in upstream.parameters)
     client.chat.completions.create(model="paced", messages=ASKED, max_tokens=7, stop="x")
-    assert (model.parameters[-1]["max_tokens"], model.parameters[-1]["stop"]) == (7, ["x"])
+    assert (upstream.parameters[-1]["max_tokens"], upstream.parameters[-1]["stop"]) == (7, ["x"])
     client.chat.completions.create(model="paced", messages=ASKED, response_format={"type": "json_object"})
-    assert model.parameters[-1]["response_format"] == {"type": "json_object"}
+    assert upstream.parameters[-1]["response_format"] == {"type": "json_object"}
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -237,6 +237,7 @@ def test_a_chat_model_of_langchain_stands_in_a_chain(server: Served) -> None:
     assert "".join(chain.stream({"question": QUESTION})) == ANSWER
 
 
+@pytest.mark.slow  # its own client leaves sockets to the garbage collector
 class TestChatOpenAI(ChatModelIntegrationTests):
     """LangChain's suite for the client of OpenAI, with our server for OpenAI's.
 

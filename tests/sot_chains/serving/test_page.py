@@ -20,7 +20,10 @@ from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to
 from tests.sot_chains.serving.running import served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,  # a browser takes seconds to start, and longer beside other tests
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
 ROOT = Path(__file__).parents[3]
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 PHONE = {"width": 375, "height": 720}

@@ -1,0 +1,62 @@
+"""Which answers the grammar of quotations allows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from retrieval_copy.citations.quoting import quoting_grammar, sentences
+from retrieval_copy.citations.support import NOT_HELD
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Open it at 80 °C. Never before!", ["Open it at 80 °C.", "Never before!"]),
+        ("# Kiln\n\nOpen it late.\n- one item\n- two", ["Kiln", "Open it late.", "one item", "two"]),
+        ("1. First fire it.\n2. Then cool it.", ["First fire it.", "Then cool it."]),
+        ("Use wood, e.g. beech, and wait.", ["Use wood, e.g. beech, and wait."]),
+        ('"When?" he asked. In 1963.', ['"When?" he asked.', "In 1963."]),
+        ("窑炉冷却。请戴手套。", ["窑炉冷却。", "请戴手套。"]),
+        ("A line that\nis broken. Another.", ["A line that is broken.", "Another."]),
+        ("x" * 700, []),
+        (" \n\n* *\n", []),
+    ],
+)
+def test_sentences(text: str, expected: list[str]) -> None:
+    assert sentences(text) == expected
+
+
+def test_a_quotation_is_up_to_three_sentences_in_a_row() -> None:
+    grammar = quoting_grammar(["One is first here. Two is next. Three. Four is last here."], "which is first")
+    assert grammar is not None
+    assert NOT_HELD not in grammar
+    other = quoting_grammar(["One is first here. Two is next."], "why does sourdough rise")
+    assert other is not None
+    assert NOT_HELD in other
+    assert '"One is first here." (" Two is next." (" Three.")?)?' in grammar
+    assert '"Three."' not in grammar.split("QUOTATION:")[1].replace(
+        '" Three."', ""
+    )  # too short to begin with
+
+
+def test_without_sentences_there_is_no_grammar() -> None:
+    assert quoting_grammar([], "what") is None
+    assert quoting_grammar(["", "- \n\n***"], "what") is None
+
+
+def test_of_long_passages_the_nearest_sentences_can_be_quoted() -> None:
+    filler = " ".join(f"Line {number} speaks of other things." for number in range(5_000))
+    grammar = quoting_grammar([f"{filler} The porcupine sleeps by day."], "When does a porcupine sleep?")
+    assert grammar is not None
+    assert "porcupine" in grammar
+    assert len(grammar) < 25_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=80), max_size=3))
+def test_any_text_gives_a_valid_grammar(passages: list[str]) -> None:
+    grammar = quoting_grammar(passages, "what")
+    assert grammar is None or not LLMatcher.validate_grammar(grammar)
