@@ -16,7 +16,7 @@ from sot_chains.calls.budget import BudgetError
 from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
-from sot_chains.calls.trace import Call, PointState, StoppedBy
+from sot_chains.calls.trace import Call, PointState, Status, StoppedBy
 from sot_chains.providers.loops import LoopGuard
 from sot_chains.text.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound
 from sot_chains.text.reply_text import HeadingStripper
@@ -121,14 +121,15 @@ class PointWriter:
         self._order.wake()
 
     async def _has_what_it_needs(self, place: PointState) -> bool:
-        """Waits for the places that ``place`` builds on; without their text it ends as they did."""
+        """Waits for the places that ``place`` builds on; if one of them has failed, so has it."""
         for needed in place.needs:
             await needed.wait()
-        lacking = [needed for needed in place.needs if not needed.pieces]
+        lacking = [needed for needed in place.needs if not needed.pieces or needed.has_failed]
         if not lacking or (place.part and len(lacking) < len(place.needs)):
             return True
         numbers = ", ".join(str(needed.point.number) for needed in lacking if needed.point)
-        place.end(lacking[0].status or "failed", f"it builds on {numbers}, of which there is no text")
+        status: Status = "omitted" if lacking[0].status == "omitted" else "failed"
+        place.end(status, f"it builds on {numbers}, of which there is no whole text")
         self._order.wake()
         return False
 
@@ -194,6 +195,7 @@ class PointWriter:
         if place.part:  # the answer is one without it
             place.end("cut" if place.num_read else "omitted", f"{type(error).__name__}: {error}")
             return
+        place.has_failed = True
         self.errors.append(error)
         reason = f"{type(error).__name__}: {error}"
         # A budget that is spent is no failure of the model: the answer has the points that fit.

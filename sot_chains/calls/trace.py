@@ -235,6 +235,7 @@ class PointState:
         resumed: The point's trace in an earlier answer, if it was taken over from there.
         part: What it is, if it is neither a point nor a plain answer.
         needs: The places that are written before it, since it builds on them.
+        has_failed: Whether its call ended with an error.
     """
 
     point: Point | None
@@ -247,6 +248,7 @@ class PointState:
     resumed: PointTrace | None = None
     part: Literal["introduction", "conclusion"] | None = None
     needs: Sequence[PointState] = ()
+    has_failed: bool = False
     _ended: asyncio.Event | None = None
 
     @property

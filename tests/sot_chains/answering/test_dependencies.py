@@ -81,16 +81,19 @@ async def test_without_marks_the_requests_are_those_of_the_plain_fan_out() -> No
 
 
 @pytest.mark.parametrize("policy", ["retry", "omit"])
-async def test_a_failure_marks_the_points_that_build_on_it(policy: Any) -> None:
+@pytest.mark.parametrize("after_words", [0, 2])
+async def test_a_failure_marks_the_points_that_build_on_it(policy: Any, after_words: int) -> None:
     provider = FaultyProvider(
         answer=answer,
+        after_words=after_words,
         fault=lambda asked, attempt: ProviderError("broken") if asked == "Dark room" else None,
     )
     message = await both(sot_of(provider, dependencies=True, on_failure=policy, retries=AT_ONCE))
     trace = message.response_metadata["sot"]
     status = "failed" if policy == "retry" else "omitted"
-    assert [point["status"] for point in trace["points"]] == ["complete", status, status]
-    assert trace["failures"][1]["reason"] == "it builds on 2, of which there is no text"
+    own = "cut" if after_words and policy == "retry" else status
+    assert [point["status"] for point in trace["points"]] == ["complete", own, status]
+    assert trace["failures"][1]["reason"] == "it builds on 2, of which there is no whole text"
     again = await sot_of(FaultyProvider(answer=answer), dependencies=True).ainvoke(QUESTION, resume=message)
     assert again.response_metadata["sot"]["is_complete"]
     assert [point["needs"] for point in again.response_metadata["sot"]["points"]] == [[], [], [1, 2]]
