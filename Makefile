@@ -76,13 +76,7 @@ check: .venv/dev ## Lint, types, import arrows
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_arrows.py
 
-# llama.cpp, built for AVX2, in an environment of its own (0.1 GB).
-.peers/installed:
-	$(PYTHON) -m venv .peers
-	.peers/bin/python -m pip install --quiet --disable-pip-version-check "xllamacpp==2026.10.11549"
-	@touch $@
-
-peers: .venv/dev .peers/installed ## Compare with transformers and llama.cpp on this CPU (MODEL=folder or GGUF file optional)
+peers: .venv/dev ## Compare with transformers on this CPU (MODEL=folder or GGUF file optional)
 	$(BIN)/python -m benchmarks.peers_cpu $(if $(MODEL),--model "$(MODEL)")
 
 bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/results
@@ -91,4 +85,4 @@ bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/r
 	$(BIN)/python -m benchmarks.retrieval --cases 6 --repeats 1 --save
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .node .vllm .peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,43 +1,35 @@
-"""The engine against ``transformers`` and llama.cpp on a CPU: one run, same prompts, model and threads.
+"""The engine against ``transformers`` on a CPU: one run, same prompts, model and threads.
 
 The ways alternate, one prompt at a time, and generate greedily: answers to plain questions (nothing to copy),
 answers from documents and edits of an earlier answer. Each figure is the median of the repeats that fit in
 ``--seconds`` for each kind of prompt, after one warm-up.
 
-llama.cpp runs the GGUF file as it is, in an environment of its own (``make peers``) whose wheel is built for
-AVX2; without that, or for a model that is not a GGUF file, it is left out. ``memory_gib`` is by how much
-loading a model and a first answer made the process grow, the same for all ways that share the model.
+``memory_gib`` is by how much loading a model and a first answer made the process grow, the same for all ways
+that share the model. llama.cpp is not compared: it needs an environment of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.copy_workloads import QUOTING_REQUESTS
-from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task, aside
+from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Task, aside
 from benchmarks.peers_gpu import DRAFTERS, GREEDY, LOOKUP, Way, compare, free_tasks, run_ours, run_peer
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, questions
 from local_backend import Engine
-from local_backend.models.default_model import packaged_file
-from local_backend.models.gguf import is_gguf
 from local_backend.models.loading import load
 
-_PEERS_PYTHON = Path(__file__).parents[1] / ".peers" / "bin" / "python"
-_WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 _COLUMNS = {
     "first_token_ms": "first token ms",
     "decode_tokens_per_second": "decode t/s",
@@ -71,12 +63,10 @@ class Contestants:
     Attributes:
         ways: By name, the baseline first.
         memory_gib: By name.
-        left_out: Why a way is missing, by name.
     """
 
     ways: dict[str, Way] = field(default_factory=dict)
     memory_gib: dict[str, float] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
     _closers: list[Callable[[], object]] = field(default_factory=list)
 
     def add(self, ways: dict[str, Way], warm_up: Task, before: int) -> None:
@@ -108,69 +98,10 @@ class Contestants:
             ways[f"{drafter}, {quantization}" if quantization else drafter] = partial(run_ours, engine)
         self.add(ways, warm_up, before)
 
-    def add_llama_cpp(self, file: Path | None, python: Path, warm_up: Task) -> None:
-        """llama.cpp, greedy and with its own prompt lookup, each in a process."""
-        if file is None:
-            self.left_out["llama.cpp"] = "the model is not a GGUF file"
-        elif not python.exists():
-            self.left_out["llama.cpp"] = "its environment is missing: make peers"
-        else:
-            for name, is_lookup in (("llama.cpp", False), ("llama.cpp prompt lookup", True)):
-                worker = LlamaCpp(python, file, is_lookup=is_lookup)
-                self._closers.append(worker.close)
-                worker([warm_up])
-                self.ways[name] = worker
-                self.memory_gib[name] = round(worker.resident_bytes / 2**30, 2)
-
     def close(self) -> None:
-        """End engines and processes."""
+        """End the engines."""
         for close in self._closers:
             close()
-
-
-class LlamaCpp:
-    """A way to decode: llama.cpp in another process.
-
-    Args:
-        python: Interpreter of its environment.
-        file: The GGUF file.
-        is_lookup: Whether it drafts from the prompt.
-    """
-
-    def __init__(self, python: Path, file: Path, *, is_lookup: bool) -> None:
-        self.resident_bytes = 0
-        command = [str(python), str(_WORKER), str(file), str(torch.get_num_threads()), str(int(is_lookup))]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._read()
-
-    def __call__(self, tasks: Sequence[Task]) -> Run:
-        """Decode one task."""
-        (task,) = tasks
-        assert self._process.stdin is not None
-        started = time.perf_counter()
-        print(
-            json.dumps({"prompt": task.prompt, "num_tokens": task.num_tokens}),
-            file=self._process.stdin,
-            flush=True,
-        )
-        answer = self._read()
-        seconds = time.perf_counter() - started
-        self.resident_bytes = max(self.resident_bytes, answer["resident_bytes"])
-        return Run((tuple(answer["token_ids"]),), seconds, answer["decode_seconds"], answer["num_tokens"] - 1)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate(timeout=30)
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self.close()
-            raise RuntimeError(f"llama.cpp ended with {self._process.returncode}: run {_WORKER} to see why")
-        return cast("dict[str, Any]", json.loads(line))
 
 
 def _resident_bytes() -> int:
@@ -185,8 +116,6 @@ def contestants(options: argparse.Namespace, warm_up: Task) -> Iterator[Contesta
         found.add_transformers(options.model, options.dtype, warm_up)
         for quantization in (None, *options.quantizations):
             found.add_ours(options.model, options.dtype, quantization, warm_up)
-        named = Path(options.model) if options.model else packaged_file()
-        found.add_llama_cpp(named if named and is_gguf(named) else None, options.peers_python, warm_up)
         yield found
     finally:
         found.close()
@@ -195,12 +124,11 @@ def contestants(options: argparse.Namespace, warm_up: Task) -> Iterator[Contesta
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_cpu", description=__doc__)
     add_model_argument(parser)
-    parser.add_argument("--dtype", default="bfloat16", help="of all but llama.cpp (%(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="of the weights (%(default)s)")
     parser.add_argument("--quantizations", nargs="*", default=["int4"], help="also run ours with these")
     parser.add_argument("--cases", type=int, default=4, help="prompts of each kind (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="maximum of an answer (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60, help="for each kind (%(default)s)")
-    parser.add_argument("--peers-python", type=Path, default=_PEERS_PYTHON, help="llama.cpp's environment")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     _, tokenizer = aside(partial(load, options.model, dtype=options.dtype))
@@ -213,10 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 del figure["peak_gib"]  # of a GPU
                 figure["memory_gib"] = found.memory_gib[name]
             results[kind] = figures
-        results["left_out"] = found.left_out
     Console(width=120).print(_table(results))
-    for way, reason in found.left_out.items():
-        print(f"{way} is left out: {reason}")
     if options.save:
         save("peers_cpu", results, [])
     print(json.dumps(results))
@@ -225,8 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _table(results: dict[str, Any]) -> Table:
     table = Table("prompts", "way", *_COLUMNS.values(), "over greedy")
     for kind, ways in results.items():
-        if kind == "left_out":
-            continue
         for way, figures in ways.items():
             over = figures["tokens_per_second"] / ways[GREEDY]["tokens_per_second"]
             table.add_row(kind, way, *(f"{figures[column]:g}" for column in _COLUMNS), f"{over:.2f}")
