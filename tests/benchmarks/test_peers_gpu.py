@@ -29,7 +29,7 @@ def test_every_way_writes_the_given_answers() -> None:
             assert way["repeats"] == 1
             assert way["tokens_per_second"] < way["decode_tokens_per_second"], (size, name)
         assert ways[GREEDY]["tokens_per_forward"] == 1.0
-        assert ways["reference_copy"]["tokens_per_forward"] > 1.2
+        assert ways["reference_copy"]["tokens_per_forward"] > 1.5
     run = peers_gpu.run_peer(model, tokenizer, tasks)
     assert run.token_ids == tuple(task.target for task in tasks)
 
