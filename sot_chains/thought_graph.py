@@ -155,6 +155,6 @@ class _State(TypedDict):
 
 
 def _plainly() -> Any:
-    from sot_chains.router.rules import PLAINLY
+    from sot_chains.router.rules import PLAINLY  # its package brings NumPy, which an import need not wait for
 
     return PLAINLY

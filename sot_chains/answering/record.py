@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphlib import TopologicalSorter
 from typing import Any
 
 from langchain_core.messages.ai import UsageMetadata
@@ -167,15 +168,14 @@ class AnswerRecord:
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of places that build on each other."""
+        by_id = {id(place): place for place in self.places}
+        needs = {number: [id(needed) for needed in place.needs] for number, place in by_id.items()}
         seconds: dict[int, float] = {}
-
-        def until(place: PointState) -> float:
-            if id(place) not in seconds:
-                own = place.call.seconds if place.call else 0.0
-                seconds[id(place)] = own + max(map(until, place.needs), default=0.0)
-            return seconds[id(place)]
-
-        return max((until(place) for place in self.places), default=0.0)
+        for number in TopologicalSorter(needs).static_order():  # no recursion: a graph may be long
+            call = by_id[number].call
+            before = max((seconds[needed] for needed in needs[number]), default=0.0)
+            seconds[number] = before + (call.seconds if call else 0.0)
+        return max(seconds.values(), default=0.0)
 
     def _estimated(self) -> Tokens | None:
         """What calls took that were cut before their usage arrived, if there were any."""

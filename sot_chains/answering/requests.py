@@ -52,6 +52,7 @@ class Requests:
     Attributes:
         templates: The wording, in the language of the question.
         skeleton_reply_start: What the last skeleton request made began the reply with.
+        is_small: Whether the model is a local one, which is shown examples and stopped at the line's end.
         marks_needs: Whether the outline is asked for marks of what points build on.
     """
 
@@ -63,29 +64,29 @@ class Requests:
         self.templates = method.prompts_in_use.for_question(conversation.question)
         # Asked of the model itself: a user may know that another one continues replies, but one that is
         # stronger needs no examples, and some vendors refuse a stop string that is a line's end.
-        self.is_small = self._is_small = provider.supports_prefill and not self._is_cached
+        self.is_small = provider.supports_prefill and not self._is_cached
         # A vendor's models are strong enough without, and bill every token they read.
         self._may_show_examples = bool(self.templates.examples) and (
-            self._is_small or (isinstance(provider, VendorProvider) and provider.is_elsewhere)
+            self.is_small or (isinstance(provider, VendorProvider) and provider.is_elsewhere)
         )
         # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
         # and leaves it at that takes the penalty; one that is given for a call goes before.
         self._point_settings: dict[str, Any] = {}
-        if self._is_small and isinstance(provider, LangChainProvider):
+        if self.is_small and isinstance(provider, LangChainProvider):
             if method.loop_guard and provider.setting("presence_penalty") == 0:
                 self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
             is_tiny = (provider.setting("num_parameters") or 0) < _TINY_PARAMETERS
             if provider.setting("min_tokens") == 0 and is_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         self.marks_needs = method.dependencies
-        self._max_points = method.max_points or (_MOST_HEADINGS if self._is_small else None)
+        self._max_points = method.max_points or (_MOST_HEADINGS if self.is_small else None)
         self.skeleton_reply_start: str | None = None
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
     def skeleton(self) -> Request:
         """Asks for the outline."""
         prefix = SharedPrefix(0, self._key) if self._is_cached else None  # what stands before the question
-        return Request(self._skeleton_messages, None, prefix, _SMALL_OUTLINE if self._is_small else None)
+        return Request(self._skeleton_messages, None, prefix, _SMALL_OUTLINE if self.is_small else None)
 
     def introduction(self) -> Request | None:
         """Asks a small local model for what stands before the points, beside the outline.
@@ -93,7 +94,7 @@ class Requests:
         ``None`` for models that are asked over a network, where it would be one more call to pay for.
         """
         examples = [example.introduction for example in self.templates.examples]
-        is_wanted = self._is_small and self._method.detail != "brief" and not self._method.budget
+        is_wanted = self.is_small and self._method.detail != "brief" and not self._method.budget
         if not (is_wanted and self.templates.introduction and all(examples)):
             return None
         parameters = {**self._point_settings}
@@ -105,7 +106,7 @@ class Requests:
 
     def outline_reader(self, reply_start: Callable[[], str | None]) -> OutlineReader:
         """A reader of the reply to :meth:`skeleton`, which was begun with what ``reply_start`` returns."""
-        most_alike = _MOST_ALIKE if self._is_small else 1.0
+        most_alike = _MOST_ALIKE if self.is_small else 1.0
         return OutlineReader(reply_start, self._max_points, most_alike)
 
     def more_points(self, headings: Sequence[str], attempt: int) -> Request | None:
@@ -122,7 +123,7 @@ class Requests:
         """
         fewest = min(_FEWEST_HEADINGS, self._max_points or _FEWEST_HEADINGS)
         is_enough = len(headings) >= fewest or len(headings) < 2
-        if is_enough or not (self._is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
+        if is_enough or not (self.is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
             return None
         begun = f"{Skeleton.of(headings).text}\n{len(headings) + 1}."
         written = begun.removeprefix(self.templates.skeleton_prefill)
@@ -132,7 +133,7 @@ class Requests:
         """Asks for what follows from all points, which stand in ``places``."""
         return Request(
             partial(self._conclusion_messages, places),
-            bounds=_INTRODUCTION if self._is_small else None,
+            bounds=_INTRODUCTION if self.is_small else None,
             parameters={name: value for name, value in self._point_settings.items() if name != "min_tokens"},
         )
 
@@ -149,8 +150,8 @@ class Requests:
         """
         prefix = self._shared_prefix(skeleton) if is_whole else None
         detail = self._method.detail
-        bounds = _SMALL_POINT[detail] if self._is_small else _POINT[detail]
-        if not self._is_small:
+        bounds = _SMALL_POINT[detail] if self.is_small else _POINT[detail]
+        if not self.is_small:
             bounds = replace(bounds, stop=_beginnings_of_next(skeleton, point))
         messages = partial(self._point_messages, skeleton, point, needs)
         return Request(
