@@ -141,5 +141,5 @@ def failure_logged() -> Iterator[None]:
     """Logs a failure to store an answer; the answer is returned all the same."""
     try:
         yield
-    except Exception:
+    except Exception:  # whatever a store raises: the user has the answer
         _log.warning("the answer could not be kept for similar questions", exc_info=True)

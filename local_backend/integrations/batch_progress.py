@@ -78,7 +78,7 @@ class BatchedChatModel(BaseChatModel):
     @property
     def _num_rows(self) -> int:
         """How many answers the model writes at a time."""
-        raise NotImplementedError
+        raise NotImplementedError  # a pydantic model has no abstract properties; subclasses say it
 
     def batch(
         self,

@@ -82,7 +82,7 @@ class Answered(Response):
             RefusedError: There is no answer, and nothing has been sent.
             ClientGoneError: The client does not read.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # subclasses write; a Response is no abstract class
 
 
 class WholeReply(Answered):

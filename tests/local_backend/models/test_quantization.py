@@ -229,8 +229,8 @@ def test_unasked_products_in_4_bits_are_used_for_few_columns(monkeypatch: pytest
     quantize(model, "int4")
     assert prepack(model, unasked=True)
     attention = model.model.layers[0].self_attn
-    assert attention.q_proj.forward.product.columns == range(1, 5)  # type: ignore[attr-defined]
-    assert model.lm_head.forward.product.columns[0] == 8  # type: ignore[attr-defined]
+    assert attention.q_proj.forward.product.columns == range(1, 5)  # type: ignore[attr-defined]  # of the copy
+    assert model.lm_head.forward.product.columns[0] == 8  # type: ignore[attr-defined]  # of the copy
     fastest = 0
     model = _model()
     quantize(model, "int4")

@@ -161,7 +161,7 @@ def test_tools_are_passed_to_a_model_that_takes_them() -> None:
         )
         (call,) = whole.choices[0].message.tool_calls or []
         assert whole.choices[0].finish_reason == "tool_calls"
-        assert json.loads(call.function.arguments) == {"city": "Köln"}  # type: ignore[union-attr]
+        assert json.loads(call.function.arguments) == {"city": "Köln"}  # type: ignore[union-attr]  # a call
         stream = client.chat.completions.create(model="paced", messages=ASKED, tools=[TOOL], stream=True)
         pieces = [chunk.choices[0].delta.tool_calls or [] for chunk in stream]
         arguments = "".join(one.function.arguments or "" for piece in pieces for one in piece if one.function)
@@ -231,7 +231,7 @@ def test_a_model_that_breaks_is_an_error_in_the_stream_and_before_it() -> None:
 
 
 def test_a_chat_model_of_langchain_stands_in_a_chain(server: Served) -> None:
-    chat = ChatOpenAI(model="paced:sot", base_url=server.api, api_key="none")  # type: ignore[arg-type]
+    chat = ChatOpenAI(model="paced:sot", base_url=server.api, api_key="none")  # type: ignore[arg-type]  # a text is taken
     chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | chat | StrOutputParser()
     assert chain.invoke({"question": QUESTION}) == ANSWER
     assert "".join(chain.stream({"question": QUESTION})) == ANSWER
