@@ -82,7 +82,8 @@ def document_cases(chat: ChatLocal, count: int, rng: random.Random) -> Iterator[
         for chapter in chapters()
         for start in range(0, len(chapter.sentences), _PASSAGE_SENTENCES)
     ]
-    chain = RetrievalCopyChain(BM25Retriever(documents=documents, k=_RETRIEVED), chat)
+    # Free generation, as by the other ways: by default so small a model may only quote.
+    chain = RetrievalCopyChain(BM25Retriever(documents=documents, k=_RETRIEVED), chat, quotes=False)
     chosen = rng.sample(chapters(), min(count, len(chapters())))
     return (Case(f"What does the reference say about {chapter.title}?", chain, {}) for chapter in chosen)
 
