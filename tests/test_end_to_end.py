@@ -34,7 +34,7 @@ def chat(default_chat: ChatLocal) -> ChatLocal:
 @pytest.fixture(scope="module")
 def chain(chat: ChatLocal) -> Runnable[dict[str, Any], str]:
     prompt = ChatPromptTemplate.from_messages([("user", "{question}")])
-    return prompt | SkeletonOfThought(chat, router=None, detail="brief") | StrOutputParser()
+    return prompt | SkeletonOfThought(chat, router=None, detail="brief", max_points=3) | StrOutputParser()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,8 @@ async def test_it_composes_in_all_six_ways(
 def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
     """Lossless: sharing a batch and a prefix changes no word."""
     question = QUESTION["question"]
-    trace = SkeletonOfThought(chat, router=None, loop_guard=False).invoke(question).response_metadata["sot"]
+    sot = SkeletonOfThought(chat, router=None, loop_guard=False, max_points=4)
+    trace = sot.invoke(question).response_metadata["sot"]
     json.dumps(trace)
     assert trace["route"] == "sot"
     skeleton = parse_skeleton("\n".join(f"{n}. {label}" for n, label in enumerate(trace["skeleton"], 1)))
@@ -121,7 +122,7 @@ async def test_bad_input_is_named_and_nothing_is_left_running(chat: ChatLocal) -
 
 async def test_a_model_that_writes_garbage_answers_plainly(chat: ChatLocal) -> None:
     garbage = chat.bind(temperature=50.0, seed=1, max_tokens=30)
-    message = await SkeletonOfThought(garbage, router=None).ainvoke(QUESTION["question"])
+    message = await SkeletonOfThought(garbage, router=None, prefill=False).ainvoke(QUESTION["question"])
     trace = message.response_metadata["sot"]
     assert trace["route"] == "plain"
     assert "usable point" in trace["route_reason"]
@@ -153,6 +154,7 @@ def test_the_command_asks_the_default_model_unless_told_otherwise(
     assert "critical path" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_benchmark_ends_with_its_json_line(
     chat: ChatLocal, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

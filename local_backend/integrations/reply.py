@@ -65,6 +65,7 @@ class Form:
         opening: What the reply begins with, written for the model.
         instruction: What the last question ends with.
         calls: Reads a reply that a grammar may make a call.
+        bounds_continuations: Whether the grammar may bound what follows a reply already begun.
 
     Raises:
         ValueError: The chat template takes no tools, an argument is invalid, or a schema cannot be used.
@@ -82,7 +83,8 @@ class Form:
         self.opening = self.instruction = ""
         self.grammar: str | None = None
         self.calls: BoundReader | None = None
-        if not forced and schema is None:
+        self.bounds_continuations = not forced and schema is None
+        if self.bounds_continuations:
             self.grammar = arguments.get("grammar")
             return
         written = (tool_format(tokenizer) if self.tools else None) or ToolFormat({})
@@ -135,7 +137,7 @@ def reply_prompt(
 
     Raises:
         ValueError: There is no message, one holds more than text, calls cannot be rendered, or a reply is
-            begun that a grammar bounds.
+            begun that is to follow a schema or be a call.
     """
     if not messages:
         raise ValueError("there is no message to answer: give at least one")
@@ -151,9 +153,11 @@ def reply_prompt(
     if form.grammar is None:
         return chat_prompt(tokenizer, turns, **options)
     prompt, num_begun = chat_prompt(tokenizer, turns, **options, enable_thinking=False)
+    if num_begun and form.bounds_continuations:
+        return prompt, num_begun
     if num_begun:
         raise ValueError(
-            "a reply that follows a schema or grammar or calls a tool cannot continue one already begun: the "
+            "a reply that follows a schema or calls a tool cannot continue one already begun: the "
             "last message must not be an AIMessage"
         )
     tag = opened_reasoning(tokenizer, prompt)

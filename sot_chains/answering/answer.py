@@ -58,6 +58,7 @@ class Answer:
         self._method = method
         self._setting = setting
         self._conclusion = method.conclusion
+        self._plain = PointState(None)  # begun beside the outline, and the answer if it is whole before
         self._requests = Requests(method, conversation)
         self._caller = Caller(method, setting)
         self._record = AnswerRecord(method)
@@ -75,9 +76,9 @@ class Answer:
             tasks = Tasks()
 
             async def outline_and_points() -> None:
-                # 1. The model writes an outline, and a small one an introduction beside it. Points come when
-                #    the outline is whole or, if the method is eager, each one as soon as the next begins.
-                #    There are none if the answer is to be plain.
+                # 1. The model writes an outline; a local one begins an introduction and a plain answer beside
+                #    it. Points come when the outline is whole or, if the method is eager, each one as soon as
+                #    the next begins. There are none if the answer is to be plain.
                 async for place, request in self._points():
                     # 2. All points are written at once, each by a call of its own.
                     tasks.start(self._writer.write(place, request))
@@ -143,11 +144,17 @@ class Answer:
             introduction = self._record.introduction = PointState(None, part="introduction")
             if self._conclusion != "first" and (request := self._requests.introduction()):
                 yield introduction, request
+            begins_plain = self._requests.begins_plain and not self._conclusion
+            if begins_plain:
+                yield self._plain, self._requests.plain()
             async with aclosing(self._outlined()) as points:
                 async for begun in points:
                     yield begun
             if not self._record.places:
                 introduction.end("omitted", "the answer is plain")
+                if begins_plain and not self._plain.has_failed:
+                    self._record.is_plain = True
+                    self._writer.announce(self._plain)
         if self._record.places and self._conclusion:
             yield self._concluding()
         self._record.is_outlined = True
@@ -188,7 +195,7 @@ class Answer:
                                     yield self._begun(point, reader.skeleton)
                             case Restarted():
                                 reader.restart()
-                        if reader.is_over:
+                        if reader.is_over or self._plain_is_whole:
                             break
             except Exception:  # whatever a local model raises: the points there are make an answer, too
                 if num_calls == 1:
@@ -196,6 +203,8 @@ class Answer:
                 has_failed = bool(call.pieces)  # in the middle of a heading
             reader.end(is_cut=reader.is_over or call.is_cut_off or has_failed)
             fault = fault_of(reader.headings, self._requests.templates.example_headings)
+            if self._plain_is_whole:
+                fault = "the plain answer was whole before the outline"
             if is_eager or fault or call.is_out_of_tokens:
                 break
             if request := self._requests.more_points(reader.headings, num_calls):
@@ -209,7 +218,14 @@ class Answer:
         for point in points if record.places or not fault else ():
             yield self._begun(point, reader.skeleton)
 
+    @property
+    def _plain_is_whole(self) -> bool:
+        """Whether a plain answer was written sooner than the first point could be begun."""
+        plain = self._plain
+        return plain.status == "complete" and not plain.stopped_by and not self._record.places
+
     def _begun(self, point: Point, skeleton: Skeleton) -> Begun:
+        self._plain.end("omitted", "the answer is written point by point")
         introduction = self._record.introduction
         if introduction and introduction.call and introduction not in self._record.places:
             self._writer.announce(introduction)

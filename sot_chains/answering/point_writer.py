@@ -74,7 +74,7 @@ class PointWriter:
     def announce(self, place: PointState) -> PointState:
         """Adds a place to the answer, so that its heading can be shown."""
         self._record.places.append(place)
-        if place.point:
+        if place.point or place.pieces:
             self._note_first_text()
         self._tell(place, "".join(place.pieces))
         return place

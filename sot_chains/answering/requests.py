@@ -18,7 +18,7 @@ from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.examples import Detail
-from sot_chains.text.outline import OutlineReader
+from sot_chains.text.outline import OutlineReader, outline_grammar
 from sot_chains.text.skeleton import Point, Skeleton
 
 # Where the text of a point ends, by the level of detail. A small model is stopped at the end of the line,
@@ -33,11 +33,15 @@ _POINT: dict[Detail, ReplyBounds] = {
     "normal": ReplyBounds(max_words=90),
     "full": ReplyBounds(max_words=300),
 }
-_FEWEST_HEADINGS, _MOST_HEADINGS, _MOST_CONTINUATIONS = 7, 8, 2  # small models lose count
-# The longest point decides how long the answer takes, so that the others may as well be as long: by itself,
-# a tiny model ends a point after anything from ten tokens to ninety, while larger ones do as they are told.
+_HEADING_WORDS, _MARK_WORDS = 8, 4
+_MOST_CONTINUATIONS = 2  # of an outline: small models lose count
+# A tiny model answers at length or in loops, and ends a point after anything from ten tokens to ninety. The
+# longest point decides how long the answer takes, so that the others may as well be as long. Models above
+# that size answer plainly in some three hundred tokens, so that their points are fewer and shorter.
 _TINY_PARAMETERS = 400e6
+_TINY_HEADINGS, _HEADINGS = (7, 8), (5, 6)  # at least, at most
 _MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 80, "full": 0}
+_LARGER_POINT = ReplyBounds(stop=("\n",), max_tokens=90, max_words=24)
 # Longer than most outlines, beside which it is written, would delay the points.
 _INTRODUCTION, _INTRODUCTION_TOKENS = ReplyBounds(stop=("\n",), max_tokens=110, max_words=60), 50
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
@@ -54,6 +58,8 @@ class Requests:
         skeleton_reply_start: What the last skeleton request made began the reply with.
         is_small: Whether the model is a local one, which is shown examples and stopped at the line's end.
         marks_needs: Whether the outline is asked for marks of what points build on.
+        begins_plain: Whether a plain answer is begun beside the outline, in case it is a short one. That
+            costs little in the batch of a local model, and a call to pay for elsewhere.
     """
 
     def __init__(self, method: SotOptions, conversation: Conversation) -> None:
@@ -72,21 +78,41 @@ class Requests:
         # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
         # and leaves it at that takes the penalty; one that is given for a call goes before.
         self._point_settings: dict[str, Any] = {}
+        self._takes_grammars = self.begins_plain = is_tiny = False
         if self.is_small and isinstance(provider, LangChainProvider):
+            self._takes_grammars = provider.setting("takes_grammars") is True
             if method.loop_guard and provider.setting("presence_penalty") == 0:
                 self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
-            is_tiny = (provider.setting("num_parameters") or 0) < _TINY_PARAMETERS
+            num_parameters = provider.setting("num_parameters")
+            is_tiny = (num_parameters or 0) < _TINY_PARAMETERS
+            self.begins_plain = bool(num_parameters and method.router) and not method.budget
             if provider.setting("min_tokens") == 0 and is_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         self.marks_needs = method.dependencies
-        self._max_points = method.max_points or (_MOST_HEADINGS if self.is_small else None)
+        self._fewest, most = _TINY_HEADINGS if is_tiny else _HEADINGS
+        self._max_points = method.max_points or (most if self.is_small else None)
+        self._point_bounds = (_SMALL_POINT if self.is_small else _POINT)[method.detail]
+        if self.is_small and not is_tiny and method.detail == "normal":
+            self._point_bounds = _LARGER_POINT
         self.skeleton_reply_start: str | None = None
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
     def skeleton(self) -> Request:
         """Asks for the outline."""
         prefix = SharedPrefix(0, self._key) if self._is_cached else None  # what stands before the question
-        return Request(self._skeleton_messages, None, prefix, _SMALL_OUTLINE if self.is_small else None)
+        return Request(
+            self._skeleton_messages,
+            prefix=prefix,
+            bounds=_SMALL_OUTLINE if self.is_small else None,
+            parameters=self._outline_form(1),
+        )
+
+    def _outline_form(self, first: int) -> dict[str, Any]:
+        """What bounds an outline from its point ``first`` on, for models that take a grammar."""
+        if not (self._takes_grammars and self._method.prefills):
+            return {}
+        num_words = _HEADING_WORDS + (_MARK_WORDS if self.marks_needs else 0)
+        return {"grammar": outline_grammar(first, self._max_points or _TINY_HEADINGS[1], num_words)}
 
     def introduction(self) -> Request | None:
         """Asks a small local model for what stands before the points, beside the outline.
@@ -121,13 +147,14 @@ class Requests:
         Returns:
             ``None`` if there are enough, or the model cannot be made to go on.
         """
-        fewest = min(_FEWEST_HEADINGS, self._max_points or _FEWEST_HEADINGS)
+        fewest = min(self._fewest, self._max_points or self._fewest)
         is_enough = len(headings) >= fewest or len(headings) < 2
         if is_enough or not (self.is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
             return None
         begun = f"{Skeleton.of(headings).text}\n{len(headings) + 1}."
         written = begun.removeprefix(self.templates.skeleton_prefill)
-        return replace(self.skeleton(), written=written, parameters=_sampled(attempt), bounds=_MORE_OUTLINE)
+        parameters = {**self._outline_form(len(headings) + 1), **_sampled(attempt)}
+        return replace(self.skeleton(), written=written, parameters=parameters, bounds=_MORE_OUTLINE)
 
     def conclusion(self, places: Sequence[PointState]) -> Request:
         """Asks for what follows from all points, which stand in ``places``."""
@@ -150,7 +177,7 @@ class Requests:
         """
         prefix = self._shared_prefix(skeleton) if is_whole else None
         detail = self._method.detail
-        bounds = _SMALL_POINT[detail] if self.is_small else _POINT[detail]
+        bounds = self._point_bounds
         if not self.is_small:
             bounds = replace(bounds, stop=_beginnings_of_next(skeleton, point))
         messages = partial(self._point_messages, skeleton, point, needs)

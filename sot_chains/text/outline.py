@@ -16,6 +16,24 @@ _MAX_CHARACTERS = 20_000  # a longer reply is no outline
 _MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer already
 
 
+def outline_grammar(first: int, last: int, num_words: int) -> str:
+    """A grammar of what follows the first number of an outline: short headings, one a line, nothing else.
+
+    Left alone, some small models explain each point behind a colon or write headings that are sentences,
+    which takes longer than the points themselves. It is one of ``llguidance``, in the syntax of Lark.
+
+    Args:
+        first: The number it begins with, which is written already.
+        last: The number of the last heading that there may be.
+        num_words: How many words a heading has at most.
+    """
+    lines = ""
+    for number in range(last, first, -1):
+        lines = f' ("\\n{number}." HEADING{lines})?'
+    word = r"[^\s:：–—]{1,40}"
+    return f"start: HEADING{lines}\nHEADING: / ?{word}( {word}){{0,{num_words - 1}}}/"
+
+
 def fault_of(headings: Sequence[str], example_headings: Collection[str]) -> str | None:
     """Why ``headings`` are no outline of an answer; ``None`` if they are one.
 

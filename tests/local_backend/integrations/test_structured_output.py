@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal
 
 import pytest
@@ -15,6 +16,7 @@ from typing_extensions import TypedDict
 
 from local_backend import ChatLocal
 from local_backend.integrations.structured_output import response_schema
+from sot_chains.text.outline import outline_grammar
 from tests.tiny import tiny_chat
 
 TEXT = "Anna is 31 years old. She likes chess and swimming."
@@ -173,3 +175,24 @@ def test_a_block_of_reasoning_that_the_template_opens_is_closed(
     finally:
         tokenizer.chat_template = template
     assert tokenizer.decode(prompts[0]).endswith(f"<|im_start|>assistant\n{closing}")
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_grammar_bounds_what_follows_a_reply_already_begun(chat: ChatLocal, first: int) -> None:
+    """The outlines of Skeleton-of-Thought are; the tiny model would write anything."""
+    grammar = outline_grammar(first, 4, num_words=3)
+    begun = "".join(f"{number}. Point\n" for number in range(1, first)) + f"{first}."
+    for seed in range(8):
+        reply = chat.invoke(
+            [HumanMessage(TEXT), AIMessage(begun)],
+            grammar=grammar,
+            temperature=2.0,
+            seed=seed,
+            max_tokens=200,
+        )
+        if reply.response_metadata["finish_reason"] == "length":
+            continue
+        headings = re.split(r"\n\d\.", reply.text)
+        assert 1 <= len(headings) <= 5 - first
+        assert all(1 <= len(heading.strip(" ").split(" ")) <= 3 for heading in headings)
+        assert ":" not in reply.text
