@@ -94,10 +94,14 @@ def plain_chain(chat: ChatLocal) -> Runnable[dict[str, str], str]:
 
     engine = chat.engine
     generate = pipeline(
-        "text-generation", model=cast("Any", engine.model), tokenizer=cast("Any", engine.tokenizer)
+        "text-generation",
+        model=cast("Any", engine.model),
+        tokenizer=cast("Any", engine.tokenizer),
+        max_new_tokens=ANSWER_TOKENS,  # here, since HuggingFacePipeline passes on none of its own
+        do_sample=False,
+        return_full_text=False,
     )
-    settings = {"max_new_tokens": ANSWER_TOKENS, "do_sample": False, "return_full_text": False}
-    llm = HuggingFacePipeline(pipeline=generate, pipeline_kwargs=settings)
+    llm = HuggingFacePipeline(pipeline=generate)
     return _PLAIN_PROMPT | ChatHuggingFace(llm=llm, tokenizer=engine.tokenizer) | StrOutputParser()
 
 

@@ -19,6 +19,10 @@ from retrieval_copy.citations.support import NOT_HELD
         ("1. First fire it.\n2. Then cool it.", ["First fire it.", "Then cool it."]),
         ("Use wood, e.g. beech, and wait.", ["Use wood, e.g. beech, and wait."]),
         ('"When?" he asked. In 1963.', ['"When?" he asked.', "In 1963."]),
+        (
+            "As of Oct. 1, 2020 it is law. Dr. J. Smith of the U.S. Navy left at 5 p.m. Then it rained.",
+            ["As of Oct. 1, 2020 it is law.", "Dr. J. Smith of the U.S. Navy left at 5 p.m. Then it rained."],
+        ),
         ("窑炉冷却。请戴手套。", ["窑炉冷却。", "请戴手套。"]),
         ("A line that\nis broken. Another.", ["A line that is broken.", "Another."]),
         ("x" * 700, []),
@@ -40,6 +44,12 @@ def test_a_quotation_is_up_to_three_sentences_in_a_row() -> None:
     assert '"Three."' not in grammar.split("QUOTATION:")[1].replace(
         '" Three."', ""
     )  # too short to begin with
+
+
+def test_a_question_is_no_answer() -> None:
+    grammar = quoting_grammar(["When is it open? It opens at nine each day. Why so late? Ask us."], "open")
+    assert grammar is not None
+    assert grammar.endswith('QUOTATION: "It opens at nine each day."')
 
 
 def test_without_sentences_there_is_no_grammar() -> None:
