@@ -4,7 +4,10 @@ No model runs: the lengths are known, and the production scheduler decides which
 The cost of a forward is constant up to 16 rows and linear beyond, or read from ``--cost`` (a file of
 ``engine.width_costs.to_dict()`` as JSON). The baseline is vanilla: batches in order of arrival, each as long
 as its longest answer. It is compared with the parts of sequence scheduling (Zheng et al., arXiv 2305.13144),
-each added to bins alone and all together, and with the engine's slots, which refill as rows finish.
+each added to bins alone and all together, and with the engine's slots, which refill as rows finish. The slots
+are fed as from a file: a row is queued whenever one finishes, and a few slots stay free together so that one
+forward prefills several prompts, as in the engine. The ``ablation`` has batches one after another instead
+(``groups``), slots refilled at once, perfect lengths, and preemption by the expected remainder.
 Preempted rows resume from their KV cache; ``static_all_redone`` restarts them, as the paper does, and
 ``static_all_by_expected`` bins by expected lengths instead of maxima.
 
@@ -23,12 +26,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paper_scheduling.remaining import replay_longest_remaining
 from benchmarks.paper_scheduling.replay import Replay, replay_slots, replay_static
 from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.results import save
@@ -105,7 +110,7 @@ def measure(
         predictions: One for each answer.
         costs: Cost of a forward.
         batch_rows: Rows of a batch, and slots of the engine.
-        group_rows: Rows that are scheduled together.
+        group_rows: Rows that are scheduled together; under ``stream``, those in the engine at a time.
         max_tokens: An answer is no longer than this.
     """
     whole = StaticOptions(batch_rows, max_tokens, group_rows)
@@ -118,15 +123,20 @@ def measure(
         "static_all_redone": replay_static(lengths, predictions, replace(whole, resume=False)),
         "static_all_by_expected": replay_static(lengths, predictions, replace(whole, predict_maximum=False)),
     }
-    for name, policy in (("slots_first_come", "first_come"), ("slots_predicted", "longest_first")):
-        replays[name] = replay_slots(
-            lengths,
-            predictions,
-            "first_come" if policy == "first_come" else "longest_first",
-            num_slots=batch_rows,
-            group_rows=group_rows,
-            max_tokens=max_tokens,
-        )
+    slots = partial(replay_slots, lengths, num_slots=batch_rows, group_rows=group_rows, max_tokens=max_tokens)
+    engine = partial(slots, is_streamed=True, is_delayed=True)
+    replays["slots_first_come"] = engine(predictions, "first_come")
+    replays["slots_predicted"] = engine(predictions, "longest_first")
+    perfect = [Prediction(length, length) for length in lengths]
+    ablation: dict[str, Replay] = {}
+    for feed, is_streamed in (("groups", False), ("stream", True)):
+        ablation[f"{feed}_first_come"] = slots(predictions, "first_come", is_streamed=is_streamed)
+        ablation[f"{feed}_predicted"] = slots(predictions, "longest_first", is_streamed=is_streamed)
+        ablation[f"{feed}_perfect"] = slots(perfect, "longest_first", is_streamed=is_streamed)
+    ablation["groups_longest_remaining"] = replay_longest_remaining(
+        lengths, predictions, num_slots=batch_rows, group_rows=group_rows, max_tokens=max_tokens
+    )
+    ablation["groups_predicted_delayed"] = slots(predictions, "longest_first", is_delayed=True)
     arrival = StaticOptions.vanilla(batch_rows=batch_rows, max_tokens=max_tokens, group_rows=group_rows)
     vanilla = replay_static(lengths, predictions, arrival)
     seconds = vanilla.cost(costs, padded=True)
@@ -157,6 +167,10 @@ def measure(
         "share_of_bound": {
             name: round(over_vanilla[name] / bound, 4) for name in ("slots_first_come", "slots_predicted")
         },
+        "ablation": {
+            name: round(seconds / replay.cost(costs) / bound, 4) for name, replay in ablation.items()
+        },
+        "longest_remaining_preempted": ablation["groups_longest_remaining"].num_failures,
         **{name: round(over_vanilla[name], 3) for name in ("static_all_redone", "static_all_by_expected")},
         "padded": {name: round(value, 3) for name, value in padded.items()},
         "vanilla_padding_share": round(vanilla.padding_share(), 3),
@@ -220,6 +234,10 @@ def _print_table(summary: Mapping[str, Any]) -> None:
         )
     console = Console(width=100)
     console.print(table)
+    changes = Table("the engine's slots, one change at a time", "of the bound")
+    for name, share in (*summary["ablation"].items(), *summary["share_of_bound"].items()):
+        changes.add_row(name.replace("_", " "), f"{share:.3f}")
+    console.print(changes)
     console.print(f"Predicted {summary['predictor']}.")
     console.print(f"Preempted: {summary['failure_share']:.1%} of the answers, counting every preemption.")
 

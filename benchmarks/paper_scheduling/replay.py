@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.scheduling.lengths import Prediction, admission_tokens
+from local_backend.scheduling.refill_delay import RefillDelay
 from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingQueue
 
 _CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be computed
@@ -148,6 +149,8 @@ def replay_slots(
     num_slots: int = 16,
     group_rows: int = 256,
     max_tokens: int = 512,
+    is_streamed: bool = False,
+    is_delayed: bool = False,
 ) -> Replay:
     """Refill slots as rows finish; the policy decides which row is admitted next.
 
@@ -156,8 +159,11 @@ def replay_slots(
         predictions: One for each answer.
         policy: Order of admission.
         num_slots: Rows of a forward.
-        group_rows: Rows that are queued together; the next group starts when all of them have finished.
+        group_rows: Rows that are queued or running at a time.
         max_tokens: An answer is no longer than this.
+        is_streamed: Whether a row is queued whenever one finishes, as for a file, or the next group only when
+            a whole group has finished, as for batches one after another.
+        is_delayed: Whether slots stay free until several are, to prefill together, as in the engine.
 
     Raises:
         ValueError: The lists differ in length, a length is out of range, or a size is below 1.
@@ -166,21 +172,29 @@ def replay_slots(
         raise ValueError(f"num_slots and group_rows must be at least 1, got {num_slots} and {group_rows}")
     _check(num_tokens, predictions, max_tokens)
     stays: list[Stay] = []
-    begun = 0
-    for first in range(0, len(num_tokens), group_rows):
-        waiting: WaitingQueue[int] = WaitingQueue(policy)
-        for row in range(first, min(first + group_rows, len(num_tokens))):
-            waiting.add(row, predicted_tokens=admission_tokens(predictions[row], policy), now=0.0)
-        free = [(begun, place) for place in range(num_slots)]
-        ends = [begun]
-        while waiting:
-            row = waiting.pop().item
-            forward, place = heapq.heappop(free)
-            stays.append(Stay(row, place, forward, num_tokens[row], is_refill=forward > begun))
-            ends.append(forward + num_tokens[row])
-            heapq.heappush(free, (ends[-1], place))
-        begun = max(ends)
-    return Replay(tuple(sorted(stays, key=lambda stay: (stay.start, stay.place))), begun)
+    waiting: WaitingQueue[int] = WaitingQueue(policy)
+    delay = RefillDelay()
+    running: list[tuple[int, int]] = []  # a heap of last forwards and slots
+    free = list(range(num_slots))
+    forward = num_queued = 0
+    while num_queued < len(num_tokens) or waiting or running:
+        num_present = len(waiting) + len(running)
+        if is_streamed or not num_present:
+            for row in range(num_queued, min(num_queued + group_rows - num_present, len(num_tokens))):
+                predicted = admission_tokens(predictions[row], policy)
+                waiting.add(row, predicted_tokens=predicted, now=float(forward))
+                num_queued += 1
+        counts = {"num_running": len(running), "num_free": len(free), "num_waiting": len(waiting)}
+        if free and waiting and (not is_delayed or delay.is_time(**counts)):
+            is_refill = bool(running)
+            while free and waiting:
+                row, place = waiting.pop().item, heapq.heappop(free)
+                stays.append(Stay(row, place, forward, num_tokens[row], is_refill=is_refill))
+                heapq.heappush(running, (forward + num_tokens[row], place))
+        forward = forward + 1 if free and waiting else running[0][0]
+        while running and running[0][0] <= forward:
+            heapq.heappush(free, heapq.heappop(running)[1])
+    return Replay(tuple(stays), forward)
 
 
 def made_up_lengths(

@@ -21,6 +21,7 @@ from local_backend.scheduling.lengths import (
     Scheduling,
     admission_tokens,
 )
+from local_backend.scheduling.refill_delay import RefillDelay
 from local_backend.scheduling.waiting_queue import ArrivalRank, QueueEntry, WaitingQueue
 
 # Tokens reserved for an answer without a prediction, and the least by which a reservation grows.
@@ -30,9 +31,6 @@ _GROWTH = 0.5
 _FIRST_LESSON_ANSWERS = 8
 # Drafts reserve at most this share of a row's length: another row gains more than longer drafts.
 _DRAFT_SHARE = 0.25
-# While more rows wait than slots are free, refill once this share of all slots is free, so that one forward
-# prefills several prompts; but leave no slot free for more than this many forwards.
-_REFILL_SHARE, _MAX_FREE_FORWARDS = 1 / 8, 8
 
 _logger = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class Scheduler:
         self._plans: WeakKeyDictionary[Row, _Plan] = WeakKeyDictionary()
         self._max_tokens = max_tokens
         self._num_draft_tokens = 0
-        self._num_free_forwards = 0
+        self._refill_delay = RefillDelay()
         self._is_to_predict_again = False
         self.choose(scheduling)
 
@@ -112,13 +110,9 @@ class Scheduler:
 
     def is_time(self, num_running: int, num_free: int) -> bool:
         """Whether to refill free slots now or wait for more of them; called once before each forward."""
-        few = num_free < _REFILL_SHARE * (num_running + num_free)
-        if few and num_running and num_free < len(self._waiting):
-            self._num_free_forwards += 1
-            if self._num_free_forwards <= _MAX_FREE_FORWARDS:
-                return False
-        self._num_free_forwards = 0
-        return True
+        return self._refill_delay.is_time(
+            num_running=num_running, num_free=num_free, num_waiting=len(self._waiting)
+        )
 
     def next_that_fits(self, running: Sequence[Row]) -> Row | None:
         """Pop the next row and reserve memory for it.

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.paper_scheduling.pictures import draw_predictions, draw_schedules, schedule_bars
+from benchmarks.paper_scheduling.remaining import expected_remaining, replay_longest_remaining
 from benchmarks.paper_scheduling.replay import Replay, made_up_lengths, replay_slots, replay_static
 from benchmarks.paper_scheduling.static import StaticOptions
 from local_backend.models.forward_cost import ForwardCost
@@ -46,6 +47,43 @@ def test_slots_by_hand() -> None:
     assert [stay.is_refill for stay in longest.stays] == [False, False, True, True]
 
 
+def test_a_stream_does_not_wait_for_the_longest_row_of_a_group() -> None:
+    lengths = [8, 2, 2, 2, 2, 2]
+    groups = replay_slots(lengths, known(lengths), "first_come", num_slots=2, group_rows=3)
+    assert groups.num_forwards == 8 + 4
+    stream = replay_slots(lengths, known(lengths), "first_come", num_slots=2, group_rows=3, is_streamed=True)
+    assert stream.num_forwards == 10
+    assert [stay.start for stay in stream.stays] == [0, 0, 2, 4, 6, 8]
+
+
+def test_delayed_slots_are_refilled_together_as_in_the_engine() -> None:
+    lengths = [40, 10, 12, 40, *[20] * 40]
+    delayed = replay_slots(
+        lengths, known(lengths), "first_come", num_slots=32, group_rows=64, is_streamed=True, is_delayed=True
+    )
+    starts = [stay.start for stay in delayed.stays]
+    # Two of 32 slots are free after 10 and 12 forwards, fewer than an eighth: they wait for eight forwards.
+    assert starts == [*[0] * 32, 18, 18, *[20] * 10]
+
+
+def test_an_answer_that_outgrows_its_prediction_is_expected_to_go_on_for_longer() -> None:
+    sure, unsure = (expected_remaining(Prediction(100, most), 512) for most in (110, 200))
+    assert sure[0] == pytest.approx(100, rel=0.05)
+    assert unsure[0] > sure[0]
+    assert sure[300] > sure[150] > sure[110] < sure[0]
+    assert (sure >= 1).all()
+
+
+def test_the_row_with_the_longest_expected_remainder_gets_the_slot() -> None:
+    # The first row was thought to be the longest; when it is nearly done, the second takes its slot.
+    replay = replay_longest_remaining([40, 40], [Prediction(100, 100), Prediction(70, 70)], num_slots=1)
+    assert replay.stays[0].end == "ended"
+    replay = replay_longest_remaining([100, 60], [Prediction(100, 100), Prediction(60, 60)], num_slots=1)
+    assert replay.num_failures
+    assert replay.stays[0].end == "preempted"
+    assert replay.num_forwards == 160
+
+
 def _check(replay: Replay, lengths: list[int], *, resumed: bool = True) -> None:
     written = [0] * len(lengths)
     ends: dict[int, int] = {}
@@ -76,6 +114,18 @@ def test_every_token_is_written_once_in_a_place_of_its_own(
         slots = replay_slots(lengths, predictions, policy, num_slots=3, group_rows=8)
         _check(slots, lengths)
         assert slots.cost(ForwardCost.flat(3)) >= sum(lengths) / 3 - 1e-9
+        for is_delayed in (False, True):
+            stream = replay_slots(
+                lengths,
+                predictions,
+                policy,
+                num_slots=3,
+                group_rows=8,
+                is_streamed=True,
+                is_delayed=is_delayed,
+            )
+            _check(stream, lengths)
+    _check(replay_longest_remaining(lengths, predictions, num_slots=3, group_rows=8), lengths)
 
 
 def test_what_is_known_beforehand_helps() -> None:
