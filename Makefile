@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-servers check peers bench clean rag
+.PHONY: help demo serve test test-all test-servers test-vllm test-ray check peers peers-vllm bench clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -69,6 +69,25 @@ test-all: .venv/dev .node/installed ## Run the tests, slow ones too
 
 test-servers: .venv/dev .vllm/installed ## Run the tests against vLLM, a full OpenAI and Anthropic server
 	VLLM_PYTHON=.vllm/bin/python $(BIN)/python -m pytest -m slow tests/sot_chains/test_full_server.py
+
+# What suffix decoding in vLLM, one of the two peers, needs; built from source.
+.vllm/suffix: .vllm/installed
+	.vllm/bin/python -m pip install --quiet --disable-pip-version-check "arctic-inference==0.3.0" && touch $@ \
+		|| echo "arctic-inference could not be built: suffix decoding cannot be measured here"
+
+test-vllm: .venv/dev .vllm/installed ## Run the tests of what is added to vLLM, with vLLM itself
+	VLLM_PYTHON=.vllm/bin/python $(BIN)/python -m pytest -m "slow or not slow" \
+		tests/local_backend/integrations/test_vllm.py tests/sot_chains/test_full_server.py
+
+.venv/ray: .venv/dev
+	$(INSTALL) --editable ".[ray]"
+	@touch $@
+
+test-ray: .venv/ray ## Run the tests that need Ray: two nodes on this machine, one of which is killed
+	$(BIN)/python -m pytest -m "slow or not slow" tests/local_backend/integrations/test_ray_batch.py tests/test_ray_serve.py
+
+peers-vllm: .venv/dev .vllm/suffix ## Compare reference copy in vLLM with vLLM's own speculation
+	$(BIN)/python -m benchmarks.peers_vllm
 
 check: .venv/dev ## Lint, types, import arrows
 	$(BIN)/ruff check .

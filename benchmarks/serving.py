@@ -2,7 +2,8 @@
 
 Three processes: the upstream (:mod:`benchmarks.paced_server`), the server, and this one with the clients,
 which speak over plain sockets so that they cost little. Directly, the chain runs in this process. Both read
-streams to their end; the two alternate, and each has a warm-up that is not counted.
+streams to their end; the two take turns in going first, and each has a warm-up that is not counted. On
+fewer than three cores the processes wait for each other, so the CPU time of that with the chain is told, too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -43,7 +46,7 @@ def _serve(ready: Connection, upstream: str) -> None:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[Any] | None = None) -> None:
             await super().startup(sockets)
-            ready.send(self.servers[0].sockets[0].getsockname()[1])
+            ready.send((self.servers[0].sockets[0].getsockname()[1], os.getpid()))
 
     app = create_app(provider_of(_MODEL, base_url=upstream))
     config = uvicorn.Config(app, port=0, log_level="error", ws="none", backlog=2048)
@@ -97,8 +100,10 @@ async def _ask_chain(chain: SkeletonOfThought, question: str) -> float | None:
     return first
 
 
-async def at_once(ask: Callable[[str], Awaitable[float | None]], num_clients: int) -> dict[str, float]:
-    """Asks ``num_clients`` questions at once."""
+async def at_once(
+    ask: Callable[[str], Awaitable[float | None]], num_clients: int, pid: int | None = None
+) -> dict[str, float]:
+    """Asks ``num_clients`` questions at once; ``pid`` is the process with the chain, by default this one."""
     seconds: list[float] = []
     firsts: list[float] = []
 
@@ -108,17 +113,25 @@ async def at_once(ask: Callable[[str], Awaitable[float | None]], num_clients: in
         seconds.append(time.perf_counter() - begin)
         firsts.append(first or seconds[-1])
 
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), _cpu_seconds(pid or os.getpid())
     await asyncio.gather(*map(one, range(num_clients)))
     return {
         "all_seconds": time.perf_counter() - begin,
         "median_seconds": statistics.median(seconds),
         "median_first_text_seconds": statistics.median(firsts),
+        "cpu_seconds": _cpu_seconds(pid or os.getpid()) - cpu,
     }
 
 
-async def measure(port: int, upstream: str, num_clients: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Medians over the repeats, for both."""
+def _cpu_seconds(pid: int) -> float:
+    times = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(
+    port: int, pid: int, upstream: str, num_clients: int, repeats: int
+) -> dict[str, list[dict[str, float]]]:
+    """What each repeat took, for both; the two alternate."""
     chain = SkeletonOfThought(provider_of(_MODEL, base_url=upstream), router=None)
     ways: dict[str, Callable[[str], Awaitable[float | None]]] = {
         "direct": lambda question: _ask_chain(chain, question),
@@ -126,23 +139,32 @@ async def measure(port: int, upstream: str, num_clients: int, repeats: int) -> d
     }
     runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for repeat in range(repeats + 1):
-        for way, ask in ways.items():
-            measured = await at_once(ask, num_clients if repeat else 10)
+        for way in sorted(ways, reverse=bool(repeat % 2)):
+            server = pid if way == "server" else None
+            measured = await at_once(ways[way], num_clients if repeat else 10, server)
             if repeat:
                 runs[way].append(measured)
-    return {
-        way: {name: statistics.median(run[name] for run in many) for name in many[0]}
-        for way, many in runs.items()
-    }
+    return runs
+
+
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    """The median of every figure over ``runs``."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def overhead(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    """How much longer the server takes: the median over the repeats, each against its neighbour."""
+    pairs = zip(runs["server"], runs["direct"], strict=True)
+    return medians([{name: server[name] / direct[name] - 1 for name in direct} for server, direct in pairs])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--tokens-per-second", type=float, default=20.0, help="of one upstream reply")
     parser.add_argument("--first-token-seconds", type=float, default=0.5)
-    parser.add_argument("--point-tokens", type=int, default=40)
+    parser.add_argument("--point-tokens", type=int, default=20)
     parser.add_argument("--save", action="store_true", help="keep a result file")
     options = parser.parse_args()
     pace = {
@@ -150,11 +172,11 @@ def main() -> None:
         "first_token_seconds": options.first_token_seconds,
         "point_tokens": options.point_tokens,
     }
-    with process(_upstream, pace) as upstream, process(_serve, upstream) as port:
-        measured = asyncio.run(measure(port, upstream, options.clients, options.repeats))
-    direct, server = measured["direct"], measured["server"]
+    with process(_upstream, pace) as upstream, process(_serve, upstream) as (port, pid):
+        runs = asyncio.run(measure(port, pid, upstream, options.clients, options.repeats))
+    measured = {way: medians(many) for way, many in runs.items()}
     table = Table(title=f"{options.clients} at once")
-    for name in ("", "all done, s", "median, s", "median first text, s"):
+    for name in ("", "all done, s", "median, s", "median first text, s", "CPU, s"):
         table.add_column(name, justify="right")
     for way, figures in measured.items():
         table.add_row(way, *(f"{value:.2f}" for value in figures.values()))
@@ -163,11 +185,11 @@ def main() -> None:
         "clients": options.clients,
         **pace,
         **measured,
-        "overhead": {name: server[name] / direct[name] - 1 for name in direct},
+        "overhead": overhead(runs),
     }
     print(json.dumps(summary))
     if options.save:
-        print(save("serving", summary, []))
+        print(save("serving", summary, [{"way": way, **run} for way, many in runs.items() for run in many]))
 
 
 if __name__ == "__main__":

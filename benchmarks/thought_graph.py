@@ -109,7 +109,7 @@ async def measure_model(name: str | None, questions: Sequence[dict[str, str]]) -
 
 def summarize(ratios: Sequence[float], cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of the JSON line."""
-    by_graph = [case for case in cases if case["route"] == "sot"]
+    by_graph = [case for case in cases if case["route"] != "plain"]
 
     def median(values: Sequence[float]) -> float | None:
         return round(statistics.median(values), 3) if values else None

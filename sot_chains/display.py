@@ -211,7 +211,8 @@ _LONGEST_LABEL = 38
 def timeline(message: AIMessage) -> Figure:
     """Draws the start, first text and end of each model call of ``message``.
 
-    The grey part of a bar is the wait for its first text. Jupyter displays the figure.
+    The grey part of a bar is the wait for its first text. Grey lines lead from points to those that build on
+    them. Jupyter displays the figure.
 
     Args:
         message: An answer of ``SkeletonOfThought``.
@@ -252,12 +253,18 @@ def timeline(message: AIMessage) -> Figure:
         axes.annotate(
             f" {end - start:.2f} s", (end, place), va="center", fontsize=8, color="#444444", clip_on=False
         )
+    places, points = {id(call): place for place, (_, call, _) in enumerate(rows)}, trace["points"]
+    for point in points:
+        for needed in (points[need - 1] for need in point.get("needs", ()) if need <= len(points)):
+            across = needed["end_seconds"], point["start_seconds"]
+            axes.plot(across, (places[id(needed)], places[id(point)]), color=_WAITING, linewidth=1, zorder=0)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(0, (trace["seconds"] or 1) * 1.1)
     axes.set_xlabel("seconds")
+    longest = "longest chain of points" if trace["route"] == "graph" else "longest point"
     axes.set_title(
-        f"{trace['seconds']:.2f} s in all; skeleton and longest point {trace['critical_path_seconds']:.2f} s",
+        f"{trace['seconds']:.2f} s in all; skeleton and {longest} {trace['critical_path_seconds']:.2f} s",
         loc="left",
         fontsize=10,
     )

@@ -1,4 +1,4 @@
-"""Offline generation: the lines of a file through the engine, a bounded number at a time, in order.
+"""Offline generation: lines through the engine, a bounded number at a time, in order.
 
 Knows lines, rows and their updates. Does not know models, or how an output survives a kill.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from local_backend.engine.engine import Engine
 from local_backend.integrations.chat_format import PARAMETERS, chat_prompt, text_of
-from local_backend.integrations.ordered_output import OrderedOutput
 from local_backend.requests.json_lines import JsonLine, read_lines
 from local_backend.requests.outputs import Update
 from local_backend.requests.sampling import SamplingParams
@@ -120,13 +119,28 @@ class _Line:
         return line.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair
 
 
+class Output(Protocol):
+    """Where answers go: memory, or a file, see :mod:`~local_backend.integrations.ordered_output`."""
+
+    num_done: int
+
+    def __contains__(self, number: object, /) -> bool:
+        """Whether the line with this number, 0 for the first, is there already."""
+
+    def add(self, lines: Mapping[int, str]) -> None:
+        """Stores lines by number."""
+
+    def finish(self, num_lines: int) -> None:
+        """Called when all lines are there."""
+
+
 @dataclass
 class OfflineRun:
-    """Answers every line of a file.
+    """Answers every line of a file, or every line given.
 
     Attributes:
         engine: Decodes; made for this run, as the report states its statistics.
-        source: JSON lines; see :func:`row_arguments`. Empty lines are skipped.
+        source: A file of JSON lines, or such lines; see :func:`row_arguments`. Empty lines are skipped.
         output: One line for each, in the same order.
         defaults: Parameters for lines that do not set them.
         seed: Of the run; each line's own seed follows from it and the line's number.
@@ -134,8 +148,8 @@ class OfflineRun:
     """
 
     engine: Engine
-    source: Path
-    output: OrderedOutput
+    source: Path | Iterable[JsonLine]
+    output: Output
     defaults: SamplingParams
     seed: int = 0
     max_in_flight: int = 256
@@ -177,7 +191,8 @@ class OfflineRun:
         return self._report(time.perf_counter() - started)
 
     def _read(self) -> Iterator[_Line]:
-        for number, line in enumerate(read_lines(self.source)):
+        lines = read_lines(self.source) if isinstance(self.source, Path) else self.source
+        for number, line in enumerate(lines):
             self._num_lines = number + 1
             yield _Line(number, line)
 

@@ -17,6 +17,7 @@ from sot_chains.answering.point_writer import PlainInsteadError, PointDelta, Poi
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
 from sot_chains.answering.requests import Requests
+from sot_chains.answering.resuming import place_of, whole_of
 from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import CallOptions, SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
@@ -24,8 +25,8 @@ from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.providers.base import DeadlineError, ProviderError
 from sot_chains.providers.tasks import Tasks, cancel_and_wait
 from sot_chains.text.conversation import Conversation
-from sot_chains.text.dependencies import with_needs
-from sot_chains.text.outline import fault_of
+from sot_chains.text.dependencies import MarkReader
+from sot_chains.text.outline import OutlineReader, fault_of
 from sot_chains.text.repeats import RepeatedSentences
 from sot_chains.text.reply_text import AnswerRenderer
 from sot_chains.text.skeleton import Point, Skeleton
@@ -58,6 +59,9 @@ class Answer:
         self._method = method
         self._setting = setting
         self._conclusion = method.conclusion
+        self._marks = MarkReader()
+        self._is_whole = False  # all points are taken over from an earlier answer
+        self._place_of: dict[int, PointState] = {}  # by the number of the point
         self._plain = PointState(None)  # begun beside the outline, and the answer if it is whole before
         self._requests = Requests(method, conversation)
         self._caller = Caller(method, setting)
@@ -127,8 +131,13 @@ class Answer:
         return AIMessageChunk(content="", chunk_position="last", **particulars)
 
     def _renderer(self) -> AnswerRenderer:
-        is_guarded = self._requests.is_small and self._method.loop_guard
-        return AnswerRenderer(self._requests.templates.separator, RepeatedSentences() if is_guarded else None)
+        repeats = RepeatedSentences() if self._is_guarded else None
+        return AnswerRenderer(self._requests.templates.separator, repeats)
+
+    @property
+    def _is_guarded(self) -> bool:
+        """Whether sentences that the answer has said before are left out of it."""
+        return self._requests.is_small and self._method.loop_guard
 
     # --- the points
 
@@ -172,6 +181,7 @@ class Answer:
             return reason
         self._record.router_reason = reason
         if route.is_graph:
+            self._record.is_graph = True
             self._requests.marks_needs, self._conclusion = True, self._conclusion or True
         return None
 
@@ -191,8 +201,10 @@ class Answer:
                         match event:
                             case TextDelta(text):
                                 reader.feed(text)
-                                for point in reader.take() if is_eager else ():
-                                    yield self._begun(point, reader.skeleton)
+                                if is_eager and (points := self._marked(reader.take())):
+                                    skeleton = self._skeleton_of(reader)
+                                    for point in points:
+                                        yield self._begun(point, skeleton)
                             case Restarted():
                                 reader.restart()
                         if reader.is_over or self._plain_is_whole:
@@ -211,12 +223,20 @@ class Answer:
                 reader = self._requests.outline_reader(lambda: None)
                 reader.feed(self._requests.templates.skeleton_prefill + request.written + " ")
         record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
-        points = reader.take()
+        points = self._marked(reader.take())
         record.plain_share = self._requests.plain_share()
-        skeleton = with_needs(reader.skeleton) if self._requests.marks_needs else reader.skeleton
+        skeleton = self._skeleton_of(reader)
         record.note_outline(reader.text, skeleton, fault)
         for point in points if record.places or not fault else ():
-            yield self._begun(point, reader.skeleton)
+            yield self._begun(point, skeleton)
+
+    def _marked(self, points: list[Point]) -> list[Point]:
+        """The next points of the outline, with what they build on if the model may mark that."""
+        return [self._marks.read(point) for point in points] if self._requests.marks_needs else points
+
+    def _skeleton_of(self, reader: OutlineReader) -> Skeleton:
+        marked = self._marks.points
+        return Skeleton(tuple(marked)) if marked else reader.skeleton
 
     @property
     def _plain_is_whole(self) -> bool:
@@ -229,18 +249,16 @@ class Answer:
         introduction = self._record.introduction
         if introduction and introduction.call and introduction not in self._record.places:
             self._writer.announce(introduction)
-        if self._requests.marks_needs:
-            skeleton = with_needs(skeleton)
-            point = skeleton.points[point.number - 1]
         if self._conclusion == "first" and not self._record.places:
             self._announce_conclusion()
-        needs = [place for place in self._record.places if place.point and place.point.number in point.needs]
-        place = self._writer.announce(PointState(point, needs=needs))
+        needs = [self._place_of[number] for number in point.needs]
+        place = self._place_of[point.number] = self._writer.announce(PointState(point, needs=needs))
         is_whole = not self._method.eager
         return place, self._requests.point(skeleton, point, is_whole=is_whole, needs=needs)
 
     def _announce_conclusion(self) -> PointState:
-        self._record.conclusion = PointState(None, part="conclusion")
+        earlier = self._setting.resume.get("conclusion") if self._setting.resume else None
+        self._record.conclusion = place_of(None, earlier if self._is_whole else None, part="conclusion")
         return self._writer.announce(self._record.conclusion)
 
     def _concluding(self) -> Begun:
@@ -251,31 +269,30 @@ class Answer:
 
     def _resumed(self, resume: SotTrace) -> list[Begun]:
         """The points of an earlier answer: those that are complete, with their text, and the others."""
-        needs = {point["number"]: tuple(point.get("needs", ())) for point in resume["points"]}
+        earlier = {point["number"]: point for point in resume["points"]}
+        needs = {n: tuple(p.get("needs", ())) for n, p in earlier.items()}
         skeleton = Skeleton(
             tuple(replace(p, needs=needs.get(p.number, ())) for p in Skeleton.of(resume["skeleton"]))
         )
-        whole = {point["number"]: point for point in resume["points"] if point["status"] == "complete"}
+        whole = whole_of(earlier, {point.number: point.needs for point in skeleton})
+        self._is_whole = len(whole) == len(skeleton)
         self._record.skeleton, self._record.skeleton_reply = skeleton, resume["skeleton_reply"]
         num_missing = len(skeleton) - len(whole)
         self._record.route_reason = f"resumed: {num_missing} of {len(skeleton)} points were missing"
-        begun: list[Begun] = []
+        if resume.get("route") == "graph":
+            self._record.is_graph, self._conclusion = True, self._conclusion or bool(resume.get("conclusion"))
         introduction = resume.get("introduction")
         if introduction and introduction["status"] == "complete":
-            place = PointState(None, pieces=[introduction["text"]], resumed=introduction, part="introduction")
-            place.end("complete")
+            place = place_of(None, introduction, part="introduction")
             self._record.introduction = self._writer.announce(place)
         if self._conclusion == "first":
             self._announce_conclusion()
+        begun: list[Begun] = []
         for point in skeleton:
-            earlier_needs = [place for place, _ in begun if place.point and place.point.number in point.needs]
-            place = PointState(point, needs=earlier_needs)
-            if earlier := whole.get(point.number):
-                place = PointState(point, pieces=[earlier["text"]], resumed=earlier)
-                place.end("complete")
-            self._writer.announce(place)
-            request = self._requests.point(skeleton, point, is_whole=True, needs=earlier_needs)
-            begun.append((place, request))
+            place = place_of(point, whole.get(point.number))
+            place.needs = [self._place_of[number] for number in point.needs]
+            self._place_of[point.number] = self._writer.announce(place)
+            begun.append((place, self._requests.point(skeleton, point, is_whole=True, needs=place.needs)))
         return begun
 
     # --- the end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphlib import TopologicalSorter
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages.ai import UsageMetadata
 
@@ -22,6 +22,7 @@ class AnswerRecord:
         introduction: The place before the points, to be shown with the first of them.
         conclusion: The place that is written with all points in view.
         is_plain: Whether the model answers in one piece.
+        is_graph: Whether points may build on each other because the router, or the user, says so.
         is_outlined: Whether the route is known, and all points with it.
         is_cut: Whether the outline is not whole.
         router_reason: Why the router has chosen Skeleton-of-Thought, if one was asked.
@@ -41,6 +42,7 @@ class AnswerRecord:
         self.skeleton_reply: str | None = None
         self.skeleton_seconds = 0.0
         self.is_plain = False
+        self.is_graph = False
         self.is_outlined = False
         self.is_cut = False
         self.has_failed = False
@@ -75,6 +77,11 @@ class AnswerRecord:
         """Drops all places, because the answer is to be plain after all. Their calls stay recorded."""
         self.places.clear()
         self.route_reason, self.is_outlined, self.first_text_seconds = reason, True, None
+
+    @property
+    def _route_of_points(self) -> Literal["sot", "graph"]:
+        is_graph = self.is_graph or any(place.point and place.needs for place in self.places)
+        return "graph" if is_graph else "sot"
 
     @property
     def has_any(self) -> bool:
@@ -137,7 +144,7 @@ class AnswerRecord:
         if points and skeleton_call and skeleton_call.usage:
             plain_input = round(skeleton_call.usage["input_tokens"] * self.plain_share)
         return SotTrace(
-            route="plain" if self.is_plain else "sot",
+            route="plain" if self.is_plain else self._route_of_points,
             route_reason=self.route_reason,
             is_complete=not failures and not self.is_cut and not self.has_failed,
             failures=failures,

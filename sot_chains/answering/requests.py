@@ -19,7 +19,9 @@ from sot_chains.providers.vendor import VendorProvider
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.examples import Detail
 from sot_chains.text.outline import OutlineReader, outline_grammar
+from sot_chains.text.prompts import language_of
 from sot_chains.text.skeleton import Point, Skeleton
+from sot_chains.text.thoughts import GRAPH_EXAMPLES, Thought
 
 # Where the text of a point ends, by the level of detail. A small model is stopped at the end of the line,
 # since it continues with the points after its own; its tokens are bounded, since it may repeat itself.
@@ -44,6 +46,8 @@ _MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 80, "full": 0}
 _LARGER_POINT = ReplyBounds(stop=("\n",), max_tokens=90, max_words=24)
 # Longer than most outlines, beside which it is written, would delay the points.
 _INTRODUCTION, _INTRODUCTION_TOKENS = ReplyBounds(stop=("\n",), max_tokens=110, max_words=60), 50
+_MIN_THOUGHT_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 50, "full": 50}
+_CONCLUSION_TOKENS = 30
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
 _MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
 _SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=110)
@@ -57,6 +61,7 @@ class Requests:
         templates: The wording, in the language of the question.
         skeleton_reply_start: What the last skeleton request made began the reply with.
         is_small: Whether the model is a local one, which is shown examples and stopped at the line's end.
+        is_tiny: Whether it is known to be one of the smallest, which repeat what they have read.
         marks_needs: Whether the outline is asked for marks of what points build on.
         begins_plain: Whether a plain answer is begun beside the outline, in case it is a short one. That
             costs little in the batch of a local model, and a call to pay for elsewhere.
@@ -78,17 +83,19 @@ class Requests:
         # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
         # and leaves it at that takes the penalty; one that is given for a call goes before.
         self._point_settings: dict[str, Any] = {}
-        self._takes_grammars = self.begins_plain = is_tiny = False
+        self._takes_grammars = self.begins_plain = self.is_tiny = is_tiny = False
         if self.is_small and isinstance(provider, LangChainProvider):
             self._takes_grammars = provider.setting("takes_grammars") is True
             if method.loop_guard and provider.setting("presence_penalty") == 0:
                 self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
             num_parameters = provider.setting("num_parameters")
             is_tiny = (num_parameters or 0) < _TINY_PARAMETERS
+            self.is_tiny = bool(num_parameters) and is_tiny
             self.begins_plain = bool(num_parameters and method.router) and not method.budget
             if provider.setting("min_tokens") == 0 and is_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         self.marks_needs = method.dependencies
+        self._examples = GRAPH_EXAMPLES[language_of(conversation.question)]
         self._fewest, most = _TINY_HEADINGS if is_tiny else _HEADINGS
         self._max_points = method.max_points or (most if self.is_small else None)
         self._point_bounds = (_SMALL_POINT if self.is_small else _POINT)[method.detail]
@@ -123,9 +130,7 @@ class Requests:
         is_wanted = self.is_small and self._method.detail != "brief" and not self._method.budget
         if not (is_wanted and self.templates.introduction and all(examples)):
             return None
-        parameters = {**self._point_settings}
-        if "min_tokens" in parameters:
-            parameters["min_tokens"] = _INTRODUCTION_TOKENS
+        parameters = self._settings(_INTRODUCTION_TOKENS)
         return Request(
             self._introduction_messages, bounds=_INTRODUCTION, parameters=parameters, examples=examples
         )
@@ -161,8 +166,28 @@ class Requests:
         return Request(
             partial(self._conclusion_messages, places),
             bounds=_INTRODUCTION if self.is_small else None,
-            parameters={name: value for name, value in self._point_settings.items() if name != "min_tokens"},
+            parameters=self._settings(_CONCLUSION_TOKENS),
+            examples=[example.conclusion for example in self._examples] if self._shows_examples else (),
         )
+
+    def thought(self, thought: Thought, place: PointState) -> Request:
+        """Asks for a thought that the user has given.
+
+        A small model is shown two others as earlier turns, of which one builds on the other. Only a tiny one
+        is bounded: what the user asks a larger one for may be long.
+        """
+        return Request(
+            partial(self._thought_messages, thought, place.needs),
+            place.point,
+            bounds=self._point_bounds if self.is_tiny else None,
+            parameters=self._settings(_MIN_THOUGHT_TOKENS[self._method.detail]),
+            examples=[text for example in self._examples for text in example.texts],
+        )
+
+    def _settings(self, min_tokens: int) -> dict[str, Any]:
+        """Those of points, for what is ``min_tokens`` long with a tiny model."""
+        settings = {**self._point_settings}
+        return settings | {"min_tokens": min_tokens} if "min_tokens" in settings else settings
 
     def point(
         self, skeleton: Skeleton, point: Point, *, is_whole: bool, needs: Sequence[PointState] = ()
@@ -239,9 +264,22 @@ class Requests:
     def _conclusion_messages(
         self, places: Sequence[PointState], *, prefill: bool, written: str = ""
     ) -> list[BaseMessage]:
-        question = self._conversation.question
-        request = self.templates.conclusion.format(question=question, points=_written(places))
-        return self._asking(request, "" if prefill and written else None, written, ())
+        concluding = self.templates.conclusion.format
+        request = concluding(question=self._conversation.question, points=_written(places))
+        shown = self._examples if self._shows_examples else ()
+        examples = [(concluding(question=e.question, points=e.text), e.conclusion) for e in shown]
+        return self._asking(request, "" if prefill and written else None, written, examples)
+
+    def _thought_messages(
+        self, thought: Thought, needs: Sequence[PointState], *, prefill: bool, written: str = ""
+    ) -> list[BaseMessage]:
+        texts = {place.point.text: place.text for place in needs if place.point}
+        request = thought.request(self._conversation.question, texts)
+        is_begun = prefill and self._shows_examples
+        start = thought.start if is_begun else "" if prefill and written else None
+        shown = self._examples if self._shows_examples else ()
+        examples = [turn for example in shown for turn in example.turns(is_begun=is_begun)]
+        return self._asking(request, start, written, examples)
 
     def _plain_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         messages = list(self._conversation.messages)

@@ -79,7 +79,8 @@ class SotTrace(TypedDict):
     """How one answer came about.
 
     Attributes:
-        route: ``"sot"``, or ``"plain"`` where the model answered in one piece.
+        route: ``"sot"``; ``"graph"`` where points build on each other, or were to; ``"plain"`` where the
+            model answered in one piece.
         route_reason: Why that route.
         is_complete: Whether nothing failed, was cut or was left out.
         failures: What did, and why. Pass the trace as ``resume=`` to have failed points written again. A
@@ -103,7 +104,7 @@ class SotTrace(TypedDict):
         cost: Tokens by stage, estimates for calls cut short, price, and overhead over a plain answer.
     """
 
-    route: Literal["sot", "plain"]
+    route: Literal["sot", "graph", "plain"]
     route_reason: str
     is_complete: bool
     failures: list[Failure]

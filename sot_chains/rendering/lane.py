@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage
 
-from sot_chains.calls.trace import CallTrace, SotTrace
+from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
 
 _LONGEST_NAME = 60
 
@@ -118,7 +118,7 @@ def lane_of(
         block = Block("", _parts(text, message.response_metadata.get("citations") or []))
         bars = [] if seconds is None else [Bar("answer", 0.0, first_text_seconds, seconds)]
         return replace(lane, blocks=(block,), bars=tuple(bars), num_calls=1)
-    if trace["route"] == "sot":
+    if trace["route"] != "plain":
         parts = (trace.get("introduction"), *trace["points"], trace.get("conclusion"))
         blocks = [
             Block(
@@ -148,10 +148,15 @@ def _bars(trace: SotTrace) -> list[Bar]:
     bars = [_bar("outline", trace["skeleton_call"])] if trace["skeleton_call"] else []
     if introduction := trace.get("introduction"):
         bars.append(_bar("introduction", introduction))
-    bars += [_bar(f"{point['number']}. {point['label']}", point) for point in trace["points"]]
+    bars += [_bar(f"{point['number']}. {point['label']}{_after(point)}", point) for point in trace["points"]]
     if conclusion := trace.get("conclusion"):
         bars.append(_bar("conclusion", conclusion))
     return bars + ([_bar("plain answer", trace["plain_call"])] if trace["plain_call"] else [])
+
+
+def _after(point: PointTrace) -> str:
+    needs = point.get("needs")
+    return f" (after {', '.join(map(str, needs))})" if needs else ""
 
 
 def _bar(label: str, call: CallTrace) -> Bar:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sot_chains.calls.usage import Price
 from sot_chains.providers import Provider, close_clients
 from sot_chains.serving.chat import ChatRoutes
-from sot_chains.serving.connection import ClientGoneError, Guard, error_response
+from sot_chains.serving.connection import ClientGoneError, Guard, Pace, error_response
 from sot_chains.serving.page import OPEN_PATHS, PageRoutes
 from sot_chains.serving.protocol import RefusedError
 from sot_chains.serving.service import Service
@@ -71,7 +71,7 @@ def create_app(
         of_key=serving_for if model_of_key else None,
         api_key=api_key,
         max_body_bytes=max_body_bytes,
-        patience_seconds=patience_seconds,
+        pace=Pace(patience_seconds),
         in_turn=in_turn,
     )
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/models``: OpenAI's routes, over the ways in which a model answers."""
+"""OpenAI's routes: chat completions, responses and models, over the ways in which a model answers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,8 @@ from starlette.responses import Response
 from sot_chains.serving.connection import EventReply, WholeReply
 from sot_chains.serving.metrics import Request as Counted
 from sot_chains.serving.protocol import ChatRequest, RefusedError, read_request, refused
-from sot_chains.serving.replies import (
-    DONE,
-    ReplyWriter,
-    annotations_of,
-    error_event,
-    finish_reason_of,
-    tool_call_deltas,
-    tool_calls_of,
-    usage_of,
-)
+from sot_chains.serving.replies import ReplyWriter, Writer, annotations_of, finish_reason_of, tool_calls_of
+from sot_chains.serving.responses import ResponseWriter, read_responses_request
 from sot_chains.serving.service import Service
 from sot_chains.serving.ways import Answer, ServedModel
 
@@ -46,6 +38,7 @@ class ChatRoutes:
     def add_to(self, app: FastAPI) -> None:
         """Adds the routes to ``app``."""
         app.add_api_route("/v1/chat/completions", self.complete, methods=["POST"], response_model=None)
+        app.add_api_route("/v1/responses", self.respond, methods=["POST"], response_model=None)
         app.add_api_route("/v1/models", self.models, methods=["GET"])
         app.add_api_route("/v1/models/{model:path}", self.model, methods=["GET"])
 
@@ -67,8 +60,18 @@ class ChatRoutes:
 
     async def complete(self, request: Request) -> Response:
         """Answers a conversation, as a whole or as a stream."""
+        asked = read_request(await self._service.body(request))
+        options = asked.stream_options
+        writer = ReplyWriter(asked.model, include_usage=options is not None and options.include_usage)
+        return await self._reply(request, asked, writer)
+
+    async def respond(self, request: Request) -> Response:
+        """The same in the newer protocol."""
+        asked = read_responses_request(await self._service.body(request))
+        return await self._reply(request, asked, ResponseWriter(asked.model))
+
+    async def _reply(self, request: Request, asked: ChatRequest, writer: Writer) -> Response:
         service = self._service
-        asked = read_request(await service.body(request))
         suffix = service.suffix_of(asked.model)
         messages = asked.langchain_messages()
         served = service.served_for(request)
@@ -76,10 +79,10 @@ class ChatRoutes:
             way = await served.way(suffix, asked, messages)
         except ValueError as error:  # what the router says of a conversation without a question
             raise refused(error) from error
-        reply = _Reply(service, served, asked, Answer(way, messages))
+        reply = _Reply(service, served, asked, Answer(way, messages), writer)
         if not asked.stream:
             return WholeReply(reply.whole)
-        return EventReply(reply.events(), reply.encode, patience_seconds=service.patience_seconds)
+        return EventReply(reply.events(), service.pace, writer.text)
 
 
 class _Reply:
@@ -90,14 +93,17 @@ class _Reply:
         served: The model that answers.
         asked: The request.
         answer: Its answer.
+        writer: Writes it for the client.
     """
 
-    def __init__(self, service: Service, served: ServedModel, asked: ChatRequest, answer: Answer) -> None:
+    def __init__(
+        self, service: Service, served: ServedModel, asked: ChatRequest, answer: Answer, writer: Writer
+    ) -> None:
         self._metrics = service.metrics
         self._served = served
         self._asked = asked
         self._answer = answer
-        self._writer = ReplyWriter(asked.model)
+        self._writer = writer
 
     async def whole(self) -> dict[str, Any]:
         """The reply in one piece.
@@ -112,15 +118,11 @@ class _Reply:
             except Exception as error:  # whatever a model raises is the client's answer
                 raise _noted(error, counted) from error
             self._note_end(counted)
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        message["annotations"] = await self._annotations()
-        if answer.calls_tools and answer.message:
-            message |= {"content": answer.text or None, "tool_calls": tool_calls_of(answer.message)}
-        return self._writer.whole(message, self._finish_reason, usage_of(answer.usage), **self._particulars)
-
-    def encode(self, text: str) -> bytes:
-        """The event with a piece of the text."""
-        return self._writer.text(text)
+        calls = tool_calls_of(answer.message) if answer.calls_tools and answer.message else []
+        annotations = await self._annotations()
+        return self._writer.whole(
+            answer.text, calls, annotations, self._finish_reason, answer.usage, **self._particulars
+        )
 
     async def events(self) -> AsyncGenerator[bytes | str, None]:
         """The reply as server-sent events; what is text is still to be encoded.
@@ -135,27 +137,26 @@ class _Reply:
                     async for text, calls in pieces:
                         if not has_begun:
                             self._metrics.note_text(counted)
-                            has_begun, first = True, {"role": "assistant", "content": text}
-                            yield writer.delta(first)
+                            has_begun = True
+                            yield writer.begin(text)
                         elif text:
                             yield text
                         if calls:
-                            yield writer.delta({"tool_calls": tool_call_deltas(calls)})
+                            yield writer.calls(calls)
             except Exception as error:  # as above
                 known = _noted(error, counted)
                 if not has_begun:
                     raise known from error
-                yield error_event(known)
+                yield writer.failed(known)
                 return
             self._note_end(counted)
         if not has_begun:
-            yield writer.delta({"role": "assistant", "content": ""})
-        if annotations := await self._annotations():
-            yield writer.delta({"annotations": annotations})
-        yield writer.end(self._finish_reason, **self._particulars)
-        if self._asked.stream_options and self._asked.stream_options.include_usage:
-            yield writer.usage(usage_of(answer.usage))
-        yield DONE
+            yield writer.begin("")
+        annotations = await self._annotations()
+        for event in writer.end(
+            answer.text, annotations, self._finish_reason, answer.usage, **self._particulars
+        ):
+            yield event
 
     @property
     def _finish_reason(self) -> str:

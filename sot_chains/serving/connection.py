@@ -8,8 +8,9 @@ import hmac
 import ipaddress
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ _EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _FLUSH_SECONDS = 0.02  # pieces that come within it are sent together: one packet for a token costs more
+_MOST_SENT_PER_SECOND = 1000  # to all readers together: some tenth of a core
 _DRAIN_SECONDS = 3.0
 
 
@@ -103,26 +105,52 @@ class WholeReply(Answered):
         await send({"type": "http.response.body", "body": body.body})
 
 
+@dataclass
+class Pace:
+    """How often readers are sent what is written for them, and how long they may take.
+
+    Attributes:
+        patience_seconds: How long a reader may take for what is sent to it.
+        num_readers: How many streams are being read.
+    """
+
+    patience_seconds: float = 60.0
+    num_readers: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The time from one packet to the next of one stream. More readers get fewer and larger ones."""
+        return max(_FLUSH_SECONDS, self.num_readers / _MOST_SENT_PER_SECOND)
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[None]:
+        """Counts a reader."""
+        self.num_readers += 1
+        try:
+            yield
+        finally:
+            self.num_readers -= 1
+
+
 class EventReply(Answered):
     """Server-sent events.
 
     Args:
         events: What is sent: bytes, or pieces of a text.
+        pace: Shared by all replies of a server.
         encode: Makes an event of a piece of a text.
-        patience_seconds: How long a reader may take for what is sent to it.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes | str, None],
+        pace: Pace,
         encode: Callable[[str], bytes] = str.encode,
-        *,
-        patience_seconds: float = 60.0,
     ) -> None:
         super().__init__()
         self._events = events
+        self._pace = pace
         self._encode = encode
-        self._patience_seconds = patience_seconds
 
     async def write(self, send: Send) -> None:
         """See the base class.
@@ -131,7 +159,7 @@ class EventReply(Answered):
         Otherwise it waits for the next one, or for a second task if none comes.
         """
         loop, waiting, sending = asyncio.get_running_loop(), list[bytes | str](), asyncio.Lock()
-        sent_at = 0.0
+        pace, sent_at = self._pace, 0.0
 
         async def flush() -> None:
             nonlocal sent_at
@@ -145,7 +173,7 @@ class EventReply(Answered):
             while True:
                 await has_late.wait()
                 has_late.clear()
-                await asyncio.sleep(_FLUSH_SECONDS)
+                await asyncio.sleep(pace.seconds)
                 if waiting:
                     await flush()
 
@@ -157,20 +185,21 @@ class EventReply(Answered):
             await flush()
             has_late, late = asyncio.Event(), asyncio.create_task(flush_late())
             try:
-                async for event in events:
-                    waiting.append(event)
-                    if loop.time() - sent_at >= _FLUSH_SECONDS:
-                        await flush()
-                    else:
-                        has_late.set()
-                    if late.done():
-                        late.result()
+                with pace.reader():
+                    async for event in events:
+                        waiting.append(event)
+                        if loop.time() - sent_at >= pace.seconds:
+                            await flush()
+                        else:
+                            has_late.set()
+                        if late.done():
+                            late.result()
                 async with sending:  # cancelled while it sends, it would lose what it has taken
                     late.cancel()
             finally:
                 await cancel_and_wait([late])
-        await flush()
-        await self._send(send, b"", more_body=False)
+        # With the end of the body: a client may hang up once it has read the last event.
+        await self._send(send, self._joined(waiting), more_body=False)
 
     def _joined(self, events: list[bytes | str]) -> bytes:
         """The events in one piece; neighbouring pieces of text become one event."""
@@ -183,7 +212,7 @@ class EventReply(Answered):
 
     async def _send(self, send: Send, body: bytes, *, more_body: bool) -> None:
         try:
-            async with asyncio.timeout(self._patience_seconds):
+            async with asyncio.timeout(self._pace.patience_seconds):
                 await send({"type": "http.response.body", "body": body, "more_body": more_body})
         except (TimeoutError, OSError) as error:
             raise ClientGoneError from error

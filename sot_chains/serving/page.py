@@ -112,7 +112,7 @@ class PageRoutes:
         served = self._service.served_for(request)
         in_turn = self._service.in_turn if asked.in_turn is None else asked.in_turn
         events = self._events(asked.question, served, in_turn=in_turn)
-        return EventReply(events, patience_seconds=self._service.patience_seconds)
+        return EventReply(events, self._service.pace)
 
     def _lanes(self, served: ServedModel) -> dict[str, Answers]:
         lanes: dict[str, Answers] = {"plain": served.plain, "sot": served.sot}

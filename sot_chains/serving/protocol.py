@@ -15,6 +15,10 @@ from sot_chains.providers.base import ProviderError
 
 _MOST_STOPS = 16
 _MOST_REFERENCES = 256
+_MOST_TOKENS = 10_000_000
+_MOST_SEED = 2**63
+_MOST_MESSAGES = 10_000
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
 # Of the client's bookkeeping: they change nothing about an answer.
 _IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 # Given only with these values, which mean what happens anyway.
@@ -23,6 +27,19 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "function_call": ("none",),
     "functions": ([],),
+}
+# Arguments of the Python calls behind, which no request may set: the SDK's headers, LangChain's callbacks.
+_OF_PYTHON = frozenset(
+    {
+        *("self", "input", "config", "prefix", "resume", "deadline_seconds", "limit", "on_arrival"),
+        *("callbacks", "tags", "run_id", "run_name", "run_manager", "stream_usage", "async_client", "client"),
+        *("extra_headers", "extra_query", "extra_body", "timeout", "api_key", "base_url", "http_client"),
+    }
+)
+# What a part of a message holds under the name of its type.
+_PARTS: Mapping[str, type] = {
+    **{"text": str, "refusal": str, "image_url": str},
+    **{"input_audio": Mapping, "file": Mapping},
 }
 
 
@@ -70,7 +87,7 @@ def refused(error: Exception) -> RefusedError:
     said_status = getattr(error, "status_code", None)  # of an SDK's error, from a LangChain model
     if isinstance(said_status, int) and 400 <= said_status < 600:
         return RefusedError(str(error), status=said_status)
-    if isinstance(error, ValueError | TypeError | NotImplementedError):
+    if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
         said = str(error) or type(error).__name__
         return RefusedError(f"the model does not take this request: {said}"[:1000])
     return RefusedError(f"the model failed: {type(error).__name__}: {error}"[:1000], status=500)
@@ -79,6 +96,8 @@ def refused(error: Exception) -> RefusedError:
 class Reference(BaseModel):
     """A text that the answer may copy from, and that its citations name."""
 
+    model_config = ConfigDict(strict=True)
+
     text: str
     title: str | None = None
     url: str | None = None
@@ -86,6 +105,8 @@ class Reference(BaseModel):
 
 class StreamOptions(BaseModel):
     """Of a streamed reply."""
+
+    model_config = ConfigDict(strict=True)
 
     include_usage: bool = False
 
@@ -96,18 +117,22 @@ class ChatRequest(BaseModel):
     Fields that are not listed here are passed to the model as call parameters, so the model decides on them.
     """
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=_MOST_MESSAGES)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = 1
+    n: int | None = None
     stop: list[str] = Field(default_factory=list, max_length=_MOST_STOPS)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=_MOST_TOKENS)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MOST_TOKENS)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    seed: int | None = Field(default=None, ge=-_MOST_SEED, lt=_MOST_SEED)
+    logit_bias: dict[str, float] | None = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -117,19 +142,19 @@ class ChatRequest(BaseModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _stops(cls, value: Any) -> Any:
-        value = [value] if isinstance(value, str) else value or []
-        return [one for one in value if one != ""] if isinstance(value, list) else value
+        value = [value] if isinstance(value, str) else value
+        return [one for one in value if one != ""] if isinstance(value, list) else _none_as_empty(value)
 
     @field_validator("tools", mode="before")
     @classmethod
     def _no_tools(cls, value: Any) -> Any:
-        return value or []
+        return _none_as_empty(value)
 
     @field_validator("references", mode="before")
     @classmethod
     def _references(cls, value: Any) -> Any:
         if not isinstance(value, list):
-            return value or []
+            return _none_as_empty(value)
         return [{"text": one} if isinstance(one, str) else one for one in value]
 
     @property
@@ -145,7 +170,7 @@ class ChatRequest(BaseModel):
 
     def sampling(self) -> dict[str, Any]:
         """The call parameters that every model call is given."""
-        given: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
         given |= {name: value for name, value in (self.model_extra or {}).items() if name not in _IGNORED}
         return {name: value for name, value in given.items() if value is not None and name not in _NEUTRAL}
 
@@ -162,6 +187,14 @@ class ChatRequest(BaseModel):
             raise RefusedError(f"messages are not in OpenAI's format: {said}", param="messages") from error
 
 
+def unreadable(error: ValidationError) -> RefusedError:
+    """What the client is told about a body that is no request."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    said = f"{where}: {first['msg']}" if where else f"the body is not a request: {first['msg']}"
+    return RefusedError(said, param=where or None)
+
+
 def read_request(body: bytes) -> ChatRequest:
     """Reads the body of a request.
 
@@ -171,17 +204,20 @@ def read_request(body: bytes) -> ChatRequest:
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        said = f"{where}: {first['msg']}" if where else f"the body is not a request: {first['msg']}"
-        raise RefusedError(said, param=where or None) from None
-    if (request.n or 1) != 1:
+        raise unreadable(error) from None
+    if request.n not in (None, 1):
         raise RefusedError(f"n={request.n}: only one choice is written for a request", param="n")
     extra = request.model_extra or {}
+    if taken := sorted(_OF_PYTHON & extra.keys()):
+        raise RefusedError(f"{taken[0]} is no field of a request; leave it out", param=taken[0])
     for name, values in _NEUTRAL.items():
         if extra.get(name) is not None and extra[name] not in values:
             raise RefusedError(f"{name} is not supported; leave it out", param=name)
     return request
+
+
+def _none_as_empty(value: Any) -> Any:
+    return [] if value is None else value
 
 
 def _as_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,13 +227,23 @@ def _as_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"each message has a role, got {str(message)[:80]}")
     if content is not None and not isinstance(content, str | list):
         raise ValueError(f"the content of a message is text or a list of parts, got {type(content).__name__}")
-    if isinstance(content, list) and not all(
-        isinstance(part, dict) and isinstance(part.get("type"), str) for part in content
-    ):
-        raise ValueError("each part of a message's content has a type")
+    for part in content if isinstance(content, list) else ():
+        _check_part(part)
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ValueError(f"the {role} message has no content")
     return {**message, "role": role, "content": "" if content is None else content}
+
+
+def _check_part(part: Any) -> None:
+    """Checks a part of a message's content; of kinds that are not OpenAI's, the model decides."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise ValueError("each part of a message's content has a type")
+    held = part.get(kind)
+    if isinstance(held, Mapping) and kind == "image_url":
+        held = held.get("url")
+    if kind in _PARTS and not isinstance(held, _PARTS[kind]):
+        raise ValueError(f"a part of type {kind!r} has no {kind!r} of the right type")
 
 
 def tool_choice_of(choice: str | dict[str, Any] | None) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, ToolCall
@@ -94,57 +94,113 @@ def annotations_of(citations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any
     return annotations
 
 
-class ReplyWriter:
-    """Writes one reply in OpenAI's format.
+class Writer(Protocol):
+    """Writes one reply in a client's format."""
 
-    Args:
-        model: The name under which the client asked for the model.
-    """
-
-    def __init__(self, model: str) -> None:
-        self.id, self.created, self.model = f"chatcmpl-{uuid4().hex}", int(time.time()), model
-        head = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": model}
-        # One piece of text is most of what is written, so what is equal in all of them is written once.
-        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": 0, "delta": '
-        self._after = ', "finish_reason": null}]}\n\n'
+    def begin(self, text: str) -> bytes:
+        """The first events, with the first piece of the text."""
 
     def text(self, text: str) -> bytes:
-        """An event with a piece of text."""
-        return self.delta({"content": text})
+        """An event with a piece of the text."""
 
-    def delta(self, delta: Mapping[str, Any]) -> bytes:
-        """An event with a piece of the message."""
-        return f"{self._before}{json.dumps(delta)}{self._after}".encode()
+    def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
+        """Events with pieces of calls."""
 
-    def end(self, finish_reason: str, **fields: Any) -> bytes:
-        """The event with the finish reason."""
-        choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
-        return self._chunk(choices=[choice], **fields)
+    def end(
+        self,
+        text: str,
+        annotations: Sequence[Mapping[str, Any]],
+        finish_reason: str,
+        usage: UsageMetadata | None,
+        **fields: Any,
+    ) -> Iterator[bytes]:
+        """The last events; ``text`` is the whole one."""
 
-    def usage(self, usage: Mapping[str, Any] | None) -> bytes:
-        """The event with the token counts."""
-        return self._chunk(choices=[], usage=usage)
-
-    def _chunk(self, **fields: Any) -> bytes:
-        head = {"id": self.id, "object": "chat.completion.chunk", "created": self.created}
-        return f"data: {json.dumps({**head, 'model': self.model, **fields})}\n\n".encode()
+    def failed(self, error: RefusedError) -> bytes:
+        """An error in the middle of a stream."""
 
     def whole(
         self,
-        message: Mapping[str, Any],
+        text: str,
+        calls: Sequence[Mapping[str, Any]],
+        annotations: Sequence[Mapping[str, Any]],
         finish_reason: str,
-        usage: Mapping[str, Any] | None,
+        usage: UsageMetadata | None,
         **fields: Any,
     ) -> dict[str, Any]:
         """The reply in one piece."""
+
+
+class ReplyWriter:
+    """Writes one reply in the format of OpenAI's chats.
+
+    Args:
+        model: The name under which the client asked for the model.
+        include_usage: Whether a stream ends with the token counts.
+    """
+
+    def __init__(self, model: str, *, include_usage: bool = False) -> None:
+        self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
+        self._include_usage = include_usage
+        # One piece of text is most of what is written, so what is equal in all of them is written once.
+        head = {**self._head, "object": "chat.completion.chunk"}
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": 0, "delta": '
+        self._after = ', "finish_reason": null}]}\n\n'
+
+    def begin(self, text: str) -> bytes:
+        """The event with the role, and the first piece of the text."""
+        return self._delta({"role": "assistant", "content": text})
+
+    def text(self, text: str) -> bytes:
+        """An event with a piece of the text."""
+        return self._delta({"content": text})
+
+    def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
+        """An event with pieces of calls."""
+        return self._delta({"tool_calls": tool_call_deltas(chunks)})
+
+    def end(
+        self,
+        text: str,
+        annotations: Sequence[Mapping[str, Any]],
+        finish_reason: str,
+        usage: UsageMetadata | None,
+        **fields: Any,
+    ) -> Iterator[bytes]:
+        """The last events."""
+        if annotations:
+            yield self._delta({"annotations": annotations})
+        choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
+        yield self._chunk(choices=[choice], **fields)
+        if self._include_usage:
+            yield self._chunk(choices=[], usage=usage_of(usage))
+        yield b"data: [DONE]\n\n"
+
+    def failed(self, error: RefusedError) -> bytes:
+        """An error in the middle of a stream."""
+        return f"data: {json.dumps(error.body())}\n\n".encode()
+
+    def whole(
+        self,
+        text: str,
+        calls: Sequence[Mapping[str, Any]],
+        annotations: Sequence[Mapping[str, Any]],
+        finish_reason: str,
+        usage: UsageMetadata | None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """The reply in one piece."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message["annotations"] = annotations
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
-        head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
-        return {**head, "choices": [choice], "usage": usage, **fields}
+        head = {**self._head, "object": "chat.completion"}
+        return {**head, "choices": [choice], "usage": usage_of(usage), **fields}
 
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+        return f"{self._before}{json.dumps(delta)}{self._after}".encode()
 
-DONE = b"data: [DONE]\n\n"
-
-
-def error_event(error: RefusedError) -> bytes:
-    """An error in the middle of a stream."""
-    return f"data: {json.dumps(error.body())}\n\n".encode()
+    def _chunk(self, **fields: Any) -> bytes:
+        chunk = {**self._head, "object": "chat.completion.chunk", **fields}
+        return f"data: {json.dumps(chunk)}\n\n".encode()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from sot_chains.serving.connection import body_of, key_of
+from sot_chains.serving.connection import Pace, body_of, key_of
 from sot_chains.serving.metrics import Metrics
 from sot_chains.serving.protocol import RefusedError
 from sot_chains.serving.ways import ServedModel
@@ -26,7 +27,7 @@ class Service:
         of_key: Makes the model for a client's key; ``None`` if clients need not bring any.
         api_key: The key of this server itself.
         max_body_bytes: The longest body of a request.
-        patience_seconds: How long a client may take to read what is sent to it.
+        pace: Of what is streamed.
         in_turn: Whether the page asks the ways one after the other.
         metrics: Of its requests.
     """
@@ -36,7 +37,7 @@ class Service:
     of_key: Callable[[str], ServedModel] | None = None
     api_key: str | None = None
     max_body_bytes: int = 8_000_000
-    patience_seconds: float = 60.0
+    pace: Pace = field(default_factory=Pace)
     in_turn: bool = False
     metrics: Metrics = field(default_factory=Metrics)
     _by_key: OrderedDict[str, ServedModel] = field(default_factory=OrderedDict, repr=False)
@@ -86,6 +87,11 @@ class Service:
         """The body of ``request``.
 
         Raises:
-            RefusedError: It is too long.
+            RefusedError: It is too long, or does not come.
         """
-        return await body_of(request.receive, request.headers, max_bytes=self.max_body_bytes)
+        seconds = self.pace.patience_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await body_of(request.receive, request.headers, max_bytes=self.max_body_bytes)
+        except TimeoutError:
+            raise RefusedError(f"the body has not come within {seconds:g} s", status=408) from None

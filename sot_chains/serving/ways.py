@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from langchain_core.documents import Document
@@ -81,6 +81,7 @@ class ServedModel:
         self.copy = copying.from_folder(model) if copying and copying.from_folder else None
         self.price = price_for(self.provider.model_name, prices)
         self.plain = SkeletonOfThought(self.provider, router=PLAINLY, loop_guard=False, prices=prices)
+        self.guarded = SkeletonOfThought(self.provider, router=PLAINLY, prices=prices)
         self.sot = SkeletonOfThought(self.provider, router=None, prices=prices)
 
     @property
@@ -130,7 +131,9 @@ class ServedModel:
         if suffix == "copy":
             assert self.copy
             return Way(self.copy, parameters | bounds)
-        return self._plainly(request, parameters | bounds, reason)
+        plainly = self._plainly(request, parameters | bounds, reason)
+        # Decided for the client: what the chain would write then, which ends where a small model goes round.
+        return plainly if reason is None or request.wants_form else replace(plainly, answers=self.guarded)
 
     async def _routed(self, request: ChatRequest, messages: list[BaseMessage]) -> tuple[str, str]:
         if request.wants_form:

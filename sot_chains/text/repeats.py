@@ -8,18 +8,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)*]*(?=\s)|\n")
-_NUM_WORDS, _MOST_TIMES = 8, 2
+# Behind " 2." an item of a list on one line begins.
+_SENTENCE_END = re.compile(r"(?<!\s[0-9])[.!?]+[\"'”’)*]*(?=\s)|\n")
+_NUM_WORDS = 8
 
 
 class RepeatedSentences:
-    """Leaves out sentences with eight words in a row that the answer has twice already.
+    """Leaves out sentences with eight words in a row that the answer has ``most_times`` already.
 
     A point whose sentences are all repeated keeps the first one. What follows a code fence in a point is left
     as it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_times: int = 2) -> None:
+        self._most_times = most_times
         self._times: Counter[tuple[str, ...]] = Counter()
         self._before: list[str] = []  # the last words of the point
         self._held = ""  # a sentence that has not ended
@@ -56,7 +58,7 @@ class RepeatedSentences:
         self._is_code |= "```" in sentence
         words = [*self._before, *sentence.casefold().split()]
         spans = _spans(words)
-        if not self._is_code and any(self._times[span] >= _MOST_TIMES for span in spans):
+        if not self._is_code and any(self._times[span] >= self._most_times for span in spans):
             self._left_out = self._left_out or sentence.strip()
             return ""
         self._times.update(spans)

@@ -131,7 +131,7 @@ class AnswerRenderer:
         if point is None:  # what concludes the points
             written = "" if self._concludes or not text else f"{self.end()}\n\n"
             self._concludes |= bool(text)
-            return written + text
+            return written + (self._repeats.feed(text) if self._repeats else text)
         written = ""
         if point is not self._point:
             written = self.end() + f"{self._gap()}{point.number}. **{point.text}**"
@@ -140,8 +140,10 @@ class AnswerRenderer:
 
     def end(self) -> str:
         """What is left to write when nothing more is added to a point."""
-        is_open = self._repeats and self._point and not self._concludes
-        return self._separated(self._repeats.end()) if self._repeats and is_open else ""
+        if not (self._repeats and self._point):
+            return ""
+        rest = self._repeats.end()
+        return rest if self._concludes else self._separated(rest)
 
     def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
         """The finished answer, from each point and its text."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGraph
 from sot_chains.display import timeline
 from sot_chains.rendering import lane_of
 from sot_chains.router import PromptedRouter
+from sot_chains.text import dependencies
+from sot_chains.text.dependencies import needs_of
+from sot_chains.text.thoughts import GRAPH_EXAMPLES
 from tests.sot_chains.fakes import (
     EXPANSIONS,
     OUTLINE,
@@ -112,6 +111,77 @@ async def test_a_conclusion_is_written_with_all_points_in_view(eager: bool) -> N
     assert trace["conclusion"]["start_seconds"] >= max(point["end_seconds"] for point in trace["points"])
 
 
+@pytest.mark.parametrize("conclusion", [True, "first"])
+async def test_what_was_written_from_a_cut_text_is_written_again(conclusion: Any) -> None:
+    def cut(asked: str, attempt: int) -> Exception | None:
+        return ProviderError("broken") if asked == "Fixed hours" else None
+
+    provider = FaultyProvider(answer=answer, after_words=2, fault=cut)
+    sot = sot_of(provider, dependencies=True, conclusion=conclusion, on_failure="retry", retries=AT_ONCE)
+    trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
+    assert trace["points"][0]["status"] == "cut"
+    # As if the model had been stopped at a number of tokens, which does not keep others from building on it.
+    trace["points"][2] = {**trace["points"][2], "status": "complete", "text": "Written from half a text."}
+    model = PacedChatModel(answer=answer)
+    again = await both(sot_of(model, dependencies=True, conclusion=conclusion), resume=trace)
+    assert "half a text" not in again.text
+    points = again.response_metadata["sot"]["points"]
+    assert [point["is_resumed"] for point in points] == [False, True, False]
+    assert EXPANSIONS["Fixed hours"] in request_for(model, "3. Less coffee")
+    assert again.response_metadata["sot"]["route"] == "graph"
+    # Nothing is missing now, and so nothing is written.
+    whole = await both(sot_of(FaultyProvider(answer=answer), conclusion=conclusion), resume=again)
+    assert whole.text == again.text
+    assert whole.response_metadata["sot"]["num_calls"] == 0
+
+
+async def test_a_thought_is_written_again_if_what_it_needs_is() -> None:
+    graph = graph_of({1: [3], 2: [], 3: [2]}, PacedChatModel(answer=said), conclusion=True)
+    trace = (await graph.ainvoke(QUESTION)).response_metadata["sot"]
+    trace["points"][1] = {**trace["points"][1], "status": "cut"}
+    again = (await both(graph, resume=trace)).response_metadata["sot"]
+    assert [point["is_resumed"] for point in again["points"]] == [False, False, False]
+    assert [again["is_complete"], again["conclusion"]["is_resumed"]] == [True, False]
+    trace["points"][1] = {**trace["points"][1], "status": "complete"}
+    trace["points"][2] = {**trace["points"][2], "status": "failed"}
+    points = (await both(graph, resume=trace)).response_metadata["sot"]["points"]
+    assert [point["is_resumed"] for point in points] == [False, True, False]
+
+
+async def test_each_heading_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(heading: str, number: int, numbers: Any) -> tuple[str, tuple[int, ...]]:
+        read.append(number)
+        return needs_of(heading, number, numbers)
+
+    monkeypatch.setattr(dependencies, "needs_of", counted)
+    lines = [f"{n}. Heading of number {n} (needs {max(1, n - 1)})" for n in range(1, 60)]
+
+    def long(messages: Sequence[BaseMessage]) -> str:
+        return "\n".join(lines) if is_skeleton_request(str(messages[-1].text)) else "So it is."
+
+    for eager in (False, True):
+        message = await sot_of(PacedChatModel(answer=long), dependencies=True, eager=eager).ainvoke(QUESTION)
+        assert read == list(range(1, 60))
+        needs = [point["needs"] for point in message.response_metadata["sot"]["points"]]
+        assert needs == [[], *([n] for n in range(1, 59))]
+        read.clear()
+
+
+async def test_the_route_says_what_kind_of_answer_it_is() -> None:
+    def route(message: Any) -> str:
+        return str(message.response_metadata["sot"]["route"])
+
+    model = PacedChatModel(answer=answer)
+    assert route(await both(sot_of(model, dependencies=True))) == "graph"
+    assert route(await both(graph_of({1: []}, PacedChatModel(answer=said)))) == "graph"
+    assert route(await both(sot_of(model))) == "sot"
+    unmarked = PacedChatModel(answer=lambda m: OUTLINE if (t := answer(m)) == MARKED else t)
+    assert route(await both(sot_of(unmarked, dependencies=True))) == "sot"
+    assert route(await both(sot_of(PacedChatModel(answer=lambda m: PLAIN), dependencies=True))) == "plain"
+
+
 async def test_a_conclusion_that_fails_is_marked() -> None:
     def broken(messages: Sequence[BaseMessage]) -> str:
         if (text := answer(messages)) == CONCLUSION:
@@ -139,40 +209,6 @@ def graph_of(edges: dict[int, list[int]], model: Any, **options: Any) -> Thought
     return ThoughtGraph(model, thoughts, **options)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 50), st.floats(0.0, 0.3), st.integers(0, 10_000), st.sampled_from([None, 1, 3]))
-def test_any_graph_is_written_in_the_order_of_its_edges(
-    num_nodes: int, density: float, seed: int, bound: int | None
-) -> None:
-    rng = random.Random(seed)
-    order = rng.sample(range(num_nodes), num_nodes)
-    edges = {n: [m for m in order[: order.index(n)] if rng.random() < density] for n in range(num_nodes)}
-    written: list[str] = []
-
-    async def run() -> None:
-        model = PacedChatModel(
-            answer=lambda messages: written.append(str(messages[-1].text)) or "Done it is."
-        )
-        config: Any = {"max_concurrency": bound} if bound else None
-        message = await graph_of(edges, model).ainvoke(QUESTION, config)
-        assert bound is None or model.most_running <= bound
-        points = message.response_metadata["sot"]["points"]
-        assert [point["label"] for point in points] == [f"t{number}" for number in range(num_nodes)]
-        for point in points:
-            for need in point["needs"]:
-                assert points[need - 1]["end_seconds"] <= point["start_seconds"]
-        # Nothing waits for anything else: without a bound, all that may be written at once is.
-        level: dict[int, int] = {}
-        for node in order:
-            level[node] = 1 + max((level[need] for need in edges[node]), default=0)
-        assert sorted(len(point["needs"]) for point in points) == sorted(map(len, edges.values()))
-        if bound is None and num_nodes > 1 and max(level.values()) == 1:
-            assert model.most_running == num_nodes
-
-    asyncio.run(run())
-    assert len(written) == num_nodes
-
-
 async def test_thoughts_read_the_question_and_each_other() -> None:
     model = PacedChatModel(answer=said)
     graph = ThoughtGraph(
@@ -193,6 +229,26 @@ async def test_thoughts_read_the_question_and_each_other() -> None:
     )
     assert graph.points[0] == Point(1, "Sum", (2, 3))
     assert graph.mermaid().endswith("n2 --> n1\n    n3 --> n1")
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+async def test_small_models_are_shown_graphs(is_small: bool) -> None:
+    model = PacedChatModel(
+        answer=lambda m: "Done it is, as it should be.", supports_assistant_prefill=is_small
+    )
+    thoughts = {"Costs": "costs. Of {question}", "Sum": "add. Up {Costs}"}
+    await ThoughtGraph(model, thoughts, conclusion=True).ainvoke(QUESTION)
+    asked = {
+        str(next(m for m in reversed(messages) if m.type == "human").text).split(".")[0]: messages
+        for messages in model.requests
+    }
+    shown = [text for example in GRAPH_EXAMPLES["en"] for text in example.texts]
+    replies = [str(message.text) for message in asked["add"] if message.type == "ai"]
+    names = ["Drinks", "Order", "Watering", "Holidays"]
+    begun = [f"{name}: {text}" for name, text in zip(names, shown, strict=True)]
+    assert replies == ([*begun, "Sum:"] if is_small else [])
+    concluded = [str(message.text) for message in model.requests[-1] if message.type == "ai"]
+    assert concluded == ([example.conclusion for example in GRAPH_EXAMPLES["en"]] if is_small else [])
 
 
 async def test_limits_hold_and_missing_thoughts_are_resumed() -> None:
@@ -227,8 +283,80 @@ async def test_a_graph_becomes_one_of_langgraph_and_comes_back() -> None:
     assert state["texts"] == {"Costs": "It is COSTS!", "Sum": "It is ADD!", "Notes": "It is NOTES!"}
     back = ThoughtGraph.from_langgraph(model, compiled, thoughts)
     assert {p.text: len(p.needs) for p in back.points} == {"Costs": 0, "Sum": 1, "Notes": 0}
+    assert ThoughtGraph.from_langgraph(model, compiled).thoughts == graph.thoughts
     with pytest.raises(ValueError, match="prompts has none for the nodes"):
         ThoughtGraph.from_langgraph(model, compiled, {"Costs": "a"})
+
+
+async def test_a_graph_of_langgraph_keeps_names_needs_and_the_conclusion() -> None:
+    model = PacedChatModel(answer=said)
+    thoughts = [
+        Thought(name="question", prompt="ask. {question}"),
+        Thought(name="Day 1: sights | food", prompt="day. One", needs=("question",)),
+    ]
+    graph = ThoughtGraph(model, thoughts, conclusion=True)
+    compiled = graph.to_langgraph()
+    texts = (await compiled.ainvoke({"question": QUESTION}))["texts"]
+    assert list(texts) == ["question", "Day 1: sights | food", "Conclusion"]
+    assert "Day 1: sights | food: It is DAY!" in str(model.requests[-1][-1].text)
+    back = ThoughtGraph.from_langgraph(model, compiled)
+    assert (back.thoughts, back.method.conclusion) == (graph.thoughts, True)
+
+
+def broken_at(name: str, **options: Any) -> Any:
+    def say(messages: Sequence[BaseMessage]) -> str:
+        if str(messages[-1].text).startswith(f"Write {name}."):
+            raise ProviderError("broken")
+        return "Done it is."
+
+    provider = FaultyProvider(answer=say)
+    return provider, graph_of({1: [], 2: [1], 3: [], 4: [2]}, provider, retries=AT_ONCE, **options)
+
+
+@pytest.mark.parametrize("policy", ["retry", "omit"])
+async def test_a_graph_of_langgraph_handles_failures(policy: Any) -> None:
+    _, graph = broken_at("t1", on_failure=policy)
+    state = await graph.to_langgraph().ainvoke({"question": QUESTION})
+    assert list(state["texts"]) == ["t3"]
+    assert state["failures"].keys() == {"t1", "t2", "t4"}
+    assert (state["failures"]["t2"], state["failures"]["t4"]) == ("it builds on t1", "it builds on t2")
+
+
+@pytest.mark.parametrize("policy", ["raise", "plain"])
+async def test_a_graph_of_langgraph_raises_if_it_is_to(policy: Any) -> None:
+    _, graph = broken_at("t1", on_failure=policy)
+    with pytest.raises(ProviderError, match="broken"):
+        await graph.to_langgraph().ainvoke({"question": QUESTION})
+
+
+async def test_a_graph_of_langgraph_keeps_limits_and_retries() -> None:
+    provider = FaultyProvider(
+        answer=lambda messages: "Done it is.",
+        fault=lambda asked, attempt: ProviderError("busy", is_retryable=True) if attempt == 0 else None,
+    )
+    graph = graph_of({1: [], 2: [1]}, provider, retries=Retries(2, 0.0))
+    state = await graph.to_langgraph().ainvoke({"question": QUESTION})
+    assert (list(state["texts"]), state["failures"]) == (["t1", "t2"], {})
+    nodes: dict[int, list[int]] = {node: [] for node in range(8)}
+    model, limits = PacedChatModel(answer=said, pause=0.01), Limits(max_concurrent=1)
+    limited = graph_of(nodes, model, limits=limits).to_langgraph()
+    assert len((await limited.ainvoke({"question": QUESTION}))["texts"]) == len(nodes)
+    assert model.most_running == 1
+    bounded = graph_of(nodes, model).to_langgraph({"max_concurrency": 2})
+    assert len((await bounded.ainvoke({"question": QUESTION}))["texts"]) == len(nodes)
+    assert model.most_running == 2
+
+
+async def test_a_graph_of_langgraph_keeps_the_deadline() -> None:
+    model = PacedChatModel(
+        answer=said, pause=lambda messages: 30.0 if "t2" in str(messages[-1].text) else 0.0
+    )
+    graph = graph_of({1: [], 2: [1], 3: [2]}, model, deadline_seconds=0.5)
+    state = await graph.to_langgraph().ainvoke({"question": QUESTION})
+    assert list(state["texts"]) == ["t1"]
+    assert "deadline" in state["failures"]["t2"]
+    assert state["failures"]["t3"] == "it builds on t2"
+    assert await nothing_runs()
 
 
 async def test_a_router_may_choose_the_graph() -> None:
@@ -241,14 +369,23 @@ async def test_a_router_may_choose_the_graph() -> None:
     trace = message.response_metadata["sot"]
     assert [point["needs"] for point in trace["points"]] == [[], [], [1, 2]]
     assert message.text.endswith(CONCLUSION)
+    assert trace["route"] == "graph"
+    # It stays one where it is resumed, without asking the router.
+    trace["conclusion"]["status"] = "omitted"
+    again = await sot_of(model, router=PromptedRouter(model, graphs=True)).ainvoke(QUESTION, resume=trace)
+    assert again.text == message.text
     plain = await both(sot_of(model, router=PromptedRouter(model)))
     assert plain.response_metadata["sot"]["route"] == "plain"
 
 
 async def test_the_timeline_shows_what_points_wait_for() -> None:
     message = await both(sot_of(PacedChatModel(answer=answer), dependencies=True, conclusion=True))
-    labels = [label.get_text() for label in timeline(message).axes[0].get_yticklabels()]
+    axes = timeline(message).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[-2:] == ["3. Less coffee (after 1, 2)", "conclusion"]
+    row = labels.index("3. Less coffee (after 1, 2)")
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[row - 2, row], [row - 1, row]]
+    assert "longest chain" in axes.get_title(loc="left")
 
 
 async def test_what_stands_around_the_points_is_shown() -> None:
@@ -256,4 +393,4 @@ async def test_what_stands_around_the_points_is_shown() -> None:
     message = await sot_of(model, dependencies=True, conclusion=True).ainvoke(QUESTION)
     lane = lane_of("sot", "Skeleton-of-Thought", message)
     assert [block.heading for block in lane.blocks][-2:] == ["3. Less coffee", ""]
-    assert [bar.label for bar in lane.bars][-1] == "conclusion"
+    assert [bar.label for bar in lane.bars][-2:] == ["3. Less coffee (after 1, 2)", "conclusion"]

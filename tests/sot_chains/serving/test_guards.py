@@ -203,6 +203,16 @@ def test_readers_that_go_end_the_rows_of_the_default_model(default_chat: ChatLoc
         assert within(30, lambda: default_chat.engine.num_rows == 0 and running.is_idle())
 
 
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    with served(PacedChatModel(), patience_seconds=0.2) as running:
+        with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as connection:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
+            connection.sendall(head)
+            connection.settimeout(10)
+            assert connection.recv(100).startswith(b"HTTP/1.1 408")
+        assert within(10, running.is_idle)
+
+
 def test_a_reader_that_does_not_read_ends_what_runs_for_it() -> None:
     endless = PacedChatModel(answer=lambda messages: ("x" * 2000 + " ") * 20_000)
     with served(endless, patience_seconds=0.3) as running:

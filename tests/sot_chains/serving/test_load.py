@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.sot_chains.fakes import ANSWER, QUESTION, PacedChatModel
+from sot_chains.serving.connection import EventReply, Pace
+from tests.sot_chains.fakes import ANSWER, QUESTION, PacedChatModel, ScriptedProvider
 from tests.sot_chains.serving.running import served
 
 BODY = {"model": "paced:sot", "messages": [{"role": "user", "content": QUESTION}]}
@@ -46,16 +49,36 @@ def test_two_hundred_clients_at_once_are_answered() -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat_over_thousands_of_requests() -> None:
-    model = PacedChatModel()
-    with served(model) as running:
+    with served(ScriptedProvider(), name="paced") as running:  # which remembers nothing
 
         def ask(num_requests: int) -> int:
             asyncio.run(_ask(running.url, num_requests, 50))
-            model.requests.clear()
-            model.parameters.clear()
             gc.collect()
             return _resident_bytes()
 
         before = ask(1000)
         after = ask(5000)
     assert after - before < 15e6
+
+
+async def test_more_readers_get_fewer_and_larger_packets() -> None:
+    async def sent(pace: Pace) -> list[bytes]:
+        async def pieces() -> AsyncGenerator[str, None]:
+            for number in range(40):
+                yield f"{number} "
+                await asyncio.sleep(0.005)
+
+        packets: list[bytes] = []
+
+        async def send(message: Any) -> None:
+            packets.append(message.get("body", b""))
+
+        await EventReply(pieces(), pace).write(send)
+        return packets
+
+    few, many = await asyncio.gather(sent(Pace()), sent(Pace(num_readers=10_000)))
+    text = " ".join(map(str, range(40))).encode() + b" "
+    assert b"".join(few) == b"".join(many) == text
+    # The head, the first piece at once, and the rest with the end of the body.
+    assert many == [b"", b"0 ", text.removeprefix(b"0 ")]
+    assert len(few) > len(many)

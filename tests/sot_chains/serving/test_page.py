@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Visit:
         page.on("pageerror", lambda error: self.said.append(str(error)))
         page.on("dialog", lambda dialog: self.said.append(dialog.message))
 
-    async def ask(self, url: str, question: str, *, seconds: float = 15) -> list[str]:
+    async def ask(self, url: str, question: str, *, seconds: float = 15) -> list[str | None]:
         """Asks with the keyboard alone; returns the points in the order in which their text came."""
         await self.page.goto(url)
         await self.page.wait_for_selector("html[data-ready=yes]")
@@ -61,7 +62,7 @@ class Visit:
         await self.page.keyboard.type(question)
         await self.page.keyboard.press("Enter")
         await self.page.wait_for_selector("#share:not([hidden])", timeout=seconds * 1000)
-        grown: list[str] = await self.page.evaluate("window.grown")
+        grown: list[str | None] = await self.page.evaluate("window.grown")
         return grown
 
 
@@ -77,10 +78,10 @@ async def browser() -> AsyncIterator[Any]:
             await opened.close()
 
 
-def _grew_in_parallel(grown: list[str]) -> bool:
-    """Whether a later point was begun before an earlier one had ended."""
-    first, last = grown[0], len(grown) - 1 - grown[::-1].index(grown[0])
-    return any(point != first for point in grown[:last])
+def _grew_in_parallel(grown: list[str | None]) -> bool:
+    """Whether text was added to a point after text of another one. An introduction has no heading."""
+    points = [point for point in grown if point]
+    return len(list(groupby(points))) > len(set(points))
 
 
 async def _fits(page: Any) -> bool:
@@ -181,9 +182,7 @@ async def test_on_the_default_model_in_light_dark_and_on_a_phone(tmp_path: Path)
             async with browser() as opened:
                 visit = Visit(await opened.new_page(viewport={"width": 1200, "height": 900}))
                 page = visit.page
-                grown = await visit.ask(
-                    running.url, "How should clay be prepared before firing?", seconds=200
-                )
+                grown = await visit.ask(running.url, "What are the benefits of making pottery?", seconds=200)
                 assert _grew_in_parallel(grown)
                 assert await page.locator(".figures tbody tr").count() == 3
                 for name, width, scheme in (
@@ -195,5 +194,4 @@ async def test_on_the_default_model_in_light_dark_and_on_a_phone(tmp_path: Path)
                     await page.set_viewport_size({"width": width, "height": 900})
                     assert await _fits(page)
                     await page.screenshot(path=folder / f"race-{name}.png", full_page=name != "phone")
-                assert _grew_in_parallel(grown)
                 assert visit.said == []

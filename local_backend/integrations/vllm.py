@@ -1,0 +1,221 @@
+"""Reference copy as a speculative proposer of vLLM: the class that ``speculative_config`` names.
+
+::
+
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 24,
+        "model": "local_backend.integrations.vllm.ReferenceCopyProposer"}'
+
+Copies from the prompt, which holds retrieved documents; from ``extra_body={"vllm_xargs": {"references":
+[TEXT, ...]}}`` of a request; and from earlier answers. vLLM verifies chains, so of the drafter's token tree
+the best path is proposed. Needs nothing of torch and nothing of this project but the drafters, so that
+vLLM's environment needs this folder on ``PYTHONPATH`` alone.
+
+Written for vLLM 0.32, whose interface for custom proposers is experimental.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
+from local_backend.drafting.reference_copy import ReferenceCopy
+
+# A drafted token costs less than it saves if its path is accepted with this probability; the batch shares a
+# forward, so every further request makes a wasted token dearer.
+_LOWEST_PROBABILITY, _PROBABILITY_PER_REQUEST, _HIGHEST_PROBABILITY = 0.15, 0.02, 0.5
+_NUM_EARLIER_ANSWERS, _MIN_ANSWER_TOKENS = 64, 8
+_MAX_REFERENCE_SETS = 256
+
+
+class _Row:
+    """One request as the drafter sees it; see :class:`~local_backend.drafting.drafter.RowView`.
+
+    Args:
+        token_ids: Prompt and the tokens emitted so far.
+        num_prompt_tokens: Tokens of the prompt.
+        references: Token ids of the texts to copy from; without any, the prompt is copied.
+    """
+
+    def __init__(
+        self, token_ids: list[int], num_prompt_tokens: int, references: Sequence[Sequence[int]]
+    ) -> None:
+        self.token_ids = token_ids
+        self.num_prompt_tokens = num_prompt_tokens
+        self.references = references
+        self.room = 0
+        self.draft = EMPTY_DRAFT
+
+
+class ReferenceCopyProposer:
+    """Proposes, for each request of a batch, the likeliest copy of what it may quote.
+
+    Args:
+        vllm_config: vLLM's configuration.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._max_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._max_positions = int(vllm_config.model_config.max_model_len)
+        self._tokenizer_name = vllm_config.model_config.tokenizer
+        self._drafter, self._from_answers = (
+            ReferenceCopy(mean_draft_tokens=16, max_depth=self._max_draft_tokens) for _ in range(2)
+        )
+        self._rows: dict[str, tuple[_Row, _Row]] = {}
+        self._answers: deque[tuple[int, ...]] = deque(maxlen=_NUM_EARLIER_ANSWERS)
+        self._earlier: tuple[tuple[int, ...], ...] = ()
+        self._references: OrderedDict[tuple[str, ...], tuple[tuple[int, ...], ...]] = OrderedDict()
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Does nothing: there is no model to load."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """The proposed tokens of each request, possibly none.
+
+        Args:
+            sampled_token_ids: What each request emitted in the last step; empty while its prompt is read.
+            num_tokens_no_spec: Tokens of each request, these included.
+            token_ids_cpu: Prompt and emitted tokens of each request, ``[requests, positions]``.
+            slot_mappings: Not used.
+        """
+        # vLLM gives a custom proposer neither the names of the requests nor their parameters, and refuses
+        # logits processors beside speculation, which would be the other way to them: its caller has both.
+        runner = sys._getframe(1).f_locals["self"]
+        return self.propose_for(
+            runner.input_batch.req_ids,
+            [len(sampled) > 0 for sampled in sampled_token_ids],
+            lambda index, start: token_ids_cpu[index, start : num_tokens_no_spec[index]].tolist(),
+            runner.requests,
+        )
+
+    def propose_for(
+        self,
+        names: Sequence[str],
+        decodes: Sequence[bool],
+        tokens_of: Callable[[int, int], list[int]],
+        requests: Mapping[str, Any],
+    ) -> list[list[int]]:
+        """:meth:`propose` with what vLLM knows of the requests.
+
+        Args:
+            names: Of the requests of the batch.
+            decodes: Whether each of them has emitted a token in the last step.
+            tokens_of: The tokens of a request, by its index, from a position on.
+            requests: vLLM's state of each request that has not ended, by its name.
+        """
+        self._forget_all_but(requests)
+        min_probability = min(
+            _HIGHEST_PROBABILITY, _LOWEST_PROBABILITY + _PROBABILITY_PER_REQUEST * (len(names) - 1)
+        )
+        proposals: list[list[int]] = []
+        for index, does_decode in enumerate(decodes):
+            if not does_decode:
+                proposals.append([])
+                continue
+            row, beside = self._advance(names[index], index, tokens_of, requests)
+            draft = _best_path(self._drafter.propose([row])[0], min_probability)
+            if beside.references and sum(draft.probabilities) < 1:
+                other = _best_path(self._from_answers.propose([beside])[0], min_probability)
+                if sum(other.probabilities) > sum(draft.probabilities):
+                    draft, row, beside = other, beside, row
+            row.draft, beside.draft = draft, EMPTY_DRAFT
+            proposals.append(list(draft.token_ids))
+        return proposals
+
+    def _advance(
+        self,
+        name: str,
+        index: int,
+        tokens_of: Callable[[int, int], list[int]],
+        requests: Mapping[str, Any],
+    ) -> tuple[_Row, _Row]:
+        """The two rows of a request, after the last step: one copies the references, one earlier answers."""
+        if name not in self._rows:
+            self._rows[name] = self._begin(tokens_of(index, 0), requests[name])
+        row, beside = self._rows[name]
+        new = tokens_of(index, len(row.token_ids))
+        row.token_ids.extend(new)  # of both, which share the list
+        for one, drafter in ((row, self._drafter), (beside, self._from_answers)):
+            one.room = self._max_positions - len(row.token_ids)
+            if one.draft:
+                accepted = one.draft.places_along(new)
+                drafter.observe([one], [Outcome(tuple(accepted), tuple(new), draft=one.draft)])
+                one.draft = EMPTY_DRAFT
+        return row, beside
+
+    def _begin(self, token_ids: list[int], request: Any) -> tuple[_Row, _Row]:
+        num_prompt_tokens = len(request.prompt_token_ids or token_ids)
+        texts = ((request.sampling_params and request.sampling_params.extra_args) or {}).get("references")
+        if len(self._earlier) != len(self._answers) or self._earlier[-1:] != tuple(self._answers)[-1:]:
+            self._earlier = tuple(self._answers)  # one object until an answer is added: it is indexed once
+        return (
+            _Row(token_ids, num_prompt_tokens, self._tokens_of_texts(texts)),
+            _Row(token_ids, num_prompt_tokens, self._earlier),
+        )
+
+    def _tokens_of_texts(self, texts: object) -> tuple[tuple[int, ...], ...]:
+        """Token ids of references; equal references give the same object, which is indexed once."""
+        texts = [texts] if isinstance(texts, str) else texts
+        key = tuple(str(text) for text in texts if text) if isinstance(texts, Sequence) else ()
+        if key not in self._references:
+            self._references[key] = tuple(
+                tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in key
+            )
+            if len(self._references) > _MAX_REFERENCE_SETS:
+                self._references.popitem(last=False)
+        self._references.move_to_end(key)
+        return self._references[key]
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._tokenizer_name)
+
+    def _forget_all_but(self, names: Collection[str]) -> None:
+        """Drops the requests that have ended, and keeps what they have answered."""
+        for name in [name for name in self._rows if name not in names]:
+            row, _ = self._rows.pop(name)
+            answer = tuple(row.token_ids[row.num_prompt_tokens :])
+            if len(answer) >= _MIN_ANSWER_TOKENS:
+                self._answers.append(answer)
+
+
+def _best_path(tree: Draft, min_probability: float) -> Draft:
+    """The path of ``tree`` with the highest expected number of accepted tokens, as a chain.
+
+    Args:
+        tree: With probabilities.
+        min_probability: Tokens whose path is accepted with less are not drafted.
+    """
+    expected = [0.0] * len(tree)
+    best_child: dict[int, int] = {}
+    for place in reversed(range(len(tree))):  # children before their parents
+        if tree.probabilities[place] < min_probability:
+            continue
+        below = best_child.get(place)
+        expected[place] = tree.probabilities[place] + (expected[below] if below is not None else 0.0)
+        rival = best_child.get(parent := tree.parents[place])
+        if rival is None or expected[place] > expected[rival]:
+            best_child[parent] = place
+    path: list[int] = []
+    following = best_child.get(-1)
+    while following is not None:
+        path.append(following)
+        following = best_child.get(following)
+    if not path:
+        return EMPTY_DRAFT
+    return Draft(
+        tuple(tree.token_ids[place] for place in path),
+        tuple(range(-1, len(path) - 1)),
+        tuple(tree.probabilities[place] for place in path),
+    )
