@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,10 @@ def plain_chain(chat: ChatLocal) -> Runnable[dict[str, str], str]:
         return_full_text=False,
     )
     llm = HuggingFacePipeline(pipeline=generate)
-    return _PLAIN_PROMPT | ChatHuggingFace(llm=llm, tokenizer=engine.tokenizer) | StrOutputParser()
+    with warnings.catch_warnings():  # it looks for a class of langchain-community, which is being sunset
+        warnings.filterwarnings("ignore", message=".*langchain-community", category=DeprecationWarning)
+        chat_model = ChatHuggingFace(llm=llm, tokenizer=engine.tokenizer)
+    return _PLAIN_PROMPT | chat_model | StrOutputParser()
 
 
 def ask(chat: ChatLocal, question: str, documents: Sequence[Document]) -> AIMessage:

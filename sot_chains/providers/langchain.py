@@ -138,8 +138,9 @@ def _reasoning_of(message: AIMessage) -> str:
 
 def _models(runnable: object) -> Iterator[object]:
     """The models inside LangChain's wrappers: several if there are fallbacks."""
-    # In this order: bind, with_config and with_retry; with_fallbacks; model | more; configurable_fields.
-    for attribute in ("bound", "runnable", "first", "default"):
+    # In this order: bind, with_config and with_retry; with_fallbacks; model | more; configurable_fields; a
+    # chain that passes on the arguments of its calls to its model, such as RetrievalCopyChain.
+    for attribute in ("bound", "runnable", "first", "default", "model"):
         if isinstance(inner := getattr(runnable, attribute, None), Runnable):
             for alternative in (inner, *getattr(runnable, "fallbacks", ())):
                 yield from _models(alternative)

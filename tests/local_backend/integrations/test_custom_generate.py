@@ -272,6 +272,7 @@ def test_a_wrong_directory_or_drafter_is_named(tmp_path: Path, model_dir: Path) 
     assert not (model_dir / "custom_generate").exists()
 
 
+@pytest.mark.slow
 def test_transformers_serve_decodes_with_our_loop(default_chat: ChatLocal, tmp_path: Path) -> None:
     """The folder's function leaves a mark at every call, so that the answers show who decoded them."""
     from openai import OpenAI

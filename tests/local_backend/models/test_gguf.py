@@ -104,6 +104,7 @@ def test_a_file_is_decoded_as_transformers_does(architecture: str, tmp_path: Pat
         assert completion.token_ids == continued(theirs, prompt, 20)
 
 
+@pytest.mark.slow
 def test_the_packaged_file_is_decoded_as_transformers_does() -> None:
     path = packaged_file()
     assert path is not None

@@ -200,10 +200,9 @@ def test_a_busy_machine_changes_nothing_and_another_processor_does() -> None:
     assert not still_holds(COSTS, _Machine(ForwardCost.flat(1), slower=1.0))
 
 
-def test_costs_hold_right_after_they_were_measured_whatever_the_width() -> None:
-    model = random_llama()
+def test_costs_of_a_single_width_hold() -> None:
     narrow = ForwardCost((5,), (1,), (1,), (((1.0,),),))
-    assert still_holds(narrow, ForwardTimer(model, max_rows=1))
+    assert still_holds(narrow, _Machine(narrow, slower=3.0))
 
 
 # The engine ------------------------------------------------------------------------------------------

@@ -146,7 +146,9 @@ async def test_a_real_stream_that_is_cut_is_mended(tmp_path: Path) -> None:
             )
             message = await sot.ainvoke(question, max_tokens=64)
             assert message.text == whole.text
-            assert message.response_metadata["sot"]["is_complete"]
+            # A point may be cut at the 64 tokens, but not where the connection was.
+            traces = [one.response_metadata["sot"] for one in (message, whole)]
+            assert traces[0]["failures"] == traces[1]["failures"]
             chunks = [chunk async for chunk in streamed.astream(question, max_tokens=64)]
             assert "".join(chunk.text for chunk in chunks) == whole.text
             assert between.num_cut >= 3
