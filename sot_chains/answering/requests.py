@@ -85,12 +85,13 @@ class Requests:
         self._point_settings: dict[str, Any] = {}
         self._takes_grammars = self.begins_plain = self.is_tiny = is_tiny = False
         if self.is_small and isinstance(provider, LangChainProvider):
-            self._takes_grammars = provider.setting("takes_grammars") is True
             if method.loop_guard and provider.setting("presence_penalty") == 0:
                 self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
             num_parameters = provider.setting("num_parameters")
             is_tiny = (num_parameters or 0) < _TINY_PARAMETERS
             self.is_tiny = bool(num_parameters) and is_tiny
+            # Tiny ones write sentences for headings, whose beginnings are too much alike to be points.
+            self._takes_grammars = provider.setting("takes_grammars") is True and not is_tiny
             self.begins_plain = bool(num_parameters and method.router) and not method.budget
             if provider.setting("min_tokens") == 0 and is_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]

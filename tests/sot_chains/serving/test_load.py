@@ -27,15 +27,18 @@ async def _ask(url: str, num_requests: int, num_clients: int) -> None:
     limits = httpx.Limits(max_connections=num_clients)
     async with httpx.AsyncClient(limits=limits, timeout=60) as client:
 
-        async def one(number: int) -> None:
-            if number % 2:
-                response = await client.post(f"{url}/v1/chat/completions", json={**BODY, "stream": True})
-                assert response.text.endswith("data: [DONE]\n\n")
-            else:
-                response = await client.post(f"{url}/v1/chat/completions", json=BODY)
-                assert response.json()["choices"][0]["message"]["content"] == ANSWER
+        numbers = iter(range(num_requests))
 
-        await asyncio.gather(*map(one, range(num_requests)))
+        async def one_client() -> None:
+            for number in numbers:
+                if number % 2:
+                    response = await client.post(f"{url}/v1/chat/completions", json={**BODY, "stream": True})
+                    assert response.text.endswith("data: [DONE]\n\n")
+                else:
+                    response = await client.post(f"{url}/v1/chat/completions", json=BODY)
+                    assert response.json()["choices"][0]["message"]["content"] == ANSWER
+
+        await asyncio.gather(*(one_client() for _ in range(num_clients)))
 
 
 def test_two_hundred_clients_at_once_are_answered() -> None:
