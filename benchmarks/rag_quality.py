@@ -234,7 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     row = summarize(measured)
     if options.save:
         name = Path(options.model).stem if options.model else "default"
-        save(f"rag_quality_{name}", {"model": name, **row}, measured)
+        # Without the texts, which are the paper's.
+        figures = [{k: v for k, v in case.items() if not isinstance(v, str)} for case in measured]
+        save(f"rag_quality_{name}", {"model": name, **row}, figures)
     print_table(row)
     print(json.dumps({key: row[key] for key in _KEYS}))
 
