@@ -26,7 +26,6 @@ def _resident_bytes() -> int:
 async def _ask(url: str, num_requests: int, num_clients: int) -> None:
     limits = httpx.Limits(max_connections=num_clients)
     async with httpx.AsyncClient(limits=limits, timeout=60) as client:
-
         numbers = iter(range(num_requests))
 
         async def one_client() -> None:
