@@ -23,6 +23,7 @@ ASKED = "How do I bake bread at home?"
 MAX_TOKENS = 24
 # Leaves the documents to the references alone.
 QUESTION_ALONE = ChatPromptTemplate.from_messages([("user", "{question}")])
+QUESTION_AND_TURNS = ChatPromptTemplate.from_messages([("placeholder", "{history}"), ("user", "{question}")])
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,9 @@ async def test_many_calls_at_once_share_one_engine(chat: ChatLocal) -> None:
 @pytest.mark.slow
 def test_skeletons_compose_in_both_orders(chat: ChatLocal, plain: ChatLocal) -> None:
     for references in ((), (RetrievedDocuments(),)):
-        inner = RetrievalCopyChain(retriever(CLAY), chat, prompt=QUESTION_ALONE, references=references)
+        inner = RetrievalCopyChain(  # the examples of a skeleton are earlier turns
+            retriever(CLAY), chat, prompt=QUESTION_AND_TURNS, references=references, condense_prompt=None
+        )
         assert (
             SkeletonOfThought(inner, router=None).invoke(ASKED).text
             == SkeletonOfThought(plain, router=None).invoke(ASKED).text
