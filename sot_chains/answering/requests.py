@@ -83,24 +83,24 @@ class Requests:
         # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
         # and leaves it at that takes the penalty; one that is given for a call goes before.
         self._point_settings: dict[str, Any] = {}
-        self._takes_grammars = self.begins_plain = self.is_tiny = is_tiny = False
+        self._takes_grammars = self.begins_plain = self.is_tiny = may_be_tiny = False
         if self.is_small and isinstance(provider, LangChainProvider):
             if method.loop_guard and provider.setting("presence_penalty") == 0:
                 self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
             num_parameters = provider.setting("num_parameters")
-            is_tiny = (num_parameters or 0) < _TINY_PARAMETERS
-            self.is_tiny = bool(num_parameters) and is_tiny
+            may_be_tiny = (num_parameters or 0) < _TINY_PARAMETERS
+            self.is_tiny = bool(num_parameters) and may_be_tiny
             # Tiny ones write sentences for headings, whose beginnings are too much alike to be points.
-            self._takes_grammars = provider.setting("takes_grammars") is True and not is_tiny
+            self._takes_grammars = provider.setting("takes_grammars") is True and not may_be_tiny
             self.begins_plain = bool(num_parameters and method.router) and not method.budget
-            if provider.setting("min_tokens") == 0 and is_tiny:
+            if provider.setting("min_tokens") == 0 and may_be_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         self.marks_needs = method.dependencies
         self._examples = GRAPH_EXAMPLES[language_of(conversation.question)]
-        self._fewest, most = _TINY_HEADINGS if is_tiny else _HEADINGS
+        self._fewest, most = _TINY_HEADINGS if may_be_tiny else _HEADINGS
         self._max_points = method.max_points or (most if self.is_small else None)
         self._point_bounds = (_SMALL_POINT if self.is_small else _POINT)[method.detail]
-        if self.is_small and not is_tiny and method.detail == "normal":
+        if self.is_small and not may_be_tiny and method.detail == "normal":
             self._point_bounds = _LARGER_POINT
         self.skeleton_reply_start: str | None = None
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
