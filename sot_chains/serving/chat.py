@@ -16,7 +16,14 @@ from starlette.responses import Response
 from sot_chains.serving.connection import EventReply, WholeReply
 from sot_chains.serving.metrics import Request as Counted
 from sot_chains.serving.protocol import ChatRequest, RefusedError, read_request, refused
-from sot_chains.serving.replies import ReplyWriter, Writer, annotations_of, finish_reason_of, tool_calls_of
+from sot_chains.serving.replies import (
+    ReplyWriter,
+    WholeAnswer,
+    Writer,
+    annotations_of,
+    finish_reason_of,
+    tool_calls_of,
+)
 from sot_chains.serving.responses import ResponseWriter, read_responses_request
 from sot_chains.serving.service import Service
 from sot_chains.serving.ways import Answer, ServedModel
@@ -118,11 +125,7 @@ class _Reply:
             except Exception as error:  # whatever a model raises is the client's answer
                 raise _noted(error, counted) from error
             self._note_end(counted)
-        calls = tool_calls_of(answer.message) if answer.calls_tools and answer.message else []
-        annotations = await self._annotations()
-        return self._writer.whole(
-            answer.text, calls, annotations, self._finish_reason, answer.usage, **self._particulars
-        )
+        return self._writer.whole(await self._whole_answer())
 
     async def events(self) -> AsyncGenerator[bytes | str, None]:
         """The reply as server-sent events; what is text is still to be encoded.
@@ -152,11 +155,20 @@ class _Reply:
             self._note_end(counted)
         if not has_begun:
             yield writer.begin("")
-        annotations = await self._annotations()
-        for event in writer.end(
-            answer.text, annotations, self._finish_reason, answer.usage, **self._particulars
-        ):
+        for event in writer.end(await self._whole_answer()):
             yield event
+
+    async def _whole_answer(self) -> WholeAnswer:
+        answer = self._answer
+        calls = tool_calls_of(answer.message) if answer.calls_tools and answer.message else []
+        return WholeAnswer(
+            answer.text,
+            calls,
+            await self._annotations(),
+            self._finish_reason,
+            answer.usage,
+            self._particulars,
+        )
 
     @property
     def _finish_reason(self) -> str:

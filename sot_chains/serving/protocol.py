@@ -87,6 +87,7 @@ def refused(error: Exception) -> RefusedError:
     said_status = getattr(error, "status_code", None)  # of an SDK's error, from a LangChain model
     if isinstance(said_status, int) and 400 <= said_status < 600:
         return RefusedError(str(error), status=said_status)
+    # What models raise for arguments that they do not take: wrong values, missing features, large numbers.
     if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
         said = str(error) or type(error).__name__
         return RefusedError(f"the model does not take this request: {said}"[:1000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -94,6 +95,27 @@ def annotations_of(citations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any
     return annotations
 
 
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """What a client is told of an answer that has ended.
+
+    Attributes:
+        text: All of it.
+        calls: The calls of tools, in OpenAI's format.
+        annotations: See :func:`annotations_of`.
+        finish_reason: In OpenAI's words.
+        usage: Tokens of all model calls.
+        fields: What is not OpenAI's.
+    """
+
+    text: str
+    calls: Sequence[Mapping[str, Any]]
+    annotations: Sequence[Mapping[str, Any]]
+    finish_reason: str
+    usage: UsageMetadata | None
+    fields: Mapping[str, Any]
+
+
 class Writer(Protocol):
     """Writes one reply in a client's format."""
 
@@ -106,28 +128,13 @@ class Writer(Protocol):
     def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
         """Events with pieces of calls."""
 
-    def end(
-        self,
-        text: str,
-        annotations: Sequence[Mapping[str, Any]],
-        finish_reason: str,
-        usage: UsageMetadata | None,
-        **fields: Any,
-    ) -> Iterator[bytes]:
-        """The last events; ``text`` is the whole one."""
+    def end(self, answer: WholeAnswer) -> Iterator[bytes]:
+        """The last events."""
 
     def failed(self, error: RefusedError) -> bytes:
         """An error in the middle of a stream."""
 
-    def whole(
-        self,
-        text: str,
-        calls: Sequence[Mapping[str, Any]],
-        annotations: Sequence[Mapping[str, Any]],
-        finish_reason: str,
-        usage: UsageMetadata | None,
-        **fields: Any,
-    ) -> dict[str, Any]:
+    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
         """The reply in one piece."""
 
 
@@ -159,44 +166,29 @@ class ReplyWriter:
         """An event with pieces of calls."""
         return self._delta({"tool_calls": tool_call_deltas(chunks)})
 
-    def end(
-        self,
-        text: str,
-        annotations: Sequence[Mapping[str, Any]],
-        finish_reason: str,
-        usage: UsageMetadata | None,
-        **fields: Any,
-    ) -> Iterator[bytes]:
+    def end(self, answer: WholeAnswer) -> Iterator[bytes]:
         """The last events."""
-        if annotations:
-            yield self._delta({"annotations": annotations})
-        choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
-        yield self._chunk(choices=[choice], **fields)
+        if answer.annotations:
+            yield self._delta({"annotations": answer.annotations})
+        choice = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason}
+        yield self._chunk(choices=[choice], **answer.fields)
         if self._include_usage:
-            yield self._chunk(choices=[], usage=usage_of(usage))
+            yield self._chunk(choices=[], usage=usage_of(answer.usage))
         yield b"data: [DONE]\n\n"
 
     def failed(self, error: RefusedError) -> bytes:
         """An error in the middle of a stream."""
         return f"data: {json.dumps(error.body())}\n\n".encode()
 
-    def whole(
-        self,
-        text: str,
-        calls: Sequence[Mapping[str, Any]],
-        annotations: Sequence[Mapping[str, Any]],
-        finish_reason: str,
-        usage: UsageMetadata | None,
-        **fields: Any,
-    ) -> dict[str, Any]:
+    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
         """The reply in one piece."""
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        message["annotations"] = annotations
-        if calls:
-            message |= {"content": text or None, "tool_calls": calls}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        message["annotations"] = answer.annotations
+        if answer.calls:
+            message |= {"content": answer.text or None, "tool_calls": answer.calls}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
         head = {**self._head, "object": "chat.completion"}
-        return {**head, "choices": [choice], "usage": usage_of(usage), **fields}
+        return {**head, "choices": [choice], "usage": usage_of(answer.usage), **answer.fields}
 
     def _delta(self, delta: Mapping[str, Any]) -> bytes:
         return f"{self._before}{json.dumps(delta)}{self._after}".encode()

@@ -16,6 +16,7 @@ from langchain_core.messages.tool import ToolCallChunk
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sot_chains.serving.protocol import ChatRequest, RefusedError, read_request, unreadable
+from sot_chains.serving.replies import WholeAnswer
 
 # Of the client's bookkeeping, or meant for what OpenAI keeps.
 _IGNORED = frozenset({"store", "include", "truncation", "stream_options", "prompt_cache_retention"})
@@ -180,16 +181,9 @@ class ResponseWriter:
                 events.append(self._event(kind, **self._place(call), item_id=call["id"], delta=arguments))
         return b"".join(events)
 
-    def end(
-        self,
-        text: str,
-        annotations: Sequence[Mapping[str, Any]],
-        finish_reason: str,
-        usage: UsageMetadata | None,
-        **fields: Any,
-    ) -> Iterator[bytes]:
+    def end(self, answer: WholeAnswer) -> Iterator[bytes]:
         """The last events, with the whole."""
-        flat = _flat(annotations)
+        text, flat = answer.text, _flat(answer.annotations)
         for number, annotation in enumerate(flat):
             named = {"annotation_index": number, "annotation": annotation}
             yield self._event("response.output_text.annotation.added", **self._part, **named)
@@ -203,7 +197,7 @@ class ResponseWriter:
             said = {"name": call["name"], "arguments": call["arguments"]}
             yield self._event(kind, **place, item_id=call["id"], **said)
             yield self._event("response.output_item.done", **place, item=call)
-        whole = self._whole([message, *self._calls.values()], finish_reason, usage, **fields)
+        whole = self._whole([message, *self._calls.values()], answer)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: RefusedError) -> bytes:
@@ -211,33 +205,20 @@ class ResponseWriter:
         said = error.body()["error"]
         return self._event("error", message=said["message"], code=said["code"], param=said["param"])
 
-    def whole(
-        self,
-        text: str,
-        calls: Sequence[Mapping[str, Any]],
-        annotations: Sequence[Mapping[str, Any]],
-        finish_reason: str,
-        usage: UsageMetadata | None,
-        **fields: Any,
-    ) -> dict[str, Any]:
+    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
         """The reply in one piece."""
-        output = [self._message(text, _flat(annotations))] if text or not calls else []
-        functions = ((call["id"], call["function"]) for call in calls)
+        has_message = answer.text or not answer.calls
+        output = [self._message(answer.text, _flat(answer.annotations))] if has_message else []
+        functions = ((call["id"], call["function"]) for call in answer.calls)
         output += [_call(function["name"], function["arguments"], name) for name, function in functions]
-        return self._whole(output, finish_reason, usage, **fields)
+        return self._whole(output, answer)
 
-    def _whole(
-        self,
-        output: list[dict[str, Any]],
-        finish_reason: str,
-        usage: UsageMetadata | None,
-        **fields: Any,
-    ) -> dict[str, Any]:
+    def _whole(self, output: list[dict[str, Any]], answer: WholeAnswer) -> dict[str, Any]:
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
-        reason = reasons.get(finish_reason)
-        ended = {"status": "incomplete" if reason else "completed", "output": output, **fields}
+        reason = reasons.get(answer.finish_reason)
+        ended = {"status": "incomplete" if reason else "completed", "output": output, **answer.fields}
         details = {"incomplete_details": {"reason": reason} if reason else None}
-        return {**self._head, **details, **ended, "usage": _usage(usage)}
+        return {**self._head, **details, **ended, "usage": _usage(answer.usage)}
 
     def _message(self, text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
         content = [_text_part(text, annotations)]
