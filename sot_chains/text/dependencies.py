@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sot_chains.text.skeleton import Point, Skeleton
+from sot_chains.text.skeleton import Point
 
 _NO_NAMES: Mapping[str, int] = MappingProxyType({})
 _LONGEST_MARK = 160
@@ -152,12 +152,6 @@ class MarkReader:
         self._numbers.setdefault(_plain(text), point.number)
         self.points.append(replace(point, text=text, needs=needs))
         return self.points[-1]
-
-
-def with_needs(skeleton: Skeleton) -> Skeleton:
-    """The skeleton with the marks of its headings read and removed."""
-    reader = MarkReader()
-    return Skeleton(tuple(map(reader.read, skeleton)))
 
 
 def needs_of(

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.text.dependencies import MarkReader, needs_of, with_needs
+from sot_chains.text.dependencies import MarkReader, needs_of
 from sot_chains.text.skeleton import Skeleton
+
+
+def with_needs(skeleton: Skeleton) -> Skeleton:
+    """The skeleton with the marks of its headings read and removed."""
+    reader = MarkReader()
+    return Skeleton(tuple(map(reader.read, skeleton)))
+
 
 MARKED = [
     ("Total cost (needs 2, 3)", "Total cost", (2, 3)),
