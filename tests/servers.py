@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,19 +46,37 @@ def transformers_serve(
     ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(scratch), "PYTHONPATH": str(ROOT)}
     log = scratch / "serve.log"
+    api = f"http://127.0.0.1:{port}/v1"
+    with started(command, f"{api}/models", log, environment, timeout_seconds=timeout_seconds):
+        yield api
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    url: str,
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    timeout_seconds: float,
+    stop: signal.Signals = signal.SIGTERM,
+) -> Iterator[None]:
+    """Runs ``command`` until the end of the block, which begins once ``url`` answers."""
     with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=dict(environment), stdout=output, stderr=subprocess.STDOUT
+        )
         try:
             deadline = time.monotonic() + timeout_seconds
-            while not _answers(f"http://127.0.0.1:{port}/v1/models"):
+            while not _answers(url):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"transformers serve did not come up:\n{log.read_text()[-3000:]}")
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}/v1"
+                    raise RuntimeError(f"{command[:3]} did not come up:\n{log.read_text()[-3000:]}")
+                time.sleep(0.2)  # between two questions whether it is up, until the deadline
+            yield
         finally:
-            process.terminate()
+            process.send_signal(stop)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(20)
@@ -73,25 +92,9 @@ def vllm_serve(python: str, model: Path, scratch: Path, *, timeout_seconds: floa
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--dtype", "float32"),
     ]
     offline = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    log = scratch / "vllm.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env={**os.environ, **offline}, stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            deadline = time.monotonic() + timeout_seconds
-            while not _answers(f"http://127.0.0.1:{port}/v1/models"):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"vLLM did not come up:\n{log.read_text()[-3000:]}")
-                time.sleep(0.5)
-            yield port
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(20)
+    models, log = f"http://127.0.0.1:{port}/v1/models", scratch / "vllm.log"
+    with started(command, models, log, {**os.environ, **offline}, timeout_seconds=timeout_seconds):
+        yield port
 
 
 def _answers(url: str) -> bool:
