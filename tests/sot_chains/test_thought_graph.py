@@ -68,6 +68,6 @@ async def test_so_does_a_server_that_speaks_the_wire_of_openai(default_chat: Cha
         model = f"openai:{default_chat.model_name}"
         listed = [Thought(name=name, prompt=prompt) for name, prompt in thoughts.items()]
         graph = ThoughtGraph(model, listed, conclusion=True, base_url=running.api, api_key="none")
-        message = await graph.ainvoke(question, max_tokens=125, temperature=0.0)
+        message = await graph.ainvoke(question, max_tokens=300, temperature=0.0)
         check(message, thoughts)
         await close_clients()
