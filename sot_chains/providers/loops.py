@@ -8,6 +8,7 @@ from collections import Counter
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
+_NUMBER = re.compile(r"(?:\s*\n\s*)?[0-9]{1,3}\.")  # of a list's item: its full stop ends no sentence
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
 
@@ -84,4 +85,5 @@ class LoopGuard:
     def _ends_at(self, place: int) -> bool:
         """Whether the held word before ``place`` ends a sentence or a line."""
         is_line = place < len(self._held) and "\n" in self._held[place]
-        return is_line or bool(_SENTENCE_END.search(self._held[place - 1]))
+        word = self._held[place - 1]
+        return is_line or bool(_SENTENCE_END.search(word) and not _NUMBER.fullmatch(word))

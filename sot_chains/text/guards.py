@@ -207,6 +207,7 @@ class EchoGuard:
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _ONE_HAN = re.compile(rf"[{_HAN}]")
 _SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
+_NUMBER = re.compile(r"(?:\s*\n\s*)?[0-9]{1,3}\.")  # of a list's item: its full stop ends no sentence
 
 
 class SentenceBound:
@@ -249,7 +250,7 @@ class SentenceBound:
             place = token.end()
             self._is_code ^= "```" in token[0]
             self._num_left -= num_words(token[0])
-            ends = not self._is_code and bool(_SENTENCE_END.search(token[0]))
+            ends = bool(_SENTENCE_END.search(token[0]) and not (self._is_code or _NUMBER.fullmatch(token[0])))
             self.is_over = ends and self._num_left <= 0
             self._has_sentence |= ends
             if ends or not self._holds:
