@@ -70,9 +70,12 @@ test-all: .venv/dev .node/installed ## Run the tests, slow ones too
 test-servers: .venv/dev .vllm/installed ## Run the tests against vLLM, a full OpenAI and Anthropic server
 	VLLM_PYTHON=.vllm/bin/python $(BIN)/python -m pytest -m slow tests/sot_chains/test_full_server.py
 
-# What suffix decoding in vLLM, one of the two peers, needs; built from source.
+# What suffix decoding in vLLM, one of the two peers, needs; built from source, against the torch that vLLM has:
+# an isolated build would fetch a second torch, with CUDA, and all it compiles here is one small C++ module.
 .vllm/suffix: .vllm/installed
-	.vllm/bin/python -m pip install --quiet --disable-pip-version-check "arctic-inference==0.3.0" && touch $@ \
+	.vllm/bin/python -m pip install --quiet --disable-pip-version-check wheel ninja cmake nanobind==2.9.2
+	PATH=$(CURDIR)/.vllm/bin:$$PATH .vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-build-isolation --no-deps "arctic-inference==0.3.0" && touch $@ \
 		|| echo "arctic-inference could not be built: suffix decoding cannot be measured here"
 
 test-vllm: .venv/dev .vllm/installed ## Run the tests of what is added to vLLM, with vLLM itself

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.sot_vllm import prefix_cache
 from local_backend.models.default_model import default_model_folder
 from sot_chains import Limits, ProviderError, SkeletonOfThought, close_clients
 from tests.servers import vllm_serve
@@ -56,9 +56,10 @@ async def test_an_answer_is_whole_and_counted(wire: str, port: int) -> None:
 
 async def test_the_common_beginning_of_the_points_is_read_once(port: int) -> None:
     sot = sot_on("chat", port, limits=Limits(max_concurrent=8, key="vllm prefixes"), prefill=False)
-    before = prefix_cache(port)
+    url = f"http://127.0.0.1:{port}/v1"
+    before = prefix_cache(url)
     message = await sot.ainvoke("How can I learn to swim as an adult?", temperature=0.0, max_tokens=200)
-    after = prefix_cache(port)
+    after = prefix_cache(url)
     trace = message.response_metadata["sot"]
     assert trace["route"] == "sot", trace["skeleton_reply"]
     num_read, num_hits = (now - then for now, then in zip(after, before, strict=True))
@@ -66,17 +67,6 @@ async def test_the_common_beginning_of_the_points_is_read_once(port: int) -> Non
     # The points differ at the end of their prompts alone, and a block of the cache holds up to 128 tokens.
     assert num_hits > 0.3 * num_read, (num_hits, num_read, len(trace["points"]))
     await close_clients()
-
-
-def prefix_cache(port: int) -> tuple[float, float]:
-    """vLLM's counts of prompt tokens looked up in the prefix cache, and found there."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    queries, hits = (
-        sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:prefix_cache_{name}_total"))
-        for name in ("queries", "hits")
-    )
-    return queries, hits
 
 
 @pytest.mark.parametrize("wire", WIRES)
