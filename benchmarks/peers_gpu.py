@@ -121,12 +121,17 @@ class Measured:
 
 
 def compare(
-    ways: dict[str, Way], batches: Sequence[Sequence[Task]], *, seconds: float, max_repeats: int = 5
+    ways: dict[str, Way],
+    batches: Sequence[Sequence[Task]],
+    *,
+    seconds: float,
+    max_repeats: int = 5,
+    warm_up: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """Run the ways in turn until the time is used up, at least once after a warm-up; medians by way."""
-    deadline = 0.0
+    deadline = time.perf_counter() + seconds
     measured: dict[str, list[list[Measured]]] = {name: [] for name in ways}
-    for repeat in range(-1, max_repeats):  # the first is the warm-up
+    for repeat in range(-1 if warm_up else 0, max_repeats):  # the first is the warm-up
         began = time.perf_counter()
         names = list(ways)
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
