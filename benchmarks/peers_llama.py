@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
+from benchmarks.peer_process import PeerProcess
 from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task
 
 ROOT = Path(__file__).parents[1]
@@ -82,25 +81,19 @@ class LlamaServer:
         command = [str(program), *options]
         for name, value in settings.items():
             command += [f"--{name}", str(value)]
-        with TemporaryFile() as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-            try:
-                self._wait_until_ready()
-            except RuntimeError as error:
-                self.close()
-                log.seek(0)
-                raise RuntimeError(f"{error}: {log.read().decode(errors='replace')[-1000:]}") from error
-
-    @property
-    def process_id(self) -> int:
-        """Of the server."""
-        return self._process.pid
+        self.process = PeerProcess(command)
+        try:
+            self._wait_until_ready()
+        except RuntimeError:
+            self.process.close()
+            raise
 
     def __call__(self, tasks: Sequence[Task]) -> Run:
         """Answer all tasks at once."""
-        started = time.perf_counter()
-        with ThreadPoolExecutor(len(tasks)) as pool:
-            answers = list(pool.map(self._answer, tasks))
+        with self.process.turn():
+            started = time.perf_counter()
+            with ThreadPoolExecutor(len(tasks)) as pool:
+                answers = list(pool.map(self._answer, tasks))
         ended = max(ended for _, ended in answers)
         timings = [answer["timings"] for answer, _ in answers]
         first = max(
@@ -115,11 +108,6 @@ class LlamaServer:
             num_tokens - len(tasks),
             num_tokens - sum(timing.get("draft_n_accepted", 0) for timing in timings),
         )
-
-    def close(self) -> None:
-        """End the server."""
-        self._process.terminate()
-        self._process.wait()
 
     def _answer(self, task: Task) -> tuple[dict[str, Any], float]:
         """The server's answer, and when it came."""
@@ -146,8 +134,8 @@ class LlamaServer:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"llama-server ended with {self._process.returncode}")
+            if self.process.has_ended:
+                raise RuntimeError(f"llama-server has ended: {self.process.last_words()}")
             try:
                 self._ask("health")
             except OSError:  # not listening yet, or 503 while it loads

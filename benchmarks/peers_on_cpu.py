@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from benchmarks import peers_llama, vllm_worker
+from benchmarks.peer_process import PeerProcess
 from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task, aside
 from benchmarks.peers_gpu import DRAFTERS, GREEDY, LOOKUP, Way, run_ours, run_peer
 from local_backend import Engine
@@ -31,17 +32,12 @@ _NUM_POSITIONS = 2048  # of a prompt and its answer, for peers that reserve a ca
 
 
 class Peer(Protocol):
-    """A peer's process."""
+    """A way to decode in a process of its own."""
 
-    @property
-    def process_id(self) -> int:
-        """Of the process."""
+    process: PeerProcess
 
     def __call__(self, tasks: Sequence[Task]) -> Run:
         """Answer all tasks at once."""
-
-    def close(self) -> None:
-        """End the process."""
 
 
 @dataclass
@@ -105,7 +101,7 @@ class Contestants:
             processes: dict[str, Peer] = {}
             for name, begin in start.items():
                 processes[name] = begin()
-                self._stack.callback(processes[name].close)
+                self._stack.callback(processes[name].process.close)
         except RuntimeError as error:
             self.absent[peer] = str(error)
             return
@@ -116,7 +112,7 @@ class Contestants:
                 self.absent[name] = str(error)
                 continue
             self.ways[name] = process
-            self.memory_gib[name] = round(_resident_bytes(process.process_id) / 2**30, 2)
+            self.memory_gib[name] = round(process.process.resident_bytes() / 2**30, 2)
 
     def close(self) -> None:
         """End engines and processes."""
@@ -136,9 +132,8 @@ class Contestants:
             way(self.warm_up)
 
 
-def _resident_bytes(process_id: int | None = None) -> int:
-    file = Path("/proc", str(process_id or os.getpid()), "statm")
-    return int(file.read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 @contextmanager

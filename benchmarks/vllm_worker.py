@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.peer_process import PeerProcess
 from benchmarks.peers_vllm import METHODS as SPECULATIVE
 
 if TYPE_CHECKING:
@@ -67,30 +66,18 @@ class VllmProcess:
             "enable_prefix_caching": False,
             "speculative_config": METHODS[method] or None,
         }
-        self._log = TemporaryFile()  # noqa: SIM115 - closed in close()
-        self._process = subprocess.Popen(
+        self.process = PeerProcess(
             [str(python), "-m", "benchmarks.vllm_worker", json.dumps(settings)],
-            cwd=ROOT,
-            env={
-                **os.environ,
+            {
                 "PYTHONPATH": str(ROOT),
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
                 "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB),
                 "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_LOGGING_LEVEL": "ERROR",
             },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
+            replies=True,
         )
-
-    @property
-    def process_id(self) -> int:
-        """Of the process."""
-        return self._process.pid
 
     def __call__(self, tasks: Sequence[Task]) -> Run:
         """Answer all tasks at once.
@@ -100,24 +87,11 @@ class VllmProcess:
         """
         from benchmarks.peers import Run
 
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         batch = {
             "prompts": [task.prompt for task in tasks],
             "max_tokens": [task.num_tokens for task in tasks],
         }
-        try:
-            self._process.stdin.write(json.dumps(batch) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            self._process.wait()
-            self._log.seek(0)
-            wrote = self._log.read().decode(errors="replace")[-1000:]
-            raise RuntimeError(f"vLLM ended with {self._process.returncode}: {wrote}")
-        answer = json.loads(line)
+        answer = json.loads(self.process.ask(json.dumps(batch)))
         return Run(
             tuple(map(tuple, answer["token_ids"])),
             answer["seconds"],
@@ -125,14 +99,6 @@ class VllmProcess:
             sum(map(len, answer["token_ids"])) - answer["num_first"],
             answer["num_forwards"],
         )
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None:
-                stream.close()
 
 
 def main() -> None:

@@ -76,12 +76,12 @@ def test_llama_answers_and_its_times_add_up(options: tuple[str, ...]) -> None:
         assert 0 < run.decode_seconds < run.seconds
         assert 0 < run.num_forwards <= len(short) + len(long)
     finally:
-        server.close()
+        server.process.close()
 
 
 def test_why_llama_does_not_start_is_told(tmp_path: Path) -> None:
     program = tmp_path / "llama-server"
-    program.write_text("#!/bin/sh\necho no such model; exit 3\n")
+    program.write_text("#!/bin/sh\necho no such model >&2; exit 3\n")
     program.chmod(0o755)
     with pytest.raises(RuntimeError, match="no such model"):
         peers_llama.LlamaServer(program, tmp_path, num_threads=1, num_rows=1, num_positions=16)
