@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _EXPECTED = (
-    'a "prompt" (text), "messages" (a list of {"role", "content"}) or "prompt_ids" (a list of token ids)'
+    'a "prompt" (text), "question", "messages" (a list of {"role", "content"}) or "prompt_ids" '
+    "(a list of token ids)"
 )
 
 
@@ -32,25 +33,30 @@ def read_prompts(
     vocabulary_size: int | None = None,
     split: str = "train",
     limit: int | None = None,
+    template: str | None = None,
 ) -> list[list[int]]:
     """Token ids of every prompt.
 
     Args:
         source: A file of JSON lines, the name or folder of a ``datasets`` dataset, or records. A record has
-            a ``prompt`` (text, continued as it is), ``messages`` (rendered by the chat template) or
-            ``prompt_ids``.
+            a ``prompt`` (text, continued as it is), a ``question`` (asked of a chat model), ``messages``
+            (rendered by the chat template) or ``prompt_ids``.
         tokenizer: The model's.
         max_positions: Tokens the model has positions for.
         max_tokens: Maximum tokens of an answer.
         vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
         split: Which split of a dataset to read.
         limit: Read only the first ``limit`` prompts.
+        template: A user's message in which fields of the record stand in braces, for records of any other
+            form: ``"{passage} {question}"``. A list of texts becomes paragraphs; ``{documents[0]}`` is one of
+            them.
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
-        ValueError: There is no prompt, a record has none, the tokenizer lacks an end token or a chat template
-            that is needed, a prompt leaves no room for its answer or contains token ids unknown to the model,
-            or the limit is less than 1. The message says which record and what to do.
+        ValueError: There is no prompt, a record has none or lacks a field of the template, the tokenizer
+            lacks an end token or a chat template that is needed, a prompt leaves no room for its answer or
+            contains token ids unknown to the model, or the limit is less than 1. The message says which
+            record and what to do.
     """
     check_tokenizer(tokenizer)
     if limit is not None and limit < 1:
@@ -59,7 +65,8 @@ def read_prompts(
     for name, record in _records(source, split):
         if limit is not None and len(prompts) >= limit:
             break
-        token_ids = _token_ids(name, record, tokenizer)
+        asked = record if template is None else {"question": _filled(template, name, record)}
+        token_ids = _token_ids(name, asked, tokenizer)
         _check_ids(name, token_ids, vocabulary_size or len(tokenizer))
         if not token_ids:
             raise ValueError(f"{name} has an empty prompt: give at least one token")
@@ -179,14 +186,17 @@ def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) ->
             return _ids(name, "prompt_ids", record["prompt_ids"])
         if isinstance(record.get("prompt"), str):
             return encode(tokenizer, record["prompt"])
-        if record.get("messages") is not None:
+        turns = record.get("messages")
+        if turns is None and isinstance(record.get("question"), str):
+            turns = [{"role": "user", "content": record["question"]}]
+        if turns is not None:
             if not tokenizer.chat_template:
                 raise ValueError(
-                    f"{name} has messages, but the tokenizer has no chat template: set one, or give "
-                    'the whole text as "prompt"'
+                    f"{name} has messages or a question, but the tokenizer has no chat template: set one, or "
+                    'give the whole text as "prompt"'
                 )
             try:
-                return encode_chat(tokenizer, record["messages"], add_generation_prompt=True)
+                return encode_chat(tokenizer, turns, add_generation_prompt=True)
             except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
                 raise ValueError(
                     f"{name} has messages that the chat template rejects ({error}): expected a list of "
@@ -194,6 +204,27 @@ def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) ->
                 ) from error
     keys = ", ".join(record) if isinstance(record, Mapping) else type(record).__name__
     raise ValueError(f"{name} has no prompt (it has: {keys}): expected {_EXPECTED}")
+
+
+class _Paragraphs(list[object]):
+    """A list that a template writes as paragraphs."""
+
+    def __format__(self, spec: str) -> str:
+        return format("\n\n".join(map(str, self)), spec)
+
+
+def _filled(template: str, name: str, record: object) -> str:
+    fields = dict(record) if isinstance(record, Mapping) else {}
+    try:
+        return template.format_map(
+            {key: _Paragraphs(value) if isinstance(value, list) else value for key, value in fields.items()}
+        )
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+        known = ", ".join(map(str, fields)) or "no fields"
+        raise ValueError(
+            f"{name} does not fit the template {template!r} ({type(error).__name__}: {error}): the record "
+            f"has {known}. Fields stand in braces; a brace itself is doubled"
+        ) from error
 
 
 def _ids(name: str, key: str, value: object) -> list[int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from local_backend.plots import draw_progress, draw_trajectories
     from local_backend.requests.outputs import Trajectory
     from local_backend.requests.prompt_file import read_prompts
-    from local_backend.training.evaluation import Evaluation, evaluate, perplexity
+    from local_backend.training.evaluation import Evaluation, Likeness, evaluate, perplexity
     from local_backend.training.examples import NoiseOptions, NoisyExamples
     from local_backend.training.losses import (
         autoregressive_loss,
@@ -43,6 +43,7 @@ _HOMES = {
     "Copy": "training.packing",
     "Evaluation": "training.evaluation",
     "Example": "training.packing",
+    "Likeness": "training.evaluation",
     "LossOptions": "training.trainer",
     "NoiseOptions": "training.examples",
     "NoisyExamples": "training.examples",
@@ -80,6 +81,7 @@ __all__ = [
     "Copy",
     "Evaluation",
     "Example",
+    "Likeness",
     "LossOptions",
     "NoiseOptions",
     "NoisyExamples",

@@ -39,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train on stored trajectories")
     evaluate = commands.add_parser("evaluate", help="measure speed on prompts")
     for command in (tune, collect, train, evaluate):
-        command.add_argument("--model", required=True, help="folder or name of a transformers causal LM")
+        command.add_argument(
+            "--model", required=True, help='folder or name of a transformers causal LM, or "default"'
+        )
         command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
     for command in (tune, collect, train, evaluate):
         note = "; train takes what was collected" if command is train else ""
@@ -48,7 +50,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--prompts",
             required=True,
-            help='JSON lines with "prompt", "messages" or "prompt_ids", or a datasets dataset',
+            help='JSON lines with "prompt", "question", "messages" or "prompt_ids", or a datasets dataset',
+        )
+        command.add_argument(
+            "--template", help='user message with fields of other records, e.g. "{passage}\\n\\n{question}"'
         )
         command.add_argument("--limit", type=int, help="only the first so many prompts")
     for command in (tune, train):
@@ -78,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
     tune.add_argument("--rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
     tune.add_argument("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
+    tune.add_argument(
+        "--max-hours", type=float, help="stop after this long; the same command trains the model further"
+    )
     tune.add_argument("--held-out", type=int, default=64, help="prompts kept for measuring (%(default)s)")
     collect.add_argument("--output", type=Path, required=True, help="folder of the trajectories")
     collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
@@ -96,6 +104,8 @@ def _tune(given: argparse.Namespace) -> None:
         _options(given),
         limit=given.limit,
         examples=given.examples,
+        template=_template(given),
+        max_hours=given.max_hours,
     )
 
 
@@ -146,7 +156,13 @@ def _prompts(
         vocabulary_size=forward.vocabulary_size,
         max_tokens=given.max_tokens,
         limit=given.limit,
+        template=_template(given),
     )
+
+
+def _template(given: argparse.Namespace) -> str | None:
+    # A shell passes the two characters of a line feed's escape.
+    return None if given.template is None else str(given.template).replace("\\n", "\n")
 
 
 def _options(given: argparse.Namespace) -> TuneOptions:

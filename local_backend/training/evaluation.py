@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +46,7 @@ class Evaluation:
         flops_per_token, autoregressive_flops_per_token: Of the decode forwards, at two operations a weight.
         peak_memory_bytes: Of the device, or of this process on a CPU.
         quality: As the caller measures it; ``None`` if it does not.
+        answers: Token ids of the answers.
     """
 
     num_prompts: int
@@ -57,10 +58,11 @@ class Evaluation:
     autoregressive_flops_per_token: float
     peak_memory_bytes: int
     quality: float | None
+    answers: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The figures by name."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "answers"}
 
 
 def evaluate(
@@ -109,6 +111,7 @@ def evaluate(
         autoregressive_flops_per_token=2.0 * num_weights,
         peak_memory_bytes=_peak_memory_bytes(model),
         quality=quality(completions) if quality else None,
+        answers=tuple(tuple(completion.token_ids) for completion in completions),
     )
 
 
@@ -160,6 +163,53 @@ def perplexity(
     if not count:
         raise ValueError("there is no text to measure perplexity on: give at least one answer")
     return math.exp(surprise / count)
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How near a model's answers are to those of the plain model.
+
+    Attributes:
+        same_answers: Share of answers that are equal, token for token.
+        rouge_l: ROUGE-L of the answers to the plain model's, F1 over tokens, on average.
+        perplexity: Of the plain model's answers, under this model.
+    """
+
+    same_answers: float
+    rouge_l: float
+    perplexity: float
+
+
+def likeness(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    plain_answers: Sequence[Sequence[int]],
+) -> Likeness:
+    """Compare a model's answers to prompts with the plain model's.
+
+    Raises:
+        ValueError: There is no answer, or their numbers differ.
+    """
+    pairs = list(zip(answers, plain_answers, strict=True))
+    return Likeness(
+        same_answers=sum(list(one) == list(other) for one, other in pairs) / max(1, len(pairs)),
+        rouge_l=sum(rouge_l(one, other) for one, other in pairs) / max(1, len(pairs)),
+        perplexity=perplexity(model, list(zip(prompts, plain_answers, strict=True))),
+    )
+
+
+def rouge_l(answer: Sequence[int], reference: Sequence[int]) -> float:
+    """ROUGE-L (Lin, 2004) over token ids: F1 of the longest common subsequence; 1 if both are empty."""
+    longest = [0] * (len(reference) + 1)  # common with each beginning of the reference
+    for token in answer:
+        before = 0
+        for place, other in enumerate(reference, 1):
+            above = longest[place]
+            longest[place] = before + 1 if token == other else max(above, longest[place - 1])
+            before = above
+    total = len(answer) + len(reference)
+    return 2 * longest[-1] / total if total else 1.0
 
 
 def _speedup(

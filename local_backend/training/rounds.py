@@ -6,6 +6,8 @@ Knows how ``transformers`` and ``peft`` train. Does not know where trajectories 
 from __future__ import annotations
 
 import json
+import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,6 +95,8 @@ class TuneOptions:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
 
 
+DEFAULT_MODEL = "default"  # instead of a path
+
 # Options that do not affect the weights: they may change when an interrupted round is resumed.
 WITHOUT_EFFECT = frozenset(
     ("options.save_steps", "options.activation_checkpointing", "options.collect.max_rows")
@@ -107,8 +111,9 @@ def train_round(
     options: TuneOptions,
     *,
     measure: Callable[[PreTrainedModel], Mapping[str, float]] | None = None,
+    deadline: float = math.inf,
     tell: Callable[[str], None] = print,
-) -> None:
+) -> bool:
     """Train on one round's trajectories and write the model to ``folder/model``; resumable.
 
     Args:
@@ -118,7 +123,12 @@ def train_round(
         folder: Checkpoints go to ``folder/checkpoints``, measurements to ``folder/history.json``.
         options: How it is trained.
         measure: Called ``num_evaluations`` times during training.
+        deadline: When to pause, by ``time.monotonic()``: the model is written to ``folder/unfinished`` then,
+            and another call trains it further.
         tell: Called with progress messages.
+
+    Returns:
+        Whether the round is complete.
 
     Raises:
         ValueError: The folder holds a round on other trajectories, of another model or with other options;
@@ -152,7 +162,7 @@ def train_round(
         options.losses,
         pad_id=tokenizer.pad_token_id or 0,
         measure=measure,
-        callbacks=[_EvenlySpaced(options)] if measure else [],
+        callbacks=[_Until(deadline), *([_EvenlySpaced(options)] if measure else [])],
     )
     trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
     history = [
@@ -167,7 +177,23 @@ def train_round(
     if options.lora_rank:
         trained.save_pretrained(folder / "adapter")
         trained = trained.merge_and_unload()
-    write_model(trained, tokenizer, folder / "model")
+    is_complete = trainer.state.global_step >= options.num_steps
+    write_model(trained, tokenizer, folder / ("model" if is_complete else "unfinished"))
+    return is_complete
+
+
+class _Until(TrainerCallback):
+    """Stops training, with a checkpoint, after the first step that ends behind a deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if time.monotonic() > self._deadline:
+            control.should_save = True
+            control.should_training_stop = True
 
 
 class _EvenlySpaced(TrainerCallback):
@@ -217,21 +243,22 @@ def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedToke
     """Load a model with float32 weights, on the GPU if there is one, and its tokenizer.
 
     Args:
-        path: A folder, a GGUF file, or a name on the model hub.
+        path: A folder, a GGUF file, or a name on the model hub; ``"default"`` is the default model.
 
     Raises:
         OSError: There is no such model.
         ValueError: Its tokenizer has no end token.
     """
-    model, tokenizer = load(path, dtype=torch.float32, device="cuda" if torch.cuda.is_available() else None)
+    source = None if str(path) == DEFAULT_MODEL else path
+    model, tokenizer = load(source, dtype=torch.float32, device="cuda" if torch.cuda.is_available() else None)
     check_tokenizer(tokenizer)
     use_fast_attention(model)
     return model, tokenizer
 
 
 def stored_dtype(path: str | Path) -> torch.dtype:
-    """The dtype of a model's stored weights, by its configuration; float32 for a GGUF file."""
-    if is_gguf(path):
+    """The dtype of a model's stored weights, by its configuration; float32 if they are quantized."""
+    if str(path) == DEFAULT_MODEL or is_gguf(path):
         return torch.float32
     dtype = AutoConfig.from_pretrained(path).dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32

@@ -8,6 +8,8 @@ missing part.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -181,6 +183,7 @@ def collect_trajectories(
     *,
     accept: Accept | None = None,
     progress: Progress | None = None,
+    deadline: float = math.inf,
 ) -> dict[str, int]:
     """Decode every prompt and store its trajectory; resumes an interrupted call.
 
@@ -193,6 +196,7 @@ def collect_trajectories(
         accept: A filter in addition to the checks for faults: given the prompts and answers of a part,
             returns for each answer whether to keep it.
         progress: Where progress is shown; by default a new bar.
+        deadline: No further part is begun after this time, by ``time.monotonic()``.
 
     Returns:
         Counts: ``"kept"``, and one for each fault for which answers were left out.
@@ -200,6 +204,7 @@ def collect_trajectories(
     Raises:
         ValueError: The folder holds trajectories of another model, other prompts or other options; or a
             prompt is empty or too long.
+        TimeoutError: The deadline has passed; the parts collected until then are kept.
     """
     options = options or CollectOptions()
     manifest = begin_manifest(model, tokenizer, prompts, folder, asdict(options))
@@ -214,6 +219,11 @@ def collect_trajectories(
                 if str(number) in manifest["parts"]:
                     bar.advance(task, len(part))
                     continue
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the time was up after {start} of {len(prompts)} prompts: the same command goes on "
+                        "with the others; fewer prompts or a longer time leave some for training"
+                    )
                 kept: list[Trajectory] = []
                 counts = dict.fromkeys(("kept", *FAULTS), 0)
                 completions: list[Completion] = []

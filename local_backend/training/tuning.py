@@ -7,7 +7,9 @@ from its own guesses.
 from __future__ import annotations
 
 import json
+import math
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from local_backend.plots import draw_progress
 from local_backend.requests.outputs import Trajectory
 from local_backend.requests.prompt_file import read_examples, read_prompts
-from local_backend.training.checkpoints import claim, has_model, write_model
-from local_backend.training.evaluation import Evaluation, Quality, evaluate, perplexity
+from local_backend.training.checkpoints import claim, has_model, write_model, write_whole
+from local_backend.training.evaluation import Evaluation, Likeness, Quality, evaluate, likeness
 from local_backend.training.examples import Joined
 from local_backend.training.packing import PackedForward
 from local_backend.training.rounds import (
@@ -47,17 +49,24 @@ class Report:
 
     Attributes:
         before, after: Speed and quality of the plain and of the tuned model.
-        plain_perplexity, tuned_perplexity: Of the plain model's answers, under the plain and the tuned model.
+        plain, tuned: How near the answers of each are to the plain model's; for the plain model that is its
+            answers by Jacobi decoding, which rounding alone can change.
         history: Records of ``step``, ``tokens_per_forward`` and ``quality``.
         counts: For each round, how many trajectories were kept and left out.
+        is_complete: Whether all rounds were trained; ``False`` if the time was up before.
     """
 
     before: Evaluation
     after: Evaluation
-    plain_perplexity: float
-    tuned_perplexity: float
+    plain: Likeness
+    tuned: Likeness
     history: Sequence[Mapping[str, float]]
     counts: Sequence[Mapping[str, int]]
+    is_complete: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as it is written to ``report.json``."""
+        return {**asdict(self), "before": self.before.as_dict(), "after": self.after.as_dict()}
 
 
 def tune(
@@ -70,12 +79,14 @@ def tune(
     examples: str | Path | Iterable[Mapping[str, Any]] | None = None,
     quality: Callable[[Sequence[Sequence[int]]], Quality] | None = None,
     accept: Accept | None = None,
+    template: str | None = None,
+    max_hours: float | None = None,
     tell: Callable[[str], None] = print,
 ) -> Report:
     """Tune a causal language model for consistency on its own trajectories.
 
     Args:
-        model_path: Folder, or name on the model hub, of the model.
+        model_path: Folder, or name on the model hub, of the model; ``"default"`` is the default model.
         prompts: See :func:`~local_backend.requests.prompt_file.read_prompts`.
         output: Folder of the tuned model, whose weights have the dtype that the original is stored in. Work
             in progress is kept in ``output/work``: another call with the same arguments, or with more rounds,
@@ -88,13 +99,20 @@ def tune(
             answers equal to the plain model's.
         accept: Which answers are worth learning from, see
             :func:`~local_backend.training.trajectories.collect_trajectories`.
+        template: A user's message with fields of the prompts' records, see ``read_prompts``.
+        max_hours: Stop after this long, measuring included: the model is written as it is by then, and
+            another call with the same arguments trains it further.
         tell: Called with messages about progress and results.
 
     Raises:
         ValueError: A prompt, the tokenizer, the model or the work in progress is invalid; all of it is
             checked before anything is computed.
+        TimeoutError: The time was up before training began; what was collected is kept.
     """
     options = options or TuneOptions()
+    if max_hours is not None and not max_hours > 0:
+        raise ValueError(f"max_hours must be above 0, got {max_hours}")
+    started = time.monotonic()
     if output.resolve() == Path(model_path).resolve():
         raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
     model, tokenizer = load_for_training(model_path)
@@ -106,6 +124,7 @@ def tune(
         max_tokens=options.collect.max_tokens,
         vocabulary_size=forward.vocabulary_size,
         limit=limit,
+        template=template,
     )
     train_prompts, held_out = split_held_out(all_prompts, options)
     references: list[Trajectory] = []
@@ -142,44 +161,71 @@ def tune(
 
         return measure
 
+    measuring = time.monotonic()
     plain_answers = _answers(model, tokenizer, held_out, options)
     judge = quality(held_out) if quality else same_answers(plain_answers)
     before = _evaluate_timed(model, tokenizer, held_out, options, judge)
-    texts = list(zip(held_out, plain_answers, strict=True))
-    plain_perplexity = perplexity(model, texts)
-    tell(f"plain: {describe(before)}")
+    plain = likeness(model, held_out, before.answers, plain_answers)
+    tell(f"plain: {describe(before, plain)}")
+    # Measuring the tuned model takes about as long as this did.
+    deadline = math.inf if max_hours is None else started + 3600 * max_hours - (time.monotonic() - measuring)
 
     history: list[dict[str, float]] = [
         {"step": 0, "tokens_per_forward": before.tokens_per_forward, "quality": before.quality or 0.0}
     ]
-    counts = []
+    counts: list[dict[str, int]] = []
+    is_complete = True
     for number in range(options.num_rounds):
         folder = work / f"round-{number}"
-        counts.append(
-            collect_trajectories(
-                model, tokenizer, train_prompts, folder / "trajectories", options.collect, accept=accept
+        try:
+            counts.append(
+                collect_trajectories(
+                    model,
+                    tokenizer,
+                    train_prompts,
+                    folder / "trajectories",
+                    options.collect,
+                    accept=accept,
+                    deadline=deadline,
+                )
             )
-        )
+        except TimeoutError:
+            if not number:
+                raise
+            is_complete = False
+            break
         tell(f"round {number + 1}: {_describe_counts(counts[-1])}")
         if not has_model(folder / "model"):
             stored = StoredTrajectories(folder / "trajectories", model, tokenizer)
             trajectories = Joined(stored, references)
-            train_round(model, tokenizer, trajectories, folder, options, measure=measure_of(judge), tell=tell)
-        model, _ = load_for_training(folder / "model")
+            is_complete = train_round(
+                model,
+                tokenizer,
+                trajectories,
+                folder,
+                options,
+                measure=measure_of(judge),
+                deadline=deadline,
+                tell=tell,
+            )
         log = json.loads((folder / "history.json").read_text("utf-8"))
         history += [{**record, "step": record["step"] + number * options.num_steps} for record in log]
+        model, _ = load_for_training(folder / ("model" if is_complete else "unfinished"))
+        if not is_complete:
+            break
 
     # Measured as it will be used: with weights rounded to the stored dtype.
     cast("Any", model).to(stored_dtype(model_path))
     write_model(model, tokenizer, output)
     model.float()
     after = _evaluate_timed(model, tokenizer, held_out, options, judge)
-    report = Report(before, after, plain_perplexity, perplexity(model, texts), history, counts)
-    tell(f"tuned: {describe(after)}")
-    tell(
-        f"perplexity of the plain model's answers: {plain_perplexity:.4f}, now {report.tuned_perplexity:.4f}"
-    )
-    (output / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    tuned = likeness(model, held_out, after.answers, plain_answers)
+    report = Report(before, after, plain, tuned, history, counts, is_complete)
+    tell(f"plain: {describe(before, plain)}")
+    tell(f"tuned: {describe(after, tuned)}")
+    if not is_complete:
+        tell("the time was up: the same command trains it further")
+    write_whole(output / "report.json", json.dumps(report.as_dict(), indent=1) + "\n")
     draw_progress(history).savefig(output / "progress.png", dpi=110)
     return report
 
@@ -213,7 +259,7 @@ def same_answers(expected: Sequence[Sequence[int]]) -> Quality:
     return judge
 
 
-def describe(figures: Evaluation) -> str:
+def describe(figures: Evaluation, likeness: Likeness | None = None) -> str:
     """The figures in one line."""
     line = f"{figures.tokens_per_forward:.2f} tokens per forward"
     if figures.speedup is not None:
@@ -223,6 +269,11 @@ def describe(figures: Evaluation) -> str:
     )
     if figures.quality is not None:
         line += f", quality {figures.quality:.3f}"
+    if likeness is not None:
+        line += (
+            f"; of the plain model's answers {likeness.same_answers:.1%} the same, ROUGE-L "
+            f"{likeness.rouge_l:.3f}, perplexity {likeness.perplexity:.4f}"
+        )
     return line
 
 

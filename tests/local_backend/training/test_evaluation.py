@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from local_backend import Completion, Engine, Jacobi, SamplingParams
 from local_backend.plots import trajectory_cells
 from local_backend.training import Trajectory, draw_progress, draw_trajectories, evaluate, perplexity
-from local_backend.training.evaluation import num_stationary
+from local_backend.training.evaluation import likeness, num_stationary, rouge_l
 
 # Place 0 lands by itself; 2 and 3 are right from the start behind a wrong 1; 4 is right, then wrong, then
 # right with nothing wrong before it.
@@ -78,6 +78,24 @@ def test_perplexity_is_that_of_the_model_itself(model: LlamaForCausalLM) -> None
     assert perplexity(model, texts) == pytest.approx(math.exp(sum(surprise) / len(surprise)), rel=1e-5)
     with pytest.raises(ValueError, match="no text"):
         perplexity(model, [])
+
+
+def test_rouge_l_is_the_f1_of_the_longest_common_subsequence() -> None:
+    assert rouge_l([1, 2, 3], [1, 2, 3]) == 1
+    assert rouge_l([1, 2, 3, 4], [2, 4, 9]) == pytest.approx(2 * 2 / 7)
+    assert rouge_l([1, 2], [2, 1]) == pytest.approx(2 / 4)
+    assert rouge_l([1], [2]) == rouge_l([], [2]) == 0
+    assert rouge_l([], []) == 1
+
+
+def test_likeness_compares_answers_with_the_plain_ones(model: LlamaForCausalLM) -> None:
+    prompts, plain = [[5, 6, 7], [5]], [[8, 9], [6, 7, 8, 9]]
+    told = likeness(model, prompts, [(8, 9), (6, 7)], plain)
+    assert told.same_answers == 0.5
+    assert told.rouge_l == pytest.approx((1 + 2 * 2 / 6) / 2)
+    assert told.perplexity == perplexity(model, list(zip(prompts, plain, strict=True)))
+    with pytest.raises(ValueError, match="no text"):
+        likeness(model, [], [], [])
 
 
 def test_pictures_are_drawn() -> None:

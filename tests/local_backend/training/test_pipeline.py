@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, modeling_utils
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    modeling_utils,
+)
 
 from benchmarks.jacobi_tasks import TASKS, draw_cases
+from local_backend import ChatLocal
 from local_backend.models import prepacking
 from local_backend.training import (
     CollectOptions,
@@ -21,6 +31,7 @@ from local_backend.training import (
     NoiseOptions,
     Trajectory,
     TuneOptions,
+    collect_trajectories,
     load_for_training,
     read_prompts,
     train_round,
@@ -28,6 +39,8 @@ from local_backend.training import (
 )
 from local_backend.training.__main__ import main
 from local_backend.training.checkpoints import has_model, write_model
+from local_backend.training.tuning import split_held_out
+from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 TOY = TuneOptions(
     num_rounds=2,
@@ -78,6 +91,10 @@ def test_prompts_become_a_tuned_model(folder: Path) -> None:
     assert any("steps of about" in line for line in told[:-1])
     written = json.loads((folder / "tuned" / "report.json").read_text())
     assert written["before"]["quality"] == 1.0
+    assert written["plain"]["same_answers"] == written["plain"]["rouge_l"] == 1
+    assert written["tuned"]["same_answers"] == written["after"]["quality"]
+    assert 0 < written["tuned"]["rouge_l"] <= 1
+    assert written["tuned"]["perplexity"] > 1
     assert written["after"]["speedup"] > 0
     assert len(written["counts"]) == 2
     assert (folder / "tuned" / "progress.png").stat().st_size > 1000
@@ -114,9 +131,75 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
-def test_adapters_are_trained_and_merged(folder: Path) -> None:
-    from dataclasses import replace
+@pytest.mark.slow  # four processes that import torch
+def test_a_command_that_is_killed_ends_with_the_weights_of_one_that_is_not(folder: Path) -> None:
+    arguments = ["--model", str(folder / "plain"), "--prompts", str(_prompts_file(folder))]
+    sizes = {"max-tokens": 12, "block-size": 4, "steps": 40, "batch-size": 3, "held-out": 3, "save-steps": 5}
+    arguments += [text for name, number in sizes.items() for text in (f"--{name}", str(number))]
+    command = [sys.executable, "-m", "local_backend.training", "tune", *arguments]
+    subprocess.run([*command, "--output", str(folder / "whole")], check=True, capture_output=True)
+    # Killed behind a checkpoint of each round.
+    for at in ("round-0", "round-1"):
+        process = subprocess.Popen(
+            [*command, "--output", str(folder / "cut")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        checkpoints = folder / "cut" / "work" / at / "checkpoints"
+        while process.poll() is None and not list(checkpoints.glob("checkpoint-*/trainer_state.json")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (folder / "cut" / "report.json").exists()
+    subprocess.run([*command, "--output", str(folder / "cut")], check=True, capture_output=True)
+    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(folder: Path, rank: int | None) -> None:
+    prompts = _prompts_file(folder)
+    options = replace(TOY, lora_rank=rank)
+    tune(folder / "plain", prompts, folder / "whole", options, tell=lambda _: None)
+    with pytest.raises(TimeoutError, match="the time was up after 0 of"):
+        tune(folder / "plain", prompts, folder / "cut", options, max_hours=1e-9, tell=lambda _: None)
+    model, tokenizer = load_for_training(folder / "plain")
+    train_prompts, _ = split_held_out(
+        read_prompts(prompts, tokenizer, max_positions=1024, max_tokens=12), options
+    )
+    trajectories = folder / "cut" / "work" / "round-0" / "trajectories"
+    collect_trajectories(model, tokenizer, train_prompts, trajectories, options.collect)
+    told: list[str] = []
+    report = tune(folder / "plain", prompts, folder / "cut", options, max_hours=1e-9, tell=told.append)
+    assert not report.is_complete
+    assert "the same command trains it further" in told[-1]
+    plain, paused = _weights(folder / "plain"), _weights(folder / "cut")
+    assert any(not torch.equal(plain[name], paused[name]) for name in plain)  # one step was taken
+    report = tune(folder / "plain", prompts, folder / "cut", options, tell=lambda _: None)
+    assert report.is_complete
+    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_chat_local_and_transformers_load_what_was_tuned(tmp_path: Path) -> None:
+    """From questions alone, asked of a chat model; both give the same answer."""
+    model, tokenizer = tiny_chat_model(), tiny_tokenizer()
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = list(range(0, len(tokenizer), 7))  # answers end soon
+    model.save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    questions = [{"question": f"What is {number} + {number}?"} for number in range(12)]
+    output = tmp_path / "tuned"
+    tune(tmp_path / "plain", questions, output, replace(TOY, num_rounds=1), tell=lambda _: None)
+    turns = [{"role": "user", "content": "What is 3 + 4?"}]
+    with ChatLocal.from_pretrained(output, drafter="jacobi", dtype="float32", max_tokens=9) as chat:
+        answer = chat.invoke("What is 3 + 4?").content
+    reader: Any = AutoTokenizer.from_pretrained(output)
+    tuned: Any = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    prompt = reader.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")
+    generated = tuned.generate(**prompt, max_new_tokens=9, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert answer == reader.decode(generated, skip_special_tokens=True)
+
+
+def test_adapters_are_trained_and_merged(folder: Path) -> None:
     options = replace(TOY, lora_rank=2, num_rounds=1, accumulation_steps=2)
     tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
     plain, tuned = _weights(folder / "plain"), _weights(folder / "tuned")
@@ -127,8 +210,6 @@ def test_adapters_are_trained_and_merged(folder: Path) -> None:
 
 
 def test_work_with_other_options_is_refused(folder: Path) -> None:
-    from dataclasses import replace
-
     prompts = _prompts_file(folder)
     options = replace(TOY, num_rounds=1, num_steps=1)
     tune(folder / "plain", prompts, folder / "tuned", options, tell=lambda _: None)
@@ -143,8 +224,6 @@ def test_work_with_other_options_is_refused(folder: Path) -> None:
 
 
 def test_a_round_goes_on_with_its_own_work_alone(folder: Path) -> None:
-    from dataclasses import replace
-
     def train(some: list[Trajectory], options: TuneOptions) -> None:
         model, tokenizer = load_for_training(folder / "plain")
         train_round(model, tokenizer, some, folder / "round", options, tell=lambda _: None)
@@ -167,8 +246,6 @@ def test_a_round_goes_on_with_its_own_work_alone(folder: Path) -> None:
 def test_killed_while_writing_it_resumes_and_ends_with_the_same_weights(
     folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
-
     from local_backend.training.trainer import ConsistencyTrainer
 
     options = replace(TOY, num_rounds=1)
@@ -205,8 +282,6 @@ def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As larger ones than this are, by which what was laid out before a step would be wrong behind it."""
-    from dataclasses import replace
-
     monkeypatch.setattr(prepacking, "_LEAST_WEIGHTS", 1)
     monkeypatch.setattr(prepacking, "_faster", list)  # prepared whether faster or not
     options = replace(TOY, num_rounds=1, num_evaluations=2, learning_rate=0.1)
@@ -230,8 +305,6 @@ def test_a_model_is_written_over_an_earlier_one(
 
 
 def test_speed_is_measured_as_often_as_asked_for_and_at_the_end(folder: Path) -> None:
-    from dataclasses import replace
-
     for asked, steps in ((3, [0, 1, 3, 4]), (9, [0, 1, 2, 3, 4])):
         options = replace(TOY, num_rounds=1, num_evaluations=asked)
         output = folder / f"measured-{asked}"
@@ -240,8 +313,6 @@ def test_speed_is_measured_as_often_as_asked_for_and_at_the_end(folder: Path) ->
 
 
 def test_weights_keep_the_type_they_are_stored_in(folder: Path) -> None:
-    from dataclasses import replace
-
     AutoModelForCausalLM.from_pretrained(folder / "plain").bfloat16().save_pretrained(folder / "plain")
     options = replace(TOY, num_rounds=1)
     tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
@@ -249,8 +320,6 @@ def test_weights_keep_the_type_they_are_stored_in(folder: Path) -> None:
 
 
 def test_further_rounds_may_be_asked_for_later(folder: Path) -> None:
-    from dataclasses import replace
-
     prompts = _prompts_file(folder)
     first = replace(TOY, num_rounds=1)
     tune(folder / "plain", prompts, folder / "one", first, tell=lambda _: None)
@@ -261,8 +330,6 @@ def test_further_rounds_may_be_asked_for_later(folder: Path) -> None:
 
 
 def test_right_answers_are_learned_from_and_wrong_ones_left_out(folder: Path) -> None:
-    from dataclasses import replace
-
     cases = islice(draw_cases(TASKS["word_problems"], "train", seed=2), 6)
     examples = [{"prompt": case.prompt, "answer": case.answer} for case in cases]
     options = replace(TOY, num_rounds=1)
@@ -308,6 +375,8 @@ def test_bad_input_is_refused_before_any_work(folder: Path, capsys: pytest.Captu
     assert "holds no prompt" in refusal("\n\n")
     assert "line 2" in refusal(good.read_text().splitlines()[0] + "\nnot json\n")
     assert "(it has: text)" in refusal('{"text": "a"}\n')
+    assert "the record has text" in refusal('{"text": "a"}\n', "plain", "--template", "{passage} {question}")
+    assert "max_hours must be above 0" in refusal('{"prompt": "a"}\n', "plain", "--max-hours", "0")
     assert "empty prompt" in refusal('{"prompt": ""}\n')
     assert "no chat template" in refusal('{"messages": [{"role": "user", "content": "a"}]}\n')
     long = json.dumps({"prompt": "How many? " * 400})
@@ -377,6 +446,14 @@ def test_messages_that_the_template_does_not_take_are_refused_by_line(
         {"messages": None, "prompt": None, "prompt_ids": talking.encode("How many?")},
     )
     assert told[0] == told[1] == told[2]
+    (question,) = read({"question": "How many?"})
+    assert question == talking.encode("How many?", add_special_tokens=False)
+    template = "{documents} {question}"
+    records = [{"question": "How many?", "documents": ["One.", "Two."]}]
+    (filled,) = read_prompts(records, talking, max_positions=64, max_tokens=8, template=template)
+    assert talking.decode(filled) == "One.\n\nTwo. How many?"
+    with pytest.raises(ValueError, match="record 1 does not fit the template"):
+        read_prompts(records, talking, max_positions=64, max_tokens=8, template="{passages[0]}")
     with pytest.raises(ValueError, match=r"record 2 .*users alone"):
         read({"messages": [user]}, {"messages": [system]})
     with pytest.raises(ValueError, match="record 1 has messages"):
