@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-servers test-vllm test-ray check peers peers-vllm bench clean rag
+.PHONY: help demo serve test test-all test-servers test-vllm test-ray check peers peers-vllm bench jacobi clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -121,6 +121,15 @@ bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/r
 	$(BIN)/python -m benchmarks.sot_latency --limit 14 --repeats 1 --save
 	$(BIN)/python -m benchmarks.load --service api --save
 	$(BIN)/python -m benchmarks.retrieval --cases 6 --repeats 1 --save
+
+TASKS := text_to_sql python word_problems
+
+# What is trained stays trained; a training that was stopped goes on.
+build/tasks/%/tuned/config.json: | .venv/dev
+	$(BIN)/python -m benchmarks.jacobi_tasks train $*
+
+jacobi: $(TASKS:%=build/tasks/%/tuned/config.json) ## Train three small models for Jacobi decoding (six minutes each) and measure them (CASES=100 optional)
+	$(BIN)/python -m benchmarks.jacobi --tasks $(TASKS) --cases $(or $(CASES),100)
 
 clean: ## Remove the environment and caches
 	rm -rf .venv .node .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis
