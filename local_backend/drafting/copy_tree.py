@@ -67,59 +67,47 @@ class Source:
 
 
 # A source as the inner loop needs it: tokens, place, matching tokens, weight.
-_Voter = tuple[Sequence[int], int, int, float]
+Voter = tuple[Sequence[int], int, int, float]
 
 
-def grow(
-    sources: Sequence[Source],
-    weights: CopyWeights,
-    *,
-    deviation: float,
-    caution: float = 0.0,
-    max_tokens: int,
-    max_depth: int,
-    min_probability: float,
-) -> Draft:
-    """Grow the tree of likeliest continuations, likeliest first.
+class Votes:
+    """Counts the votes of sources, under weights and a deviation that stay.
 
     Args:
-        sources: Places where the text may continue.
-        weights: Weights of their votes.
+        weights: Weights of the votes.
         deviation: Log odds that the next token differs from the place the row copies from.
         caution: Added to the log weight of "none of them" after the first token: how much more often than
             expected the row's copies break off.
-        max_tokens: Maximum size of the tree.
-        max_depth: Maximum length of a path.
-        min_probability: A token is added if its whole path is accepted with at least this probability.
     """
-    if max_depth < 1 or max_tokens < 1 or not sources:
-        return Draft()
-    by_length, sharpness = [math.exp(each) for each in weights.by_length], weights.sharpness
-    miss_at, miss_per_log, miss_per_deviation, *miss_by_longest = weights.miss
-    miss_at += miss_per_deviation * deviation
-    voters: list[_Voter] = [
-        (
-            source.tokens,
-            source.place,
-            source.num_tokens,
-            math.exp(sum(map(mul, weights.traits, source.traits))),
-        )
-        for source in sources
-    ]
-    last_class = len(by_length) - 1
-    token_ids: list[int] = []
-    parents: list[int] = []
-    probabilities: list[float] = []
-    # Candidates: negative path probability, arrival, parent, depth, token, its voters.
-    frontier: list[tuple[float, int, int, int, int, list[_Voter]]] = []
-    num_offered = 0
 
-    def offer(probability: float, parent: int, depth: int, behind: list[_Voter]) -> None:
-        nonlocal num_offered
+    def __init__(self, weights: CopyWeights, *, deviation: float, caution: float = 0.0) -> None:
+        miss_at, miss_per_log, miss_per_deviation, *miss_by_longest = weights.miss
+        self._by_length = [math.exp(each) for each in weights.by_length]
+        self._traits, self._sharpness = weights.traits, weights.sharpness
+        self._miss_at, self._caution = miss_at + miss_per_deviation * deviation, caution
+        self._miss_per_log, self._miss_by_longest = miss_per_log, miss_by_longest
+
+    def voters_of(self, sources: Sequence[Source]) -> list[Voter]:
+        """The sources with their weights."""
+        traits = self._traits
+        return [
+            (
+                source.tokens,
+                source.place,
+                source.num_tokens,
+                math.exp(sum(map(mul, traits, source.traits))),
+            )
+            for source in sources
+        ]
+
+    def count(self, voters: Sequence[Voter], depth: int) -> tuple[dict[int, float], dict[int, list[Voter]]]:
+        """The probability of each token ``depth`` tokens behind the places of voters, and its voters."""
+        by_length = self._by_length
+        last_class = len(by_length) - 1
         votes: dict[int, float] = {}
-        groups: dict[int, list[_Voter]] = {}
+        groups: dict[int, list[Voter]] = {}
         num_matching = longest = 0
-        for voter in behind:
+        for voter in voters:
             tokens, place, num_tokens, weight = voter
             if place + depth >= len(tokens):  # beyond the end of the emitted text: assume it repeats
                 place += depth % (len(tokens) - place)
@@ -139,23 +127,60 @@ def grow(
                 votes[token] = vote
                 groups[token] = [voter]
         if not votes:
-            return
+            return votes, groups
         miss = (
-            miss_at
-            + (caution if depth else 0.0)
-            + miss_per_log * math.log(num_matching or 0.5)
-            + miss_by_longest[length_class(longest)]
+            self._miss_at
+            + (self._caution if depth else 0.0)
+            + self._miss_per_log * math.log(num_matching or 0.5)
+            + self._miss_by_longest[length_class(longest)]
         )
-        sharp = {token: vote**sharpness for token, vote in votes.items()}
-        share = probability / (sum(sharp.values()) + math.exp(miss))
-        for token, vote in sharp.items():
-            if vote * share >= min_probability:
+        sharp = {token: vote**self._sharpness for token, vote in votes.items()}
+        total_weight = sum(sharp.values()) + math.exp(miss)
+        return {token: vote / total_weight for token, vote in sharp.items()}, groups
+
+
+def grow(
+    sources: Sequence[Source],
+    weights: CopyWeights,
+    *,
+    deviation: float,
+    caution: float = 0.0,
+    max_tokens: int,
+    max_depth: int,
+    min_probability: float,
+) -> Draft:
+    """Grow the tree of likeliest continuations, likeliest first.
+
+    Args:
+        sources: Places where the text may continue.
+        weights: Weights of their votes.
+        deviation: See :class:`Votes`.
+        caution: See :class:`Votes`.
+        max_tokens: Maximum size of the tree.
+        max_depth: Maximum length of a path.
+        min_probability: A token is added if its whole path is accepted with at least this probability.
+    """
+    if max_depth < 1 or max_tokens < 1 or not sources:
+        return Draft()
+    votes = Votes(weights, deviation=deviation, caution=caution)
+    token_ids: list[int] = []
+    parents: list[int] = []
+    probabilities: list[float] = []
+    # Candidates: negative path probability, arrival, parent, depth, token, its voters.
+    frontier: list[tuple[float, int, int, int, int, list[Voter]]] = []
+    num_offered = 0
+
+    def offer(probability: float, parent: int, depth: int, behind: list[Voter]) -> None:
+        nonlocal num_offered
+        shares, groups = votes.count(behind, depth)
+        for token, share in shares.items():
+            if probability * share >= min_probability:
                 num_offered += 1
                 heapq.heappush(
-                    frontier, (-vote * share, num_offered, parent, depth + 1, token, groups[token])
+                    frontier, (-probability * share, num_offered, parent, depth + 1, token, groups[token])
                 )
 
-    offer(1.0, -1, 0, voters)
+    offer(1.0, -1, 0, votes.voters_of(sources))
     while frontier and len(token_ids) < max_tokens:
         negative, _, parent, depth, token, group = heapq.heappop(frontier)
         token_ids.append(token)

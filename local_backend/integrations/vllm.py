@@ -6,9 +6,9 @@
         "model": "local_backend.integrations.vllm.ReferenceCopyProposer"}'
 
 Copies from the prompt, which holds retrieved documents; from ``extra_body={"vllm_xargs": {"references":
-[TEXT, ...]}}`` of a request; and from earlier answers. vLLM verifies chains, so of the drafter's token tree
-the best path is proposed. Needs nothing of torch and nothing of this project but the drafters, so that
-vLLM's environment needs this folder on ``PYTHONPATH`` alone.
+[TEXT, ...]}}`` of a request; and from earlier answers. vLLM verifies chains, so no token tree is proposed but
+its likeliest path. Needs nothing of torch and nothing of this project but the drafters, so that vLLM's
+environment needs this folder on ``PYTHONPATH`` alone.
 
 Written for vLLM 0.32, whose interface for custom proposers is experimental.
 """
@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafting.reference_copy import ReferenceCopy
+from local_backend.drafting.copy_chain import CopyChain
+from local_backend.drafting.draft import EMPTY_DRAFT, Outcome
 
 # A drafted token costs less than it saves if its path is accepted with this probability; the batch shares a
 # forward, so every further request makes a wasted token dearer.
@@ -47,7 +47,6 @@ class _Row:
         self.num_prompt_tokens = num_prompt_tokens
         self.references = references
         self.room = 0
-        self.draft = EMPTY_DRAFT
 
 
 class ReferenceCopyProposer:
@@ -62,7 +61,7 @@ class ReferenceCopyProposer:
         self._max_positions = int(vllm_config.model_config.max_model_len)
         self._tokenizer_name = vllm_config.model_config.tokenizer
         self._drafter, self._from_answers = (
-            ReferenceCopy(mean_draft_tokens=16, max_depth=self._max_draft_tokens) for _ in range(2)
+            CopyChain(max_draft_tokens=self._max_draft_tokens) for _ in range(2)
         )
         self._rows: dict[str, tuple[_Row, _Row]] = {}
         self._answers: deque[tuple[int, ...]] = deque(maxlen=_NUM_EARLIER_ANSWERS)
@@ -113,21 +112,18 @@ class ReferenceCopyProposer:
             requests: vLLM's state of each request that has not ended, by its name.
         """
         self._forget_all_but(requests)
-        min_probability = min(
+        self._drafter.min_probability = self._from_answers.min_probability = min(
             _HIGHEST_PROBABILITY, _LOWEST_PROBABILITY + _PROBABILITY_PER_REQUEST * (len(names) - 1)
         )
         proposals: list[list[int]] = []
         for index, does_decode in enumerate(decodes):
-            if not does_decode:
-                proposals.append([])
-                continue
-            row, beside = self._advance(names[index], index, tokens_of, requests)
-            draft = _best_path(self._drafter.propose([row])[0], min_probability)
-            if beside.references and sum(draft.probabilities) < 1:
-                other = _best_path(self._from_answers.propose([beside])[0], min_probability)
-                if sum(other.probabilities) > sum(draft.probabilities):
-                    draft, row, beside = other, beside, row
-            row.draft, beside.draft = draft, EMPTY_DRAFT
+            draft = EMPTY_DRAFT
+            if does_decode:
+                row, beside = self._advance(names[index], index, tokens_of, requests)
+                (draft,) = self._drafter.propose([row])
+                if beside.references and sum(draft.probabilities) < 1:
+                    (other,) = self._from_answers.propose([beside])
+                    draft = max(draft, other, key=lambda each: sum(each.probabilities))
             proposals.append(list(draft.token_ids))
         return proposals
 
@@ -146,10 +142,7 @@ class ReferenceCopyProposer:
         row.token_ids.extend(new)  # of both, which share the list
         for one, drafter in ((row, self._drafter), (beside, self._from_answers)):
             one.room = self._max_positions - len(row.token_ids)
-            if one.draft:
-                accepted = one.draft.places_along(new)
-                drafter.observe([one], [Outcome(tuple(accepted), tuple(new), draft=one.draft)])
-                one.draft = EMPTY_DRAFT
+            drafter.observe([one], [Outcome((), tuple(new))])
         return row, beside
 
     def _begin(self, token_ids: list[int], request: Any) -> tuple[_Row, _Row]:
@@ -188,34 +181,3 @@ class ReferenceCopyProposer:
             answer = tuple(row.token_ids[row.num_prompt_tokens :])
             if len(answer) >= _MIN_ANSWER_TOKENS:
                 self._answers.append(answer)
-
-
-def _best_path(tree: Draft, min_probability: float) -> Draft:
-    """The path of ``tree`` with the highest expected number of accepted tokens, as a chain.
-
-    Args:
-        tree: With probabilities.
-        min_probability: Tokens whose path is accepted with less are not drafted.
-    """
-    expected = [0.0] * len(tree)
-    best_child: dict[int, int] = {}
-    for place in reversed(range(len(tree))):  # children before their parents
-        if tree.probabilities[place] < min_probability:
-            continue
-        below = best_child.get(place)
-        expected[place] = tree.probabilities[place] + (expected[below] if below is not None else 0.0)
-        rival = best_child.get(parent := tree.parents[place])
-        if rival is None or expected[place] > expected[rival]:
-            best_child[parent] = place
-    path: list[int] = []
-    following = best_child.get(-1)
-    while following is not None:
-        path.append(following)
-        following = best_child.get(following)
-    if not path:
-        return EMPTY_DRAFT
-    return Draft(
-        tuple(tree.token_ids[place] for place in path),
-        tuple(range(-1, len(path) - 1)),
-        tuple(tree.probabilities[place] for place in path),
-    )

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from local_backend.drafting.draft import Draft
-from local_backend.integrations.vllm import ReferenceCopyProposer, _best_path
+from local_backend.integrations.vllm import ReferenceCopyProposer
 
 DOCUMENT = list(range(100, 160))
 
@@ -118,30 +115,6 @@ def test_earlier_answers_are_copied_and_rows_may_change_places() -> None:
     assert runner.emit({"b": DOCUMENT[1:5]})["b"][:2] == DOCUMENT[5:7]
     runner.add("c", [1, 2, 9])
     assert runner.emit({"c": answer[:6]})["c"][:3] == answer[6:9]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_the_best_path_promises_most(data: st.DataObject) -> None:
-    size = data.draw(st.integers(0, 9))
-    parents = [data.draw(st.integers(-1, place - 1)) for place in range(size)]
-    probabilities: list[float] = []
-    for parent in parents:
-        above = probabilities[parent] if parent >= 0 else 1.0
-        probabilities.append(above * data.draw(st.floats(0.05, 1.0)))
-    tree = Draft(tuple(range(size)), tuple(parents), tuple(probabilities))
-    path = _best_path(tree, 0.2)
-    assert path.is_chain
-    assert all(probability >= 0.2 for probability in path.probabilities)
-
-    def promised(place: int) -> float:
-        total = 0.0
-        while place >= 0:
-            total, place = total + probabilities[place], parents[place]
-        return total
-
-    likely = [place for place in range(size) if probabilities[place] >= 0.2]
-    assert sum(path.probabilities) == pytest.approx(max(map(promised, likely), default=0.0))
 
 
 @pytest.mark.slow
