@@ -78,12 +78,19 @@ class PeerProcess:
     def resident_bytes(self) -> int:
         """Memory of all the processes; what they share counts once."""
         kib = 0
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended, or is somebody else's
-                if os.getsid(int(folder.name)) == self._process.pid:
-                    lines = (folder / "smaps_rollup").read_text("ascii").splitlines()
-                    kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        for folder in self._folders():
+            with suppress(OSError):  # it has ended since
+                lines = (folder / "smaps_rollup").read_text("ascii").splitlines()
+                kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         return kib * 1024
+
+    def states(self) -> list[str]:
+        """A letter for each process, as ``ps`` shows it: ``T`` is stopped."""
+        found = []
+        for folder in self._folders():
+            with suppress(OSError):
+                found.append((folder / "stat").read_text("utf-8").rpartition(")")[2].split()[0])
+        return found
 
     def close(self) -> None:
         """End the processes."""
@@ -95,7 +102,15 @@ class PeerProcess:
                     stream.close()
 
     def _signal(self, number: int) -> None:
+        for folder in self._folders():
+            with suppress(OSError):
+                os.kill(int(folder.name), number)
+
+    def _folders(self) -> list[Path]:
+        """Where Linux tells of each process of the session."""
+        found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if os.getsid(int(folder.name)) == self._process.pid:
-                    os.kill(int(folder.name), number)
+                    found.append(folder)
+        return found

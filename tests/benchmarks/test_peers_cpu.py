@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import peers_cpu, peers_llama
+from benchmarks.peer_process import PeerProcess
 from benchmarks.peers import Task
 from benchmarks.peers_gpu import DRAFTERS, GREEDY, LOOKUP
 from local_backend.models.default_model import packaged_file
@@ -77,6 +78,28 @@ def test_llama_answers_and_its_times_add_up(options: tuple[str, ...]) -> None:
         assert 0 < run.num_forwards <= len(short) + len(long)
     finally:
         server.process.close()
+
+
+def test_a_peer_and_its_children_are_stopped_while_it_is_not_their_turn() -> None:
+    process = PeerProcess(["sh", "-c", "sleep 60 & cat"], replies=True)
+    try:
+        assert process.ask("one") == "one\n"
+        assert len(process.states()) == 3
+        assert set(process.states()) == {"T"}
+        assert process.ask("two") == "two\n"
+        assert process.resident_bytes() > 0
+    finally:
+        process.close()
+    assert set(process.states()) <= {"Z"}
+
+
+def test_what_a_peer_wrote_before_it_ended_is_told() -> None:
+    process = PeerProcess(["sh", "-c", "echo no memory >&2"], replies=True)
+    try:
+        with pytest.raises(RuntimeError, match="no memory"):
+            process.ask("one")
+    finally:
+        process.close()
 
 
 def test_why_llama_does_not_start_is_told(tmp_path: Path) -> None:
