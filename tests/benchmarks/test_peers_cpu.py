@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,9 @@ def test_a_peer_and_its_children_are_stopped_while_it_is_not_their_turn() -> Non
     try:
         assert process.ask("one") == "one\n"
         assert len(process.states()) == 3
-        assert set(process.states()) == {"T"}
+        deadline = time.monotonic() + 20  # a signal arrives when a busy machine comes to it
+        while set(process.states()) != {"T"}:
+            assert time.monotonic() < deadline, process.states()
         assert process.ask("two") == "two\n"
         assert process.resident_bytes() > 0
     finally:
