@@ -16,6 +16,7 @@ Written for vLLM 0.32, whose interface for custom proposers is experimental.
 from __future__ import annotations
 
 import sys
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
@@ -24,9 +25,9 @@ from typing import Any
 from local_backend.drafting.copy_chain import CopyChain
 from local_backend.drafting.draft import EMPTY_DRAFT, Outcome
 
-# A drafted token costs less than it saves if its path is accepted with this probability; the batch shares a
-# forward, so every further request makes a wasted token dearer.
-_LOWEST_PROBABILITY, _PROBABILITY_PER_REQUEST, _HIGHEST_PROBABILITY = 0.15, 0.02, 0.5
+# Probability with which a drafted token must be accepted: until steps were timed, and its bounds.
+_FIRST_PROBABILITY, _LOWEST_PROBABILITY, _HIGHEST_PROBABILITY = 0.1, 0.04, 0.9
+_MIN_TIMED_STEPS, _MEMORY = 6, 0.98
 _NUM_EARLIER_ANSWERS, _MIN_ANSWER_TOKENS = 64, 8
 _MAX_REFERENCE_SETS = 256
 
@@ -49,6 +50,36 @@ class _Row:
         self.room = 0
 
 
+class StepCost:
+    """What a drafted token must promise, from how long vLLM's steps take with more and with fewer tokens.
+
+    One more token in a step is worth its time if it is accepted more often than the step's tokens are emitted
+    in that time. On a GPU with few requests a token is nearly free; on a CPU with many it costs as much as
+    it can save. Steps are fitted by a line, the older the less.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        # Sums over steps: 1, tokens, their squares, seconds, seconds times tokens, emitted tokens.
+        self._sums = [0.0] * 6
+
+    def add(self, num_tokens: int, seconds: float, num_emitted: int) -> None:
+        """One step: the tokens in it, how long it took, and what all requests together emitted."""
+        self._num_steps += 1
+        new = (1, num_tokens, num_tokens**2, seconds, seconds * num_tokens, num_emitted)
+        self._sums = [_MEMORY * old + each for old, each in zip(self._sums, new, strict=True)]
+
+    @property
+    def min_probability(self) -> float:
+        """The lowest probability of acceptance at which a token is worth its time."""
+        steps, tokens, squares, seconds, products, emitted = self._sums
+        spread = steps * squares - tokens**2
+        if self._num_steps < _MIN_TIMED_STEPS or spread < steps**2:  # a deviation of less than one token
+            return _FIRST_PROBABILITY
+        seconds_per_token = (steps * products - tokens * seconds) / spread
+        return min(_HIGHEST_PROBABILITY, max(_LOWEST_PROBABILITY, seconds_per_token * emitted / seconds))
+
+
 class ReferenceCopyProposer:
     """Proposes, for each request of a batch, the likeliest copy of what it may quote.
 
@@ -63,6 +94,8 @@ class ReferenceCopyProposer:
         self._drafter, self._from_answers = (
             CopyChain(max_draft_tokens=self._max_draft_tokens) for _ in range(2)
         )
+        self._cost = StepCost()
+        self._last_step: tuple[list[str], int, float] = ([], 0, 0.0)  # its requests, tokens and beginning
         self._rows: dict[str, tuple[_Row, _Row]] = {}
         self._answers: deque[tuple[int, ...]] = deque(maxlen=_NUM_EARLIER_ANSWERS)
         self._earlier: tuple[tuple[int, ...], ...] = ()
@@ -91,7 +124,7 @@ class ReferenceCopyProposer:
         runner = sys._getframe(1).f_locals["self"]
         return self.propose_for(
             runner.input_batch.req_ids,
-            [len(sampled) > 0 for sampled in sampled_token_ids],
+            [len(sampled) for sampled in sampled_token_ids],
             lambda index, start: token_ids_cpu[index, start : num_tokens_no_spec[index]].tolist(),
             runner.requests,
         )
@@ -99,7 +132,7 @@ class ReferenceCopyProposer:
     def propose_for(
         self,
         names: Sequence[str],
-        decodes: Sequence[bool],
+        num_sampled: Sequence[int],
         tokens_of: Callable[[int, int], list[int]],
         requests: Mapping[str, Any],
     ) -> list[list[int]]:
@@ -107,16 +140,18 @@ class ReferenceCopyProposer:
 
         Args:
             names: Of the requests of the batch.
-            decodes: Whether each of them has emitted a token in the last step.
+            num_sampled: How many tokens each of them has emitted in the last step.
             tokens_of: The tokens of a request, by its index, from a position on.
             requests: vLLM's state of each request that has not ended, by its name.
         """
+        now = time.perf_counter()
+        last_names, num_tokens, began = self._last_step
+        if last_names == list(names) and all(num_sampled):  # nothing but decoding, and no pause before it
+            self._cost.add(num_tokens, now - began, sum(num_sampled))
         self._forget_all_but(requests)
-        self._drafter.min_probability = self._from_answers.min_probability = min(
-            _HIGHEST_PROBABILITY, _LOWEST_PROBABILITY + _PROBABILITY_PER_REQUEST * (len(names) - 1)
-        )
+        self._drafter.min_probability = self._from_answers.min_probability = self.min_probability
         proposals: list[list[int]] = []
-        for index, does_decode in enumerate(decodes):
+        for index, does_decode in enumerate(num_sampled):
             draft = EMPTY_DRAFT
             if does_decode:
                 row, beside = self._advance(names[index], index, tokens_of, requests)
@@ -125,7 +160,13 @@ class ReferenceCopyProposer:
                     (other,) = self._from_answers.propose([beside])
                     draft = max(draft, other, key=lambda each: sum(each.probabilities))
             proposals.append(list(draft.token_ids))
+        self._last_step = (list(names), sum(1 + len(each) for each in proposals), now)
         return proposals
+
+    @property
+    def min_probability(self) -> float:
+        """A token is drafted if it is accepted with this probability, all before it included."""
+        return self._cost.min_probability
 
     def _advance(
         self,

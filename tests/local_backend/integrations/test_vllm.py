@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from local_backend.integrations.vllm import ReferenceCopyProposer
+from local_backend.integrations.vllm import ReferenceCopyProposer, StepCost
 
 DOCUMENT = list(range(100, 160))
 
@@ -115,6 +115,29 @@ def test_earlier_answers_are_copied_and_rows_may_change_places() -> None:
     assert runner.emit({"b": DOCUMENT[1:5]})["b"][:2] == DOCUMENT[5:7]
     runner.add("c", [1, 2, 9])
     assert runner.emit({"c": answer[:6]})["c"][:3] == answer[6:9]
+
+
+def cost(seconds_per_token: float) -> StepCost:
+    """Steps of 4 requests, of which half of what is drafted is accepted."""
+    found = StepCost()
+    for num_drafted in (0, 4, 8, 24, 2, 16):
+        found.add(4 + num_drafted, 0.03 + seconds_per_token * (4 + num_drafted), 4 + num_drafted // 2)
+    return found
+
+
+def test_tokens_that_cost_time_must_promise_more() -> None:
+    free, cheap, dear = (cost(each).min_probability for each in (0.0, 0.001, 0.01))
+    assert free < cheap < dear
+    # At 10 ms a token, nearly all the time goes into them: only what is nearly certain pays.
+    assert dear > 0.4
+
+
+def test_without_timed_steps_of_several_widths_drafts_are_long() -> None:
+    found = StepCost()
+    first = found.min_probability
+    for _ in range(50):
+        found.add(16, 0.1, 16)
+    assert found.min_probability == first < 0.2
 
 
 @pytest.mark.slow
