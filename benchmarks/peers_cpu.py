@@ -19,7 +19,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 results[f"{kind}, {size}"] = _compare(found, batches, options)
     summary = {
         "model": options.model or "default",
-        "gguf": Path(gguf).name if (gguf := gguf_of(options)) else None,
+        "gguf": gguf.name if (gguf := gguf_of(options)) else None,
         "dtype": options.dtype,
         "threads": torch.get_num_threads(),
         "absent": found.absent,

@@ -48,12 +48,16 @@ def test_every_way_is_compared(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_way_that_cannot_load_the_model_is_left_out(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("benchmarks.results.RESULTS", tmp_path / "results")
     common = (
         f"--model {folder} --dtype float32 --cases 1 --tokens 4 --seconds 0 --batches 1 --kinds chat --peers"
     )
-    results = compared(f"{common} --quantizations int3", capsys)
+    results = compared(f"{common} --quantizations int3 --save", capsys)
+    (kept,), (picture,) = ((tmp_path / "results").glob(f"*_peers_cpu.{end}") for end in ("json", "png"))
+    assert json.loads(kept.read_text("utf-8"))["summary"] == results
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert set(results["absent"]) == {"llama.cpp", "vLLM", "ours, int3"}
     assert list(results["chat, 1"]) == [GREEDY, LOOKUP, *DRAFTERS]
 
