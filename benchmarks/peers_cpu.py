@@ -153,13 +153,14 @@ def _picture(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     rows = -(-len(results) // columns)
     tallest = max(map(len, results.values()))
     figure = new_figure(figsize=(11, rows * (0.8 + 0.24 * tallest)))
+    figure.supxlabel("tokens a second, end to end")
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for (kind, ways), axis in zip(results.items(), axes, strict=False):
         names = list(ways)[::-1]
         shades = ["#9aa5b1" if name.startswith(_PEERS) else "#21669a" for name in names]
         bars = axis.barh(names, [ways[name]["tokens_per_second"] for name in names], color=shades)
         axis.bar_label(bars, fmt="%.0f", padding=2)
-        axis.set(title=f"{kind} at a time: tokens a second, end to end")
+        axis.set(title=f"{kind} at a time")
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes:  # one that is left over
         axis.set_axis_off()
