@@ -7,9 +7,10 @@ Knows rows, drafts and forwards. Does not know threads, nor how requests are sub
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,25 +21,22 @@ from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.verification import most_likely, token_chooser, verify
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.model_runner import ModelRunner, decode_width, widest_within
-from local_backend.models.prepacking import repack
 from local_backend.requests.outputs import EngineStats
 from local_backend.requests.sequence import Row, notify_safely
 from local_backend.scheduling.inbox import Inbox
 from local_backend.scheduling.running_batch import RunningBatch
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 # Merge the last prefill with the first decode only if it wastes at most this many columns: padding of shorter
 # prompts and, if the model cannot skip their logits, all prompt columns.
 _MAX_IDLE_COLUMNS = 32
+
+_WARM_UP_TOKENS = (16, 1)  # of a short prompt, and of a decode forward
 
 
 class DecodeLoop:
     """Decodes the rows of one batch. One thread at a time calls :meth:`step`.
 
     Args:
-        model: The model, to repack its weights.
         runner: Its forward pass over the batch.
         cache: The KV cache of the batch.
         batch: The running rows.
@@ -55,7 +53,6 @@ class DecodeLoop:
     def __init__(
         self,
         *,
-        model: PreTrainedModel,
         runner: ModelRunner,
         cache: RaggedKVCache,
         batch: RunningBatch,
@@ -68,7 +65,7 @@ class DecodeLoop:
         prefill_chunk_tokens: int,
         stream_interval_seconds: float,
     ) -> None:
-        self._model, self._runner, self._cache = model, runner, cache
+        self._runner, self._cache = runner, cache
         self._batch, self._inbox = batch, inbox
         self._drafter, self._stats = drafter, stats
         self._width_costs = width_costs
@@ -76,17 +73,30 @@ class DecodeLoop:
         self._keeps_logits = keeps_logits
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
-        self._is_to_forget = self._are_weights_to_forget = False
+        self._errands: deque[tuple[Callable[[], object], Future[None]]] = deque()
 
-    def forget(self, *, weights: bool = False) -> None:
-        """Empty the prefix cache before the next step; from any thread.
+    def before_next_step(self, errand: Callable[[], object]) -> Future[None]:
+        """Run ``errand`` on the loop's thread before the next step; from any thread."""
+        done: Future[None] = Future()
+        self._errands.append((errand, done))
+        return done
+
+    def warm_up(self, max_positions: int) -> None:
+        """Run forwards of no row, on the loop's thread: the first ones of a thread are slow.
 
         Args:
-            weights: Whether to drop copies of weights, too, because they may have changed.
+            max_positions: Maximum tokens of a row.
         """
-        if weights:
-            self._are_weights_to_forget = True
-        self._is_to_forget = True
+        if self._batch:
+            return
+        place = self._cache.add_row()
+        try:
+            for num_tokens in _WARM_UP_TOKENS:
+                logits = self._runner(place, [[0] * min(num_tokens, max_positions)], [EMPTY_DRAFT])
+                assert logits is not None
+                most_likely(logits)
+        finally:
+            self._cache.remove_last_row()
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -98,8 +108,7 @@ class DecodeLoop:
             Whether rows are left.
         """
         try:
-            if self._is_to_forget:
-                self._forget()
+            self._run_errands()
             self._inbox.receive()
             self._inbox.admit()
             self._prefill()
@@ -116,12 +125,15 @@ class DecodeLoop:
             self._fail_all(error)
         return bool(self._batch or self._inbox)
 
-    def _forget(self) -> None:
-        self._is_to_forget = False  # reset first: what is asked for meanwhile is done before the next step
-        self._cache.forget_prefixes()
-        if self._are_weights_to_forget:
-            self._are_weights_to_forget = False
-            repack(self._model)
+    def _run_errands(self) -> None:
+        while self._errands:
+            errand, done = self._errands.popleft()
+            try:
+                errand()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
     def _prefill(self) -> None:
         """Prefill one chunk of every prompt that is not yet in the cache."""

@@ -23,7 +23,7 @@ from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.grouped_attention import read_in_place
 from local_backend.models.known_costs import known_forward_cost
 from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
-from local_backend.models.prepacking import prepack
+from local_backend.models.prepacking import prepack, repack
 from local_backend.requests.logits import LogitsProcessorLike, LogitsRules
 from local_backend.requests.outputs import Completion, EngineStats, Update
 from local_backend.requests.request import References, RowMaker, vocabulary_size
@@ -141,7 +141,6 @@ class Engine:
             scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
         )
         self._loop = DecodeLoop(
-            model=model,
             runner=ModelRunner(model, self._cache, architecture, **forwards),
             cache=self._cache,
             batch=self._running,
@@ -305,7 +304,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that rows submitted later reuse none of it; from any thread."""
-        self._loop.forget()  # done on the engine's thread, which may be reading them
+        self._loop.before_next_step(self._cache.forget_prefixes)  # while no forward reads them
         self._worker.wake_if_open()
 
     def forget_weights(self) -> None:
@@ -314,8 +313,14 @@ class Engine:
         Empties the prefix cache and rebuilds prepacked copies of weights, even after changes that torch does
         not count, such as those through ``weight.data``.
         """
-        self._loop.forget(weights=True)
-        self._worker.wake_if_open()
+        self._loop.before_next_step(partial(repack, self.model))
+        self.forget_prefixes()
+
+    def warm_up(self) -> None:
+        """Run first forwards, which are slow, on the engine's thread and wait; leaves no statistics."""
+        warm = self._loop.before_next_step(partial(self._loop.warm_up, self.max_positions))
+        self._worker.wake()
+        warm.result()
 
     def close(self) -> None:
         """End the engine's thread; unfinished rows fail with an error."""
@@ -333,11 +338,7 @@ class Engine:
             notify_safely(row, partial(row.fail, RuntimeError(reason)))
 
     def step(self) -> bool:
-        """One iteration of the decoding loop: :meth:`~local_backend.engine.decode_loop.DecodeLoop.step`.
-
-        Returns:
-            Whether rows are left.
-        """
+        """One :meth:`~local_backend.engine.decode_loop.DecodeLoop.step`; returns whether rows are left."""
         return self._loop.step()
 
     def __enter__(self) -> Engine:

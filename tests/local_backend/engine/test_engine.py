@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, Outcome, SamplingParams
 from local_backend.drafting import RowView
-from local_backend.requests.outputs import Update
+from local_backend.requests.outputs import EngineStats, Update
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.tiny import random_llama
 
@@ -274,6 +274,24 @@ async def test_leaving_a_stream_frees_its_row(engine: Engine) -> None:
     assert engine.num_rows == 0
     assert row is not None
     assert row.room > 0
+
+
+def test_warming_up_leaves_nothing_behind(model: LlamaForCausalLM, engine: Engine) -> None:
+    prompt = [0] * 30  # begins as the forwards of a warm-up do
+    with Engine(model, engine.tokenizer, "reference_copy") as warm:
+        warm.warm_up()
+        assert warm.stats == EngineStats()
+        assert warm.num_rows == 0
+        completion = warm.generate([prompt], SamplingParams(max_tokens=20))[0]
+        assert completion.token_ids == greedy(model, prompt, 20)
+        assert completion.stats.num_prefilled == len(prompt) - 1
+        assert warm.stats.num_prefilled_tokens == len(prompt) - 1
+        row = warm.make_row(prompt, lambda update: None)
+        warm.submit([row])
+        warm.warm_up()  # while a row runs
+        warm.cancel([row])
+    with pytest.raises(RuntimeError, match="closed"):
+        warm.warm_up()
 
 
 def test_an_error_in_a_forward_reaches_everyone_and_the_engine_lives_on(
