@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAME = "sdpa_in_place"
 """Name of the attention implementation in ``transformers``."""
 
-_MOST_FOLDED_TOKENS = 16  # new ones; with more, one head alone is enough work for the kernel
+MOST_FOLDED_TOKENS = 16  # new ones; with more, one head alone is enough work for the kernel
 
 # Further arguments of ``sdpa_attention_forward`` that change what is computed.
 _OTHER_COMPUTATION = ("softcap", "position_bias", "cache", "s_aux")
@@ -80,7 +80,7 @@ def grouped_attention(
         )
         return usual
     num_rows, num_heads, num_new, head_size = query.shape
-    is_folded = num_new <= _MOST_FOLDED_TOKENS and attention_mask.shape[1] == 1
+    is_folded = num_new <= MOST_FOLDED_TOKENS and attention_mask.shape[1] == 1
     if is_folded:
         num_groups = key.shape[1]
         attention_mask = attention_mask.repeat(1, 1, num_heads // num_groups, 1)

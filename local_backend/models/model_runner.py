@@ -21,6 +21,7 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft
 from local_backend.models.architecture import Architecture
 from local_backend.models.cuda_graphs import COLUMN_STEP, ForwardInputs, GraphedForwards
+from local_backend.models.fused.llama_forward import LlamaForward
 from local_backend.models.prepacked_linear import prepacked_products
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 # Decode forwards are padded to one of these widths, and beyond to multiples of the last: preparing kernels
 # for a new shape takes longer than computing the padding.
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+
+
+_CPU = torch.device("cpu")
 
 
 def padded_width(width: int) -> int:
@@ -78,6 +82,7 @@ class ModelRunner:
         self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
         self._device = architecture.device
         self._keeps_logits = architecture.keeps_logits
+        self._fused = LlamaForward.of(model, is_prepacked=is_prepacked)
         self._graphed = None
         if with_graphs and not cache.has_limit:
             self._graphed = GraphedForwards(self._forward, cache, architecture.device)
@@ -119,10 +124,27 @@ class ModelRunner:
             device=self._device,
         )  # [rows, new]
         tree = TreeShape.of(lengths, num_unread, drafts, num_new)
-        module = self._model if with_logits else self._model.base_model
+        first_logits = fewest - 1 if with_logits else None
+        if self._fused is not None and self._fused.is_intact():
+            masks = None if self._masks.are_needless(tree) else self._masks.build(tree, num_columns)
+            logits = self._fused(input_ids, tree.positions, masks, self._cache, first_logits=first_logits)
+        else:
+            logits = self._call_model(input_ids, tree, num_columns, first_logits)
+        if logits is None or max(num_unread) == fewest:
+            return logits
+        # Align rows whose drafts begin at different columns: all begin at the first column.
+        place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
+        row = torch.arange(num_rows)[:, None]
+        return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
+
+    def _call_model(
+        self, input_ids: Tensor, tree: TreeShape, num_columns: int, first_logits: int | None
+    ) -> Tensor | None:
+        """The model's own forward; arguments as for :class:`LlamaForward`."""
+        module = self._model if first_logits is not None else self._model.base_model
         wanted = {}
-        if with_logits and fewest > 1 and self._keeps_logits:
-            wanted["logits_to_keep"] = num_new - fewest + 1
+        if first_logits and self._keeps_logits:
+            wanted["logits_to_keep"] = input_ids.shape[1] - first_logits
         with prepacked_products(self._is_prepacked):
             output = module(
                 input_ids=input_ids,
@@ -132,15 +154,10 @@ class ModelRunner:
                 use_cache=True,
                 **wanted,
             )
-        if not with_logits:
+        if first_logits is None:
             return None
-        logits: Tensor = output.logits[:, 0 if wanted else fewest - 1 :]
-        if max(num_unread) == fewest:
-            return logits
-        # Align rows whose drafts begin at different columns: all begin at the first column.
-        place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
-        row = torch.arange(num_rows)[:, None]
-        return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
+        logits: Tensor = output.logits[:, 0 if wanted else first_logits :]
+        return logits
 
     def _replay(
         self, graphed: GraphedForwards, unread: Sequence[Sequence[int]], drafts: Sequence[Draft]
@@ -232,7 +249,15 @@ class MaskRules:
         self._windows = windows
         self._dtype = dtype
 
-    def build(self, tree: TreeShape, num_columns: int, device: torch.device) -> Tensor | dict[str, Tensor]:
+    def are_needless(self, tree: TreeShape) -> bool:
+        """Whether a causal kernel, or none for a single token, attends to the same columns."""
+        first, last = tree.lengths.aminmax()
+        is_plain = tree.ancestors is None and not any(self._windows.values())
+        return bool(is_plain and first == last and (tree.positions.shape[1] == 1 or last == 0))
+
+    def build(
+        self, tree: TreeShape, num_columns: int, device: torch.device = _CPU
+    ) -> Tensor | dict[str, Tensor]:
         """Masks ``[rows, 1, new, columns]``; a dict by kind of layer if there are several kinds."""
         column = torch.arange(num_columns)
         num_new = tree.positions.shape[1]

@@ -68,6 +68,13 @@ class PrepackedProduct:
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...] | None:
         """``[..., in]`` to ``[..., out]`` of each layer, in the inputs' dtype; ``None`` if not applicable."""
+        product = self.joined(inputs)
+        if product is None:
+            return None
+        return product.split(self._sizes, -1) if len(self._sizes) > 1 else (product,)
+
+    def joined(self, inputs: Tensor) -> Tensor | None:
+        """``[..., in]`` to ``[..., out of all layers]``, else as a call."""
         # In a model of 100 M parameters every microsecond here adds a thousandth to a forward.
         if (
             inputs.numel() // inputs.shape[-1] not in self.columns
@@ -77,8 +84,7 @@ class PrepackedProduct:
         ):
             return None
         assert self._multiply is not None
-        product = self._multiply(inputs)
-        return product.split(self._sizes, -1) if len(self._sizes) > 1 else (product,)
+        return self._multiply(inputs)
 
     @property
     def modules(self) -> list[torch.nn.Linear]:

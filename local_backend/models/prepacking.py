@@ -47,7 +47,7 @@ _LEAST_WEIGHTS = 150_000  # of a layer; a smaller product costs little more than
 _LEAST_EMULATED_WEIGHTS = 2**14
 _TRIED_COLUMNS = (1, 4, 8)
 _NUM_TRIALS, _MOST_TRIED_LAYERS = 5, 8
-_COLUMNS_IN_4_BITS = range(1, _TRIED_COLUMNS[-1] + 1)  # for more, the kernel is slower
+_COLUMNS_IN_4_BITS = range(1, _TRIED_COLUMNS[-1] + 1)  # for more, the kernel is slower than native bfloat16
 _EMULATED_COLUMNS = ANY_COLUMNS[1:]  # for one, the usual product in bfloat16 reads half the bytes
 _FREE_MEMORY_SHARE = 0.25  # limit for the copies if ``unasked``
 
@@ -117,7 +117,7 @@ def _products_of(model: PreTrainedModel) -> list[PrepackedProduct]:
         if sum(module.weight.numel() for module in modules) >= least_weights:
             columns = _EMULATED_COLUMNS if emulated else ANY_COLUMNS
             if all(map(is_in_4_bits, modules)):
-                columns = _COLUMNS_IN_4_BITS
+                columns = ANY_COLUMNS if emulated else _COLUMNS_IN_4_BITS
             products.append(PrepackedProduct(modules, columns))
     return products
 
@@ -185,9 +185,10 @@ def _faster(products: Sequence[PrepackedProduct]) -> list[PrepackedProduct]:
         if won:
             for product in alike:
                 columns = product.columns
-                product.columns = (
-                    range(columns[0], won[-1] + 1) if are_in_4_bits else range(won[-1], columns.stop)
-                )
+                if not are_in_4_bits:
+                    product.columns = range(won[-1], columns.stop)
+                elif len(won) < len(tried):
+                    product.columns = range(columns[0], won[-1] + 1)
             faster += alike
     return faster
 
