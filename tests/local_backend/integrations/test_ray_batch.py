@@ -69,7 +69,12 @@ def test_a_node_killed_in_the_middle_loses_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.local_backend.integrations.ray_killed", "1000", "4"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_DATA_DISABLE_PROGRESS_BARS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+            "RAY_worker_niceness": "0",
+        },
         capture_output=True,
         text=True,
         check=False,
