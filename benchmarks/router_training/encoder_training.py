@@ -26,7 +26,7 @@ from sot_chains.router.encoder import MATRICES, NORMS, NUM_LAYERS, WEIGHTS, WIDT
 from sot_chains.router.minilm import minilm_folder
 from sot_chains.router.trained import Features, is_in_latin_script
 
-_RANK = 32
+_RANK = 15
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,11 @@ def _changes(base: dict[str, Tensor], trained: dict[str, Tensor]) -> dict[str, N
             up, sizes, down = torch.linalg.svd(change, full_matrices=False)
             made[f"{target}.{name}.up"] = (up[:, :_RANK] * sizes[:_RANK]).half()
             made[f"{target}.{name}.down"] = down[:_RANK].half()
-            made[f"{target}.{name}.bias"] = torch.cat([trained[f"{source}.{part}.bias"] for part in parts])
+            bias = torch.cat([trained[f"{source}.{part}.bias"] for part in parts])
+            made[f"{target}.{name}.bias"] = bias.half()
         for name, part in NORMS.items():
             for kind in ("weight", "bias"):
-                made[f"{target}.{name}.{kind}"] = trained[f"{source}.{part}.{kind}"]
+                made[f"{target}.{name}.{kind}"] = trained[f"{source}.{part}.{kind}"].half()
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in made.items()}
 
 
