@@ -3,16 +3,21 @@
 And the default model, loaded once for all tests of a worker.
 """
 
+import gc
 import ipaddress
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from local_backend import ChatLocal
+
+
+_MOST_MEMORY = 3_000_000_000  # bytes that a worker may hold before it looks for what can be given back
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +36,15 @@ def default_copying(default_chat: "ChatLocal") -> "Iterator[ChatLocal]":
 
     with Engine(default_chat.engine.model, default_chat.engine.tokenizer, "reference_copy") as engine:
         yield ChatLocal(engine=engine, model_name=default_chat.model_name, max_tokens=48)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _models_are_given_back() -> Iterator[None]:
+    """Models in reference cycles are collected: Python does not know how large they are."""
+    yield
+    pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
+    if pages * os.sysconf("SC_PAGE_SIZE") > _MOST_MEMORY:
+        gc.collect()
 
 
 def _is_local(host: object) -> bool:
