@@ -106,7 +106,7 @@ def compare(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
             "num_alone": options.alone,
             "max_tokens": options.max_tokens,
         }
-        found[method] = _in_child(options.python, work)
+        found[method] = in_child(options.python, "benchmarks.peers_vllm", work)
         print(method, {name: value for name, value in found[method].items() if name != "answers"})
     plain = found.get("none", {}).get("answers")
     for measured in found.values():
@@ -122,12 +122,13 @@ def compare(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
     return summary, []
 
 
-def _in_child(python: str, work: dict[str, Any]) -> dict[str, Any]:
+def in_child(python: str, module: str, work: dict[str, Any]) -> dict[str, Any]:
+    """What ``module``, run with ``--child`` in vLLM's environment, prints in its last line for ``work``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "work.json"
         file.write_text(json.dumps(work), "utf-8")
         done = subprocess.run(
-            [python, "-m", "benchmarks.peers_vllm", "--child", str(file)],
+            [python, "-m", module, "--child", str(file)],
             cwd=ROOT,
             env={
                 **os.environ,
@@ -143,7 +144,7 @@ def _in_child(python: str, work: dict[str, Any]) -> dict[str, Any]:
             check=False,
         )
     if done.returncode:
-        raise RuntimeError(f"vLLM failed with {work['speculative']}:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"vLLM failed in {module}:\n{done.stderr[-3000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

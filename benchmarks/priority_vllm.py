@@ -1,167 +1,143 @@
-"""Priority by predicted length on a running vLLM, against first come: a paced replay.
+"""Priority by predicted length in vLLM, against first come: a paced replay, in steps of vLLM.
 
-Requests arrive at random (Poisson) at a share of what the server can do with all slots busy, which is
-measured first. Their lengths are those of Vicuna-7B's answers to Alpaca prompts, divided by ``--scale`` to
-fit in minutes; the model must write exactly so many tokens. Both ways replay the same arrivals. Predicted is
-the mean of answers to the same prompt at other temperatures, as in :mod:`benchmarks.replicas`, a simulation.
-Start vLLM first::
+Requests arrive at random (Poisson) and keep vLLM's slots busy for a share of the time. Their lengths are
+those of Vicuna-7B's answers to Alpaca prompts, divided by ``--scale``; the model must write exactly so many
+tokens. Both ways replay the same arrivals in one process of vLLM. Priority is the deadline of
+:class:`~local_backend.integrations.length_priority.LengthPriority`; predictions are the mean of answers to
+the same prompt at other temperatures, as in :mod:`benchmarks.replicas`, which simulates this.
 
-    vllm serve MODEL --scheduling-policy priority --max-num-seqs 4
-    python -m benchmarks.priority_vllm --base-url http://127.0.0.1:8000/v1 --model MODEL --slots 4 --save
+A step is a forward of all running requests, and all steps here take about the same time. Counted in steps,
+the result does not depend on what else the machine does. Runs in this environment; vLLM has its own.
+
+``python -m benchmarks.priority_vllm --save``
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import random
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
-
+from benchmarks.peers_vllm import ROOT, in_child
 from benchmarks.replicas import DATA
 from benchmarks.results import save
 from benchmarks.scheduling import predict_from_siblings, read_answers
-from local_backend.integrations.length_priority import LengthPriority
-from local_backend.requests.sampling import SamplingParams
-from local_backend.scheduling.lengths import Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of the trace; its prompt is its number."""
-
-    number: int
-    num_tokens: int
-    predicted_tokens: float
-
-
-class KnownPredictions:
-    """Predicts what the trace says of a prompt."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = requests
-
-    def predict(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
-    ) -> list[Prediction | None]:
-        """See :class:`~local_backend.scheduling.lengths.LengthPredictor`."""
-        texts = [bytes(prompt).decode() for prompt in prompts]
-        found = [self._requests[int(text.rpartition(" ")[2])].predicted_tokens for text in texts]
-        return [Prediction(each, each) for each in found]
-
-
-class Server:
-    """The server as clients see it: each request is streamed, with the priority of ``stretch``."""
-
-    def __init__(self, options: argparse.Namespace, requests: Sequence[Request]) -> None:
-        self._chat = ChatOpenAI(
-            model=options.model,
-            base_url=options.base_url,
-            api_key=SecretStr("none"),
-            temperature=0.0,
-            timeout=3600,
-            max_retries=0,
-        )
-        self._predictions = KnownPredictions(requests)
-
-    async def ask(self, request: Request, stretch: float, tokens_per_second: float) -> tuple[float, float]:
-        """Seconds until the first token, and until the last."""
-        model = LengthPriority(
-            model=self._chat,
-            predictor=self._predictions,
-            tokens_per_second=tokens_per_second,
-            stretch=stretch,
-        )
-        # Not as an argument of the call, from which the priority could learn the true length.
-        body = {"max_tokens": request.num_tokens, "ignore_eos": True}
-        begin, first = time.perf_counter(), 0.0
-        async for _ in model.astream(f"Write about the number {request.number}", extra_body=body):
-            first = first or time.perf_counter() - begin
-        return first, time.perf_counter() - begin
-
-
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Both ways, one after the other."""
-    rng = random.Random(options.seed)
-    lengths, siblings = read_answers(DATA)
-    predictions = predict_from_siblings(siblings)
-    drawn = [rng.randrange(len(lengths)) for _ in range(options.requests)]
-    requests = [
-        Request(
-            number, math.ceil(lengths[each] / options.scale), predictions[each].num_tokens / options.scale
-        )
-        for number, each in enumerate(drawn)
-    ]
-    server = Server(options, requests)
-    await server.ask(requests[0], 0, 1)
-    alone_first, alone_last = await server.ask(Request(0, 64, 64), 0, 1)
-    tokens_per_second = 63 / (alone_last - alone_first)
-    # Longest first, so that all slots are busy nearly to the end.
-    full = sorted(requests[: 12 * options.slots], key=lambda request: -request.num_tokens)
-    begin = time.perf_counter()
-    await asyncio.gather(*(server.ask(request, 0, 1) for request in full))
-    capacity = len(full) / (time.perf_counter() - begin)  # of requests like these, each second
-    capacity *= statistics.mean(r.num_tokens for r in full) / statistics.mean(r.num_tokens for r in requests)
-    print(f"alone {tokens_per_second:.1f} tokens/s; {capacity:.2f} requests/s at most", flush=True)
-    arrivals = [rng.expovariate(options.load * capacity) for _ in requests]
-    summary: dict[str, Any] = {
-        **{name: getattr(options, name) for name in ("slots", "load", "requests", "scale", "stretch")},
-        "tokens_per_second_alone": round(tokens_per_second, 1),
-        "requests_per_second": round(capacity, 3),
-    }
-
-    async def arrive(request: Request, delay: float, stretch: float) -> tuple[float, float]:
-        await asyncio.sleep(delay)
-        return await server.ask(request, stretch, tokens_per_second)
-
-    for way, stretch in (("first_come", 0.0), ("priority", options.stretch)):
-        begin, now, tasks = time.perf_counter(), 0.0, []
-        for request, gap in zip(requests, arrivals, strict=True):
-            now += gap
-            tasks.append(arrive(request, now, stretch))
-        times = await asyncio.gather(*tasks)
-        seconds = time.perf_counter() - begin
-        totals = sorted(last for _, last in times)
-        waits = [  # as multiples of the time alone
-            max(0.0, first - alone_first) / (alone_first + request.num_tokens / tokens_per_second)
-            for request, (first, _) in zip(requests, times, strict=True)
-        ]
-        summary[way] = {
-            "mean_seconds": round(statistics.mean(totals), 2),
-            "p99_seconds": round(totals[len(totals) * 99 // 100], 2),
-            "tokens_per_second": round(sum(r.num_tokens for r in requests) / seconds, 1),
-            "share_above_5": round(sum(wait > 5 for wait in waits) / len(waits), 4),
-            "worst_wait": round(max(waits), 1),
-        }
-        print(way, summary[way], flush=True)
-    gain = 1 - summary["priority"]["mean_seconds"] / summary["first_come"]["mean_seconds"]
-    return {**summary, "mean_under_first_come": round(gain, 3)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", default="default", help="the name that vLLM serves it as (%(default)s)")
-    parser.add_argument("--slots", type=int, default=4, help="vLLM's --max-num-seqs (%(default)s)")
+    parser.add_argument("--python", default=str(ROOT / ".vllm" / "bin" / "python"), help="vLLM's environment")
+    parser.add_argument("--slots", type=int, default=4, help="vLLM's max_num_seqs (%(default)s)")
     parser.add_argument("--load", type=float, default=0.9)
-    parser.add_argument("--requests", type=int, default=240)
-    parser.add_argument("--scale", type=float, default=4, help="lengths are divided by it (%(default)s)")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--scale", type=float, default=8, help="lengths are divided by it (%(default)s)")
     parser.add_argument("--stretch", type=float, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", action="store_true", help="keep the result")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    summary = asyncio.run(measure(options))
+    if options.child:
+        print(json.dumps(_run_vllm(json.loads(Path(options.child).read_text("utf-8")))))
+        return
+    summary = compare(options)
     print(json.dumps(summary))
     if options.save:
         print(save("priority_vllm", summary, []))
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Both ways on the same arrivals."""
+    import torch
+
+    from local_backend.models.default_model import default_model_folder
+
+    rng = random.Random(options.seed)
+    lengths, siblings = read_answers(DATA)
+    predictions = predict_from_siblings(siblings)
+    drawn = [rng.randrange(len(lengths)) for _ in range(options.requests)]
+    num_tokens = [math.ceil(lengths[each] / options.scale) for each in drawn]
+    rate = options.load * options.slots / statistics.mean(num_tokens)  # of requests, each step
+    arrivals: list[float] = []
+    for _ in drawn:
+        arrivals.append((arrivals[-1] if arrivals else 0.0) + rng.expovariate(rate))
+    stretches = {"first_come": 0.0, "priority": options.stretch}
+    work = {
+        "model": str(default_model_folder(torch.float32)),
+        "slots": options.slots,
+        "num_tokens": num_tokens,
+        "arrivals": arrivals,
+        "priorities": {
+            way: [
+                round(1000 * (arrival + stretch * predictions[each].num_tokens / options.scale))
+                for arrival, each in zip(arrivals, drawn, strict=True)
+            ]
+            for way, stretch in stretches.items()
+        },
+    }
+    summary: dict[str, Any] = {
+        name: getattr(options, name) for name in ("slots", "load", "requests", "scale", "stretch", "seed")
+    }
+    for way, times in in_child(options.python, "benchmarks.priority_vllm", work).items():
+        totals = sorted(last - arrived for arrived, (_, last) in zip(arrivals, times, strict=True))
+        waits = [  # as multiples of the time alone; a step writes a token
+            (first - 1 - arrived) / alone
+            for arrived, alone, (first, _) in zip(arrivals, num_tokens, times, strict=True)
+        ]
+        summary[way] = {
+            "mean_steps": round(statistics.mean(totals), 1),
+            "p99_steps": round(totals[len(totals) * 99 // 100], 1),
+            "tokens_per_step": round(sum(num_tokens) / max(last for _, last in times), 2),
+            "share_above_5": round(sum(wait > 5 for wait in waits) / len(waits), 4),
+            "worst_wait": round(max(waits), 1),
+        }
+    gain = 1 - summary["priority"]["mean_steps"] / summary["first_come"]["mean_steps"]
+    return {**summary, "mean_under_first_come": round(gain, 3)}
+
+
+def _run_vllm(work: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
+    """For each way, the steps after which each request had its first token and its last."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        work["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=work["slots"],
+        scheduling_policy="priority",
+    )
+    engine, prompt = llm.llm_engine, llm.get_tokenizer().encode("Write about the number seven.")
+    found: dict[str, list[tuple[int, int]]] = {}
+    for way, priorities in work["priorities"].items():
+        firsts: dict[int, int] = {}
+        lasts: dict[int, int] = {}
+        step = num_arrived = 0
+        while len(lasts) < len(priorities):
+            if not engine.has_unfinished_requests():  # nothing happens until somebody comes
+                step = max(step, math.ceil(work["arrivals"][num_arrived]))
+            while num_arrived < len(priorities) and work["arrivals"][num_arrived] <= step:
+                params = SamplingParams(
+                    temperature=0.0, max_tokens=work["num_tokens"][num_arrived], ignore_eos=True
+                )
+                engine.add_request(
+                    f"{way} {num_arrived}",
+                    {"prompt_token_ids": prompt},
+                    params,
+                    priority=priorities[num_arrived],
+                )
+                num_arrived += 1
+            step += 1
+            for output in engine.step():
+                number = int(output.request_id.split()[-1])
+                firsts.setdefault(number, step)
+                if output.finished:
+                    lasts[number] = step
+        found[way] = [(firsts[number], lasts[number]) for number in range(len(priorities))]
+    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import os
 
+# The first import of Ray takes longer than the 5 seconds after which its proxy is given up.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+
 from fastapi import FastAPI
 from ray import serve
 

@@ -22,6 +22,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = {
         **os.environ,
         **{"PYTHONPATH": str(ROOT), "PORT": str(port), "RAY_USAGE_STATS_ENABLED": "0"},
+        "RAY_worker_niceness": "0",  # else the replica waits for whatever else runs here
     }
     with started(
         [sys.executable, "examples/ray_serve.py"],
