@@ -82,12 +82,17 @@ test-vllm: .venv/dev .vllm/installed ## Run the tests of what is added to vLLM, 
 	VLLM_PYTHON=.vllm/bin/python $(BIN)/python -m pytest -m "slow or not slow" \
 		tests/local_backend/integrations/test_vllm.py tests/sot_chains/test_full_server.py
 
-.venv/ray: .venv/dev
-	$(INSTALL) --editable ".[ray]"
+# Ray brings packages that change what others do (uvicorn's event loop): it has an environment of its own, which
+# sees those of .venv.
+.ray/installed: .venv/dev
+	$(BIN)/python -m venv .ray
+	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
+		> $$(.ray/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth
+	.ray/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "ray[data,serve]"
 	@touch $@
 
-test-ray: .venv/ray ## Run the tests that need Ray: two nodes on this machine, one of which is killed
-	$(BIN)/python -m pytest -m "slow or not slow" tests/local_backend/integrations/test_ray_batch.py tests/test_ray_serve.py
+test-ray: .ray/installed ## Run the tests that need Ray: two nodes on this machine, one of which is killed
+	.ray/bin/python -m pytest -m "slow or not slow" tests/local_backend/integrations/test_ray_batch.py tests/test_ray_serve.py
 
 peers-vllm: .venv/dev .vllm/suffix ## Compare reference copy in vLLM with vLLM's own speculation
 	$(BIN)/python -m benchmarks.peers_vllm
@@ -132,4 +137,4 @@ jacobi: $(TASKS:%=build/tasks/%/tuned/config.json) ## Train three small models f
 	$(BIN)/python -m benchmarks.jacobi --tasks $(TASKS) --cases $(or $(CASES),100)
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .node .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .ray .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis
