@@ -8,7 +8,7 @@ from collections import Counter
 _HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
-_NUMBER = re.compile(r"(?:\s*\n\s*)?[0-9]{1,3}\.")  # of a list's item: its full stop ends no sentence
+_NUMBER = re.compile(r"\s*[0-9]{1,2}\.")  # most likely of an item of a list: it ends no sentence
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
 

@@ -207,7 +207,7 @@ class EchoGuard:
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _ONE_HAN = re.compile(rf"[{_HAN}]")
 _SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
-_NUMBER = re.compile(r"(?:\s*\n\s*)?[0-9]{1,3}\.")  # of a list's item: its full stop ends no sentence
+_NUMBER = re.compile(r"\s*[0-9]{1,2}\.")  # most likely of an item of a list: it ends no sentence
 
 
 class SentenceBound:

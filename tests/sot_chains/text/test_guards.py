@@ -168,11 +168,12 @@ def test_a_loop_is_cut_back_to_a_sentence() -> None:
 
 def test_a_number_of_a_list_is_no_sentence() -> None:
     item = "Keep it in the light of a window that looks to the south."
-    text = "".join(f"{number}. {item}\n\n" for number in range(1, 9))
-    guard = LoopGuard()
-    given = "".join(guard.feed(piece + " ") for piece in text.split(" "))
-    assert guard.is_over
-    assert given.rstrip().endswith("south.")
+    for between in ("\n\n", " "):
+        text = "".join(f"{number}. {item}{between}" for number in range(1, 9))
+        guard = LoopGuard()
+        given = "".join(guard.feed(piece + " ") for piece in text.split(" "))
+        assert guard.is_over
+        assert given.rstrip().endswith("south.")
     bound = SentenceBound(6, gives_sentences=True)
     written = "The first thing. Then:\n\n1. light\n2. water\n3. so"
     given = "".join(bound.feed(character) for character in written) + bound.end(is_cut=True)
