@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,7 @@ from rich.table import Table
 from benchmarks import vllm_worker
 from benchmarks.copy_workloads import QUOTING_REQUESTS
 from benchmarks.peers import Task, aside
-from benchmarks.peers_gpu import GREEDY, LOOKUP, compare, free_tasks
+from benchmarks.peers_gpu import GREEDY, LOOKUP, compare, free_tasks, shortened
 from benchmarks.peers_on_cpu import Contestants, contestants, gguf_of
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, questions
@@ -45,6 +47,7 @@ _COLUMNS = {
     "memory_gib": "GiB",
     "same_answers": "same",
 }
+_WARM_UP_TOKENS = 8
 _PEERS = ("transformers", "llama.cpp", "vLLM")
 
 
@@ -88,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _, tokenizer = aside(partial(load, options.model, dtype=options.dtype))
     tasks = tasks_of(tokenizer, max(options.cases, *options.batches), options.tokens)
     results: dict[str, Any] = {}
-    with contestants(options, tasks["chat"][: max(options.batches)]) as found:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # peers' processes end with this one
+    warm_up = shortened(tasks["chat"][: max(options.batches)], _WARM_UP_TOKENS)
+    with contestants(options, warm_up) as found:
         console = Console(width=120, stderr=True)
         for name, reason in found.absent.items():
             console.print(f"without {name}: {reason}", highlight=False)
@@ -97,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 batches = [[task] for task in tasks[kind][: options.cases]]
                 if size > 1:
                     batches = [tasks[kind][:size]]
-                results[f"{kind}, {size}"] = _compare(found, batches, options)
+                name = f"{kind}, {size}"
+                results[name] = _compare(found, batches, options)
+                console.print(_table({name: results[name]}))
     summary = {
         "model": options.model or "default",
         "gguf": gguf.name if (gguf := gguf_of(options)) else None,
@@ -138,6 +145,7 @@ def _ratios(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 def _table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     table = Table("prompts", "way", *_COLUMNS.values(), "over greedy")
+    table.columns[1].no_wrap = True
     for kind, ways in results.items():
         for way, figures in ways.items():
             over = figures["tokens_per_second"] / ways[GREEDY]["tokens_per_second"]
