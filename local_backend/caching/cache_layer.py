@@ -60,12 +60,12 @@ class RowsLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         places = self._places
-        first, last = places.first_row, places.first_row + key_states.shape[0]
-        keys, values = (buffer[first:last, :, : places.width] for buffer in self.buffers)
+        num_rows, _, num_new, _ = key_states.shape
+        rows = slice(places.first_row, places.first_row + num_rows)
+        keys, values = (buffer[rows, :, : places.width] for buffer in self.buffers)
         if places.shared_column is not None:  # all rows equally long: one slice, no index
-            end = places.shared_column + key_states.shape[2]
-            keys[:, :, places.shared_column : end] = key_states
-            values[:, :, places.shared_column : end] = value_states
+            keys.narrow(2, places.shared_column, num_new).copy_(key_states)
+            values.narrow(2, places.shared_column, num_new).copy_(value_states)
         else:
             keys.transpose(1, 2)[places.row_index, places.column_index] = key_states.transpose(1, 2)
             values.transpose(1, 2)[places.row_index, places.column_index] = value_states.transpose(1, 2)

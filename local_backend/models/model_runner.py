@@ -126,7 +126,7 @@ class ModelRunner:
         tree = TreeShape.of(lengths, num_unread, drafts, num_new)
         first_logits = fewest - 1 if with_logits else None
         if self._fused is not None and self._fused.is_intact():
-            masks = None if self._masks.are_needless(tree) else self._masks.build(tree, num_columns)
+            masks = None if self._masks.are_needless(tree, lengths) else self._masks.build(tree, num_columns)
             logits = self._fused(input_ids, tree.positions, masks, self._cache, first_logits=first_logits)
         else:
             logits = self._call_model(input_ids, tree, num_columns, first_logits)
@@ -249,11 +249,10 @@ class MaskRules:
         self._windows = windows
         self._dtype = dtype
 
-    def are_needless(self, tree: TreeShape) -> bool:
+    def are_needless(self, tree: TreeShape, lengths: Sequence[int]) -> bool:
         """Whether a causal kernel, or none for a single token, attends to the same columns."""
-        first, last = tree.lengths.aminmax()
         is_plain = tree.ancestors is None and not any(self._windows.values())
-        return bool(is_plain and first == last and (tree.positions.shape[1] == 1 or last == 0))
+        return is_plain and len({*lengths}) == 1 and (tree.positions.shape[1] == 1 or lengths[0] == 0)
 
     def build(
         self, tree: TreeShape, num_columns: int, device: torch.device = _CPU

@@ -97,7 +97,7 @@ class LlamaForward:
             Logits ``[rows, new - first_logits, vocabulary]``.
         """
         num_rows, num_new = input_ids.shape
-        hidden = linear_embedding(self._embed, input_ids.flatten())  # [rows * new, size]
+        hidden = _embedded(self._embed, input_ids.flatten())  # [rows * new, size]
         cos, sin = self._rotary(hidden, positions.flatten()[None])
         half = self._head_size // 2
         rope = (cos[0].view(-1, 1, 2, half), _signed(sin[0]).view(-1, 1, 2, half))
@@ -116,7 +116,7 @@ class LlamaForward:
         return self._head(self._norm(hidden)).view(num_rows, num_new - first_logits, -1)
 
 
-def linear_embedding(module: torch.nn.Embedding, token_ids: Tensor) -> Tensor:
+def _embedded(module: torch.nn.Embedding, token_ids: Tensor) -> Tensor:
     """Rows of the embedding's weights, ``[tokens, size]``."""
     return module.weight.index_select(0, token_ids)
 

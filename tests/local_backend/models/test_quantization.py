@@ -14,7 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.models import prepacking
 from local_backend.models.loading import load
-from local_backend.models.prepacked_linear import PrepackedProduct, prepacked_products
+from local_backend.models.prepacked_linear import (
+    ANY_COLUMNS,
+    PrepackedProduct,
+    is_emulated,
+    prepacked_products,
+)
 from local_backend.models.prepacking import prepack
 from local_backend.models.quantization import GROUP_SIZE, is_in_4_bits, product_in_4_bits, quantize
 from tests.tiny import tiny_chat_model, tiny_tokenizer
@@ -231,6 +236,12 @@ def test_unasked_products_in_4_bits_are_used_for_few_columns(monkeypatch: pytest
     attention = model.model.layers[0].self_attn
     assert attention.q_proj.forward.product.columns == range(1, 5)  # type: ignore[attr-defined]  # of the copy
     assert model.lm_head.forward.product.columns[0] == 8  # type: ignore[attr-defined]  # of the copy
+    fastest = 100
+    model = _model()
+    quantize(model, "int4")
+    prepack(model, unasked=True)
+    columns = model.model.layers[0].self_attn.q_proj.forward.product.columns  # type: ignore[attr-defined]
+    assert columns == (ANY_COLUMNS if is_emulated(torch.bfloat16) else range(1, 9))
     fastest = 0
     model = _model()
     quantize(model, "int4")
