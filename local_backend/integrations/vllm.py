@@ -2,7 +2,7 @@
 
 ::
 
-    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 24,
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 32,
         "model": "local_backend.integrations.vllm.ReferenceCopyProposer"}'
 
 Copies from the prompt, which holds retrieved documents; from ``extra_body={"vllm_xargs": {"references":
