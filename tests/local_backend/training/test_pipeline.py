@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -181,7 +182,7 @@ def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(folder: Path, 
 
 def test_chat_local_and_transformers_load_what_was_tuned(tmp_path: Path) -> None:
     """From questions alone, asked of a chat model; both give the same answer."""
-    model, tokenizer = tiny_chat_model(), tiny_tokenizer()
+    model, tokenizer = deepcopy(tiny_chat_model()), tiny_tokenizer()  # other tests share that model
     assert model.generation_config is not None
     model.generation_config.eos_token_id = list(range(0, len(tokenizer), 7))  # answers end soon
     model.save_pretrained(tmp_path / "plain")
