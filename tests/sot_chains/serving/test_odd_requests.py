@@ -170,7 +170,7 @@ def test_a_request_that_is_no_http_ends_the_connection_alone(running: Served) ->
                 connection.sendall(request)
                 connection.shutdown(socket.SHUT_WR)
                 assert connection.recv(100)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
-            except OSError as error:  # it has been closed on what was still being sent; shutdown says so as ENOTCONN
+            except OSError as error:  # closed on what was still being sent (ENOTCONN, says shutdown)
                 if not isinstance(error, ConnectionError) and error.errno != errno.ENOTCONN:
                     raise
     assert httpx.get(f"{running.url}/health").status_code == 200
