@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-servers test-vllm test-ray check peers peers-vllm bench jacobi clean rag
+.PHONY: help demo serve test test-all test-servers test-vllm test-ray test-llama-cpp check peers peers-vllm bench jacobi clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -91,6 +91,18 @@ test-vllm: .venv/dev .vllm/installed ## Run the tests of what is added to vLLM, 
 	.ray/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "ray[data,serve]"
 	@touch $@
 
+# llama-cpp-python compiles llama.cpp for this processor; it has an environment of its own, which sees .venv's packages.
+.llama-cpp/installed: .venv/dev
+	@echo "Compiling llama.cpp for llama-cpp-python in .llama-cpp (once; some 8 minutes on two cores)"
+	$(BIN)/python -m venv .llama-cpp
+	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
+		> $$(.llama-cpp/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth
+	.llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt llama-cpp-python
+	@touch $@
+
+test-llama-cpp: .llama-cpp/installed ## Run the tests of models in llama.cpp
+	.llama-cpp/bin/python -m pytest -m "slow or not slow" tests/local_backend/models/test_llama_cpp.py
+
 test-ray: .ray/installed ## Run the tests that need Ray: two nodes on this machine, one of which is killed
 	.ray/bin/python -m pytest -m "slow or not slow" tests/local_backend/integrations/test_ray_batch.py tests/test_ray_serve.py
 
@@ -137,4 +149,4 @@ jacobi: $(TASKS:%=build/tasks/%/tuned/config.json) ## Train three small models f
 	$(BIN)/python -m benchmarks.jacobi --tasks $(TASKS) --cases $(or $(CASES),100)
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .node .ray .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .ray .vllm .llama .llama-cpp .pytest_cache .mypy_cache .ruff_cache .hypothesis

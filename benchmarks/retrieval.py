@@ -154,7 +154,7 @@ class Peers:
         ids = torch.tensor([prompt])
         begin = time.perf_counter()
         with torch.inference_mode():
-            output = self.chat.engine.model.generate(
+            output = cast("Any", self.chat.engine.model).generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens, **lookup
             )
         return output[0, len(prompt) :].tolist(), time.perf_counter() - begin

@@ -17,10 +17,13 @@ import torch
 from transformers import Cache
 
 from local_backend.caching.cache_layer import Places, RowsLayer
-from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache
+from local_backend.caching.prefix_cache import Prefix, PrefixCache
 
 _FIRST_ROWS, _FIRST_COLUMNS = 4, 256
 _NO_LIMIT = 2**31
+
+LayerTensors = list[list[torch.Tensor]]
+"""Keys and values per layer, each ``[heads, tokens, head size]``."""
 
 
 class RaggedKVCache(Cache):
@@ -54,7 +57,7 @@ class RaggedKVCache(Cache):
         self._row_layers = [RowsLayer(self._places) for _ in range(num_layers)]
         super().__init__(layers=list(self._row_layers))
         self._lengths: list[int] = []
-        self._prefixes = PrefixCache(max_prefix_bytes)
+        self._prefixes = PrefixCache[LayerTensors](max_prefix_bytes)
         self.expected_length = 0
         self.peak_bytes = 0
         self.layout = 0
@@ -257,14 +260,14 @@ class RaggedKVCache(Cache):
         self._prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
         self._note_peak()
 
-    def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
+    def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix[LayerTensors] | None, int]:
         """The cached prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
         return self._prefixes.find(token_ids)
 
-    def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
+    def load_prefix(self, row: int, prefix: Prefix[LayerTensors], num_tokens: int) -> None:
         """Overwrite ``row`` with the first ``num_tokens`` tokens of ``prefix``."""
         self._make_room(len(self._lengths), num_tokens)
-        for layer, kept in zip(self._row_layers, prefix.layers, strict=True):
+        for layer, kept in zip(self._row_layers, prefix.states, strict=True):
             for buffer, states in zip(layer.buffers, kept, strict=True):
                 buffer[row, :, :num_tokens] = states[:, :num_tokens]
         self._lengths[row] = num_tokens

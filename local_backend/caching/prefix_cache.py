@@ -8,42 +8,43 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import Generic, TypeVar
 
 # Limits short prefixes, too, because every new row is compared with all of them.
-_MAX_PREFIXES = 64
+MAX_PREFIXES = 64
 
-LayerTensors = list[list[Tensor]]
+States = TypeVar("States")
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(Generic[States]):
     """Cached keys and values of an earlier row.
 
     Attributes:
         token_ids: The tokens they belong to.
-        layers: Keys and values per layer, each ``[heads, tokens, head size]``.
+        states: Their keys and values, in whatever form the row's cache stores them.
     """
 
     token_ids: tuple[int, ...]
-    layers: LayerTensors
+    states: States
 
 
-class PrefixCache:
+class PrefixCache(Generic[States]):
     """Prefixes of earlier rows; the least recently used are dropped first.
 
     Args:
         max_bytes: Memory of all prefixes; 0 keeps nothing.
+        free: Called with the states of each dropped prefix.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, free: Callable[[States], object] = lambda _: None) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self._free = free
+        self._kept: OrderedDict[tuple[int, ...], Prefix[States]] = OrderedDict()
         self._num_tokens = 0
         self._bytes_per_token = 0
 
-    def values(self) -> Iterable[Prefix]:
+    def values(self) -> Iterable[Prefix[States]]:
         """All prefixes, the least recently used first."""
         return self._kept.values()
 
@@ -52,9 +53,7 @@ class PrefixCache:
         """Memory of all prefixes, in bytes."""
         return self._num_tokens * self._bytes_per_token
 
-    def keep(
-        self, token_ids: Sequence[int], bytes_per_token: int, copied: Callable[[], LayerTensors]
-    ) -> None:
+    def keep(self, token_ids: Sequence[int], bytes_per_token: int, copied: Callable[[], States]) -> None:
         """Store a prefix unless it is too large, after dropping others to make room.
 
         Args:
@@ -70,13 +69,14 @@ class PrefixCache:
             self._kept.move_to_end(key)
             return
         most_tokens = self._max_bytes // bytes_per_token - len(key)
-        while self._num_tokens > most_tokens or len(self._kept) >= _MAX_PREFIXES:
-            dropped, _ = self._kept.popitem(last=False)
+        while self._num_tokens > most_tokens or len(self._kept) >= MAX_PREFIXES:
+            dropped, prefix = self._kept.popitem(last=False)
             self._num_tokens -= len(dropped)
+            self._free(prefix.states)
         self._kept[key] = Prefix(key, copied())
         self._num_tokens += len(key)
 
-    def find(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
+    def find(self, token_ids: Sequence[int]) -> tuple[Prefix[States] | None, int]:
         """The prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
         best, best_shared = None, 0
         wanted = tuple(token_ids)
@@ -92,6 +92,8 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop all prefixes."""
+        for prefix in self._kept.values():
+            self._free(prefix.states)
         self._kept.clear()
         self._num_tokens = 0
 

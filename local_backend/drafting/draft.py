@@ -134,6 +134,19 @@ class Draft:
         kept = set(self.ranked()[:max_tokens])
         return self._part(lambda place, _: place in kept)
 
+    def likeliest_chain(self) -> Draft:
+        """The path from the root whose every token is the likeliest of its siblings, or else the first."""
+        if self.is_chain:
+            return self
+        kept: set[int] = set()
+        place = -1
+        while children := [child for child in range(place + 1, len(self)) if self.parents[child] == place]:
+            if self.probabilities:
+                children.sort(key=lambda child: -self.probabilities[child])
+            place = children[0]
+            kept.add(place)
+        return self._part(lambda place, _: place in kept)
+
     def ranked(self) -> list[int]:
         """Places of the tokens, likeliest first; empty if the draft has no probabilities."""
         # A child is never likelier than its parent and comes after it, so a stable sort keeps parents first.

@@ -15,12 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from local_backend.caching.kv_cache import RaggedKVCache
+from local_backend.caching.row_cache import RowCache
 from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.verification import most_likely, token_chooser, verify
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.models.model_runner import ModelRunner, decode_width, widest_within
+from local_backend.models.model_runner import Forward, decode_width, widest_within
 from local_backend.requests.outputs import EngineStats
 from local_backend.requests.sequence import Row, notify_safely
 from local_backend.scheduling.inbox import Inbox
@@ -37,7 +37,7 @@ class DecodeLoop:
     """Decodes the rows of one batch. One thread at a time calls :meth:`step`.
 
     Args:
-        runner: Its forward pass over the batch.
+        forward: The forward pass over the batch.
         cache: The KV cache of the batch.
         batch: The running rows.
         inbox: The waiting rows.
@@ -46,6 +46,7 @@ class DecodeLoop:
         width_costs: Forward cost by width; called when a draft has probabilities.
         vocabulary_size: How many token ids the model can read.
         keeps_logits: Whether the model can compute the logits of its last tokens only.
+        takes_trees: Whether drafts may branch.
         prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards.
         stream_interval_seconds: Minimum interval between streamed updates of a row.
     """
@@ -53,8 +54,8 @@ class DecodeLoop:
     def __init__(
         self,
         *,
-        runner: ModelRunner,
-        cache: RaggedKVCache,
+        forward: Forward,
+        cache: RowCache,
         batch: RunningBatch,
         inbox: Inbox,
         drafter: Drafter,
@@ -62,15 +63,16 @@ class DecodeLoop:
         width_costs: Callable[[], ForwardCost],
         vocabulary_size: int,
         keeps_logits: bool,
+        takes_trees: bool,
         prefill_chunk_tokens: int,
         stream_interval_seconds: float,
     ) -> None:
-        self._runner, self._cache = runner, cache
+        self._forward, self._cache = forward, cache
         self._batch, self._inbox = batch, inbox
         self._drafter, self._stats = drafter, stats
         self._width_costs = width_costs
         self._vocabulary_size = vocabulary_size
-        self._keeps_logits = keeps_logits
+        self._keeps_logits, self._takes_trees = keeps_logits, takes_trees
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._stream_interval_seconds = stream_interval_seconds
         self._errands: deque[tuple[Callable[[], object], Future[None]]] = deque()
@@ -92,7 +94,7 @@ class DecodeLoop:
         place = self._cache.add_row()
         try:
             for num_tokens in _WARM_UP_TOKENS:
-                logits = self._runner(place, [[0] * min(num_tokens, max_positions)], [EMPTY_DRAFT])
+                logits = self._forward(place, [[0] * min(num_tokens, max_positions)], [EMPTY_DRAFT])
                 assert logits is not None
                 most_likely(logits)
         finally:
@@ -115,7 +117,7 @@ class DecodeLoop:
             self._inbox.preempt()
             if rows := self._batch.writing:
                 drafts = self._propose(rows)
-                logits = self._runner(0, [row.unread for row in rows], drafts)
+                logits = self._forward(0, [row.unread for row in rows], drafts)
                 assert logits is not None
                 outcomes = self._verify(rows, drafts, logits)
                 self._commit(rows, drafts, outcomes)
@@ -154,7 +156,7 @@ class DecodeLoop:
         chunks = [
             row.token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)] for row in rows
         ]
-        self._runner(first_place, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
+        self._forward(first_place, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
         self._stats.num_prefill_forwards += 1
         self._stats.note_forward(len(rows), max(map(len, chunks)), sum(map(len, chunks)))
         for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_place):
@@ -174,6 +176,8 @@ class DecodeLoop:
             .truncated(max_tokens=widest - 1, max_depth=row.room - 1)
             for row, draft in zip(rows, self._drafter.propose(rows), strict=True)
         ]
+        if not self._takes_trees:
+            drafts = [draft.likeliest_chain() for draft in drafts]
         if any(draft.probabilities for draft in drafts):
             width = self._width_costs().best_draft_width(
                 drafts, context=max(len(row.token_ids) for row in rows)

@@ -12,18 +12,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, drafter_of
 from local_backend.engine.decode_loop import DecodeLoop
+from local_backend.engine.execution import ExecutionOptions, execution_of
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
-from local_backend.models.architecture import Architecture
-from local_backend.models.compatibility import verify_compatibility
-from local_backend.models.cuda_graphs import check_graphs
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.models.grouped_attention import read_in_place
-from local_backend.models.known_costs import known_forward_cost
-from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
-from local_backend.models.prepacking import prepack, repack
+from local_backend.models.llama_cpp.model import LlamaCppModel
+from local_backend.models.model_runner import run_in_short_lived_thread
 from local_backend.requests.logits import LogitsProcessorLike, LogitsRules
 from local_backend.requests.outputs import Completion, EngineStats, Update
 from local_backend.requests.request import References, RowMaker, vocabulary_size
@@ -31,7 +26,6 @@ from local_backend.requests.sampling import SamplingParams
 from local_backend.requests.sequence import Row, notify_safely
 from local_backend.scheduling.inbox import Inbox
 from local_backend.scheduling.lengths import Scheduling
-from local_backend.scheduling.memory_budget import MemoryBudget
 from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
@@ -43,7 +37,8 @@ class Engine:
     """Decodes many rows at once with one model.
 
     Args:
-        model: A decoder-only ``transformers`` causal language model.
+        model: A decoder-only ``transformers`` causal language model, or a
+            :class:`~local_backend.models.llama_cpp.model.LlamaCppModel`.
         tokenizer: Its tokenizer.
         drafter: A drafter's name or a :class:`~local_backend.drafting.Drafter`.
         logits_processors: Applied to every row's logits after those of the model's ``generation_config``; see
@@ -75,7 +70,7 @@ class Engine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | LlamaCppModel,
         tokenizer: PreTrainedTokenizerBase,
         drafter: str | Drafter = "autoregressive",
         *,
@@ -95,53 +90,49 @@ class Engine:
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.max_rows = max_rows
-        self.model = model.eval()
         self.tokenizer = tokenizer
         self.drafter = drafter_of(drafter)
         self.stats = EngineStats()
-        architecture = Architecture.of(model)
-        if cuda_graphs:
-            check_graphs(model)
-        if grouped_attention_in_place:
-            read_in_place(model)
-        forwards = {"is_prepacked": prepacked is not False, "with_graphs": cuda_graphs}
-        if forwards["is_prepacked"]:
-            run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
-        run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
-        self.max_positions = architecture.max_positions
         scheduling = Scheduling.of(scheduling)
-        memory = MemoryBudget.of(
+        execution = execution_of(
             model,
-            architecture,
-            max_rows=max_rows,
-            max_prefix_bytes=max_prefix_bytes,
-            max_bytes=scheduling.max_cache_bytes,
+            ExecutionOptions(
+                max_rows=max_rows,
+                max_prefix_bytes=max_prefix_bytes,
+                max_cache_bytes=scheduling.max_cache_bytes,
+                grouped_attention_in_place=grouped_attention_in_place,
+                cuda_graphs=cuda_graphs,
+                prepacked=prepacked,
+            ),
         )
-        num_token_ids = vocabulary_size(model)
+        self.model = execution.model
+        self.max_positions = execution.max_positions
+        num_token_ids = vocabulary_size(self.model)
         self._make_row = RowMaker(
             tokenizer,
-            LogitsRules(model, logits_processors, use_generation_config=use_generation_config),
-            memory.require,
+            LogitsRules(
+                self.model,
+                logits_processors,
+                use_generation_config=use_generation_config,
+                device=execution.device,
+            ),
+            execution.memory.require,
             max_positions=self.max_positions,
             vocabulary_size=num_token_ids,
         )
-        self._cache = RaggedKVCache(
-            architecture.num_layers,
-            max_rows=max_rows,
-            max_prefix_bytes=memory.max_prefix_bytes,
-            max_tokens=memory.max_tokens,
-        )
+        self._cache = execution.cache
         self._width_costs: Callable[[], ForwardCost] = cache(
-            lambda: width_costs or known_forward_cost(model, architecture, **forwards)
+            lambda: width_costs or execution.measured_costs()
         )
         if drafter != "autoregressive":  # now, so that no answer waits for it
             run_in_short_lived_thread(self._width_costs)
         self._running = RunningBatch(self._cache, max_rows)
         self._intake = Inbox(
-            scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
+            scheduling, running=self._running, cache=self._cache, memory=execution.memory, stats=self.stats
         )
+        self._repack = execution.repack
         self._loop = DecodeLoop(
-            runner=ModelRunner(model, self._cache, architecture, **forwards),
+            forward=execution.forward,
             cache=self._cache,
             batch=self._running,
             inbox=self._intake,
@@ -149,7 +140,8 @@ class Engine:
             stats=self.stats,
             width_costs=self._width_costs,
             vocabulary_size=num_token_ids,
-            keeps_logits=architecture.keeps_logits,
+            keeps_logits=execution.keeps_logits,
+            takes_trees=execution.takes_trees,
             prefill_chunk_tokens=prefill_chunk_tokens,
             stream_interval_seconds=stream_interval_seconds,
         )
@@ -313,7 +305,7 @@ class Engine:
         Empties the prefix cache and rebuilds prepacked copies of weights, even after changes that torch does
         not count, such as those through ``weight.data``.
         """
-        self._loop.before_next_step(partial(repack, self.model))
+        self._loop.before_next_step(self._repack)
         self.forget_prefixes()
 
     def warm_up(self) -> None:

@@ -32,7 +32,7 @@ from local_backend.integrations.reply import Form, Reply, reply_prompt, warm_up
 from local_backend.integrations.structured_output import with_structured_output
 from local_backend.integrations.tool_calls import takes_tools
 from local_backend.models.default_model import MODEL_NAME
-from local_backend.models.loading import load
+from local_backend.models.loading import Runtime, load_into
 from local_backend.requests.tokenizing import encode_plain
 from local_backend.scheduling.lengths import Scheduling
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
@@ -131,36 +131,35 @@ class ChatLocal(BatchedChatModel):
         max_rows: int = 64,
         scheduling: Scheduling | AdmissionPolicy = "longest_first",
         quantization: str | None = None,
+        runtime: Runtime = "transformers",
         model_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> ChatLocal:
-        """Load a ``transformers`` model and its tokenizer.
+        """Load a model and its tokenizer.
 
         Args:
             path_or_name: A folder, a GGUF file (e.g. of Ollama, LM Studio or llama.cpp), or a name on the
                 model hub; ``None`` is the default model.
             drafter: A drafter's name or a drafter.
-            dtype: Dtype of weights and computation. ``"auto"`` is bfloat16 where the device computes it
-                natively and float32 elsewhere. In float32 the answer is exactly what the model writes alone;
-                in bfloat16 rounding depends on the batch, so near-ties may be decided differently.
+            dtype: Of weights and computation. ``"auto"`` is bfloat16 where the device computes it natively,
+                else float32, in which the answer is exactly what the model writes alone; in bfloat16 rounding
+                depends on the batch, so near-ties may be decided differently.
             device: Where the model runs; the CPU by default.
             max_rows: Maximum rows in a forward.
-            scheduling: Order of admission and memory limit. By default, rows predicted to be longest are
-                admitted first, so that a batch is done soonest.
-            quantization: ``"int4"`` rounds the weights to 4 bits, which on a CPU with bfloat16 units makes
-                forwards of few tokens faster, see :mod:`~local_backend.models.quantization`.
+            scheduling: Order of admission and memory limit; by default the longest by prediction first.
+            quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.models.quantization`.
+            runtime: ``"llama.cpp"`` computes with a GGUF file's weights as they are, which is fastest for
+                single answers on a CPU, see :mod:`~local_backend.models.llama_cpp.model`.
             model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
             options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
 
         Raises:
             ImportError: The ``local`` extra is not installed.
             OSError: There is no such model.
-            ValueError: Its tokenizer has no chat template, ``transformers`` cannot read the GGUF file, the
-                model cannot be decoded losslessly in a batch, or it cannot be quantized.
+            ValueError: It has no chat template, or cannot be read, quantized or decoded in a batch.
         """
-        model, tokenizer = load(
-            path_or_name, dtype=dtype, device=device, quantization=quantization, model_options=model_options
-        )
+        given = {"device": device, "quantization": quantization, "model_options": model_options}
+        model, tokenizer = load_into(runtime, path_or_name, dtype, **given)
         if not tokenizer.chat_template:
             raise ValueError(
                 f"the tokenizer of {str(path_or_name)!r} has no chat template: set "

@@ -15,19 +15,22 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from local_backend.caching.kv_cache import RaggedKVCache
+from local_backend.caching.row_cache import RowCache
 from local_backend.drafting.draft import Draft
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import ModelRunner, padded_width
+from local_backend.models.model_runner import Forward, ModelRunner, padded_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
+MAX_TIMED_ROWS = _ROWS[-1]
+_CPU = torch.device("cpu")
 _MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: their cost is linear in tokens
 _SMALL_FORWARD_TOKENS = 32
 _NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
@@ -140,35 +143,64 @@ def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
 
 
 class ForwardTimer:
-    """Times forwards of a model. What the rows contain does not matter, only how long they are.
+    """Times forwards. What the rows contain does not matter, only how long they are.
 
     Args:
-        model: In evaluation mode, with its final weights, dtype and device.
-        architecture: Its architecture; read from its configuration unless given.
+        forward: What is timed.
+        cache: The KV cache of its rows; gets ``max_rows`` rows.
         max_rows: Rows of the largest forward.
-        is_prepacked: Whether forwards use prepacked weights, if the model has them.
+        max_positions: Maximum tokens of a row.
+        device: Where it computes.
         with_graphs: Whether forwards are replayed as CUDA graphs.
     """
 
     def __init__(
         self,
+        forward: Forward,
+        cache: RowCache,
+        *,
+        max_rows: int,
+        max_positions: int,
+        device: torch.device = _CPU,
+        with_graphs: bool = False,
+    ) -> None:
+        self.max_rows, self.with_graphs = max_rows, with_graphs
+        self.max_positions = max_positions
+        self._device = device
+        self._cache, self._forward = cache, forward
+        for _ in range(max_rows):
+            cache.add_row()
+
+    @classmethod
+    def of(
+        cls,
         model: PreTrainedModel,
         architecture: Architecture | None = None,
         *,
-        max_rows: int = _ROWS[-1],
+        max_rows: int = MAX_TIMED_ROWS,
         is_prepacked: bool = True,
         with_graphs: bool = False,
-    ) -> None:
+    ) -> Self:
+        """A timer of a ``transformers`` model's forwards.
+
+        Args:
+            model: In evaluation mode, with its final weights, dtype and device.
+            architecture: Its architecture; read from its configuration unless given.
+            max_rows: Rows of the largest forward.
+            is_prepacked: Whether forwards use prepacked weights, if the model has them.
+            with_graphs: Whether forwards are replayed as CUDA graphs.
+        """
         architecture = architecture or Architecture.of(model)
-        self.max_rows, self.with_graphs = max_rows, with_graphs
-        self.max_positions = architecture.max_positions
-        self._device = architecture.device
-        self._cache = RaggedKVCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=0)
-        self._forward = ModelRunner(
-            model, self._cache, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs
+        cache = RaggedKVCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=0)
+        forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs)
+        return cls(
+            forward,
+            cache,
+            max_rows=max_rows,
+            max_positions=architecture.max_positions,
+            device=architecture.device,
+            with_graphs=with_graphs,
         )
-        for _ in range(max_rows):
-            self._cache.add_row()
 
     @torch.inference_mode()
     def assume_length(self, context: int) -> None:

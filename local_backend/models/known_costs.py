@@ -16,13 +16,21 @@ import os
 import platform
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from local_backend.models.architecture import Architecture
-from local_backend.models.forward_cost import ForwardCost, ForwardTimer, measure_forward_cost, still_holds
+from local_backend.models.forward_cost import (
+    MAX_TIMED_ROWS,
+    ForwardCost,
+    ForwardTimer,
+    measure_forward_cost,
+    still_holds,
+)
 from local_backend.models.prepacking import has_prepacked
 from local_backend.models.quantization import is_in_4_bits
 
@@ -51,34 +59,45 @@ def known_forward_cost(
         is_prepacked: Whether forwards use prepacked weights, if the model has them.
         with_graphs: Whether forwards are replayed as CUDA graphs.
     """
-    key = _key_of(model, is_prepacked=is_prepacked and has_prepacked(model), with_graphs=with_graphs)
+    is_prepacked = is_prepacked and has_prepacked(model)
+    return known_cost(
+        _key_of(model, is_prepacked=is_prepacked, with_graphs=with_graphs),
+        partial(ForwardTimer.of, model, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs),
+        is_kept=bool(model.name_or_path),  # a model that was made, not loaded, is rarely made again
+    )
 
-    def timer(**options: Any) -> ForwardTimer:
-        return ForwardTimer(
-            model, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs, **options
-        )
 
+def known_cost(key: Mapping[str, Any], timer: Callable[..., ForwardTimer], *, is_kept: bool) -> ForwardCost:
+    """The cost of forwards, measured once on this machine for each key. Thread-safe.
+
+    Args:
+        key: What the cost depends on beside the machine and torch.
+        timer: Makes the timer; takes ``max_rows``.
+        is_kept: Whether the measurement is kept for other processes.
+    """
+    name = json.dumps(
+        {"format": _FORMAT, "threads": torch.get_num_threads(), "torch": torch.__version__, **key},
+        sort_keys=True,
+        default=str,
+    )
     with _lock:
-        if key not in _known:
-            costs = _read(key)
+        if name not in _known:
+            costs = _read(name)
             if costs is None or not still_holds(costs, timer(max_rows=1)):
-                costs = measure_forward_cost(timer())
-                if model.name_or_path:  # a model that was made, not loaded, is rarely made again
-                    _write(key, costs)
-            _known[key] = costs
-        return _known[key]
+                costs = measure_forward_cost(timer(max_rows=MAX_TIMED_ROWS))
+                if is_kept:
+                    _write(name, costs)
+            _known[name] = costs
+        return _known[name]
 
 
-def _key_of(model: PreTrainedModel, *, is_prepacked: bool, with_graphs: bool) -> str:
-    """All that the cost depends on, as JSON. Models that differ in their weights alone have the same."""
+def _key_of(model: PreTrainedModel, *, is_prepacked: bool, with_graphs: bool) -> dict[str, Any]:
+    """All that the cost depends on. Models that differ in their weights alone have the same."""
     config = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
-    on = {
-        "format": _FORMAT,
-        "processor": _processor(model.device),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+    return {
+        "processor": processor(model.device),
         "model": type(model).__name__,
         "config": config,
         "dtype": model.dtype,
@@ -88,10 +107,10 @@ def _key_of(model: PreTrainedModel, *, is_prepacked: bool, with_graphs: bool) ->
         "is_prepacked": is_prepacked,
         "with_graphs": with_graphs,
     }
-    return json.dumps(on, sort_keys=True, default=str)
 
 
-def _processor(device: torch.device) -> list[Any]:
+def processor(device: torch.device) -> list[Any]:
+    """Names and abilities of what computes on ``device``."""
     if device.type == "cuda":
         return [str(device), torch.cuda.get_device_name(device)]
     try:

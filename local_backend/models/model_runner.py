@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -54,6 +54,20 @@ def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
     """Columns of a forward that reads ``num_unread`` tokens of each row and then verifies its draft."""
     width = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
     return padded_width(width) if max(num_unread) == 1 else width  # prompts rarely share a width anyway
+
+
+class Forward(Protocol):
+    """A forward pass over rows of a cache; :class:`ModelRunner` is one."""
+
+    def __call__(
+        self,
+        first_row: int,
+        unread: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
+        *,
+        with_logits: bool = True,
+    ) -> Tensor | None:
+        """See :meth:`ModelRunner.__call__`."""
 
 
 class ModelRunner:

@@ -140,6 +140,7 @@ class LogitsRules:
         processors: Further processors for every row; each replaces one of the same class from the generation
             config, as in ``generate``.
         use_generation_config: Whether the model's generation config applies.
+        device: Where processors run; that of the model unless given.
 
     Attributes:
         end_token_ids: Tokens that end a row.
@@ -156,8 +157,10 @@ class LogitsRules:
         processors: Sequence[LogitsProcessorLike] = (),
         *,
         use_generation_config: bool = True,
+        device: torch.device | None = None,
     ) -> None:
         self._model = model
+        self._device = device or model.device
         given = getattr(model, "generation_config", None) if use_generation_config else None
         config = copy.deepcopy(given) if given is not None else GenerationConfig()
         config.do_sample = False  # sampling is decided by SamplingParams
@@ -169,7 +172,7 @@ class LogitsRules:
         self.end_token_ids = _as_ids(config.eos_token_id)
         self.stop = _as_strings(config.stop_strings)
         if given is not None:
-            cast("Any", model)._prepare_special_tokens(config, device=model.device)
+            cast("Any", model)._prepare_special_tokens(config, device=self._device)
         # The row determines the parameters of the processors, not which ones there are.
         self._is_empty = not self._build((0, 0), 2, ())
 
@@ -190,7 +193,7 @@ class LogitsRules:
         if self._is_empty and not processors:
             return None
         own = tuple(_checked(processor) for processor in processors)
-        return RowLogits(self._build(prompt_token_ids, max_length, own), self._model.device)
+        return RowLogits(self._build(prompt_token_ids, max_length, own), self._device)
 
     def _build(
         self, prompt_token_ids: Sequence[int], max_length: int, own: tuple[LogitsProcessorLike, ...]
@@ -206,9 +209,9 @@ class LogitsRules:
             config,
             input_ids_seq_length=len(prompt_token_ids),
             # A decoder-only model has no encoder: like `generate`, pass the prompt as encoder input.
-            encoder_input_ids=torch.tensor([prompt_token_ids], device=self._model.device),
+            encoder_input_ids=torch.tensor([prompt_token_ids], device=self._device),
             logits_processor=users,
-            device=self._model.device,
+            device=self._device,
         )
         return LogitsProcessorList([_checked(processor) for processor in built])
 

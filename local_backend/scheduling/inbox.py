@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from local_backend.caching.kv_cache import RaggedKVCache
+from local_backend.caching.row_cache import RowCache
 from local_backend.requests.outputs import EngineStats
 from local_backend.requests.sequence import Row, State, notify_safely
 from local_backend.scheduling.lengths import Scheduling
@@ -40,7 +40,7 @@ class Inbox:
         scheduling: Scheduling,
         *,
         running: RunningBatch,
-        cache: RaggedKVCache,
+        cache: RowCache,
         memory: MemoryBudget,
         stats: EngineStats,
     ) -> None:

@@ -156,8 +156,8 @@ def test_the_end_of_a_prompt_is_read_by_the_forward_that_begins_the_answer(
     prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in lengths]
     answers = {tuple(prompt): greedy(model, prompt, 20) for prompt in prompts}
     with Engine(model, tokenizer, RandomTrees(answers), prefill_chunk_tokens=48) as engine:
-        assert engine._loop._runner._keeps_logits
-        engine._loop._runner._keeps_logits = keeps_logits  # not every model can leave scores out
+        assert engine._loop._forward._keeps_logits
+        engine._loop._forward._keeps_logits = keeps_logits  # not every model can leave scores out
         completions = engine.generate(prompts, SamplingParams(max_tokens=20))
         assert engine.stats.num_prefill_forwards == num_prefill_forwards
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -362,6 +362,6 @@ def test_rollback_equals_a_fresh_prefill(model: LlamaForCausalLM, tokenizer: Pre
     for prefix in kept:
         with torch.no_grad():
             fresh = model(torch.tensor([prefix.token_ids]), use_cache=True).past_key_values
-        for layer, (keys, values) in zip(fresh.layers, prefix.layers, strict=True):
+        for layer, (keys, values) in zip(fresh.layers, prefix.states, strict=True):
             torch.testing.assert_close(keys, layer.keys[0], atol=1e-4, rtol=0)
             torch.testing.assert_close(values, layer.values[0], atol=1e-4, rtol=0)

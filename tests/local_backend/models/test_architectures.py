@@ -49,7 +49,7 @@ def test_rollback_equals_a_fresh_prefill(architecture: str, tokenizer: PreTraine
     for prefix in kept:
         with torch.no_grad():  # a cache not told of windows keeps every token's keys and values
             fresh = model(torch.tensor([prefix.token_ids]), past_key_values=DynamicCache()).past_key_values
-        for layer, (keys, values) in zip(fresh.layers, prefix.layers, strict=True):
+        for layer, (keys, values) in zip(fresh.layers, prefix.states, strict=True):
             torch.testing.assert_close(keys, layer.keys[0], atol=1e-4, rtol=0)
             torch.testing.assert_close(values, layer.values[0], atol=1e-4, rtol=0)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from local_backend import Engine, SamplingParams
-from local_backend.engine import engine as engine_module
+from local_backend.engine import execution
 from tests.tiny import random_llama, tiny_tokenizer
 
 PROMPTS = [[11, 12, 13, 14] * 5, [31, 32, 33], [41, 42, 43, 44, 45] * 9, [21] * 7, [51, 52, 53] * 4]
@@ -23,7 +23,7 @@ def _decoded(drafter: str, *, cuda_graphs: bool, device: str = "cpu") -> list[li
 @pytest.mark.parametrize("drafter", ["autoregressive", "jacobi", "lookahead", "combined"])
 def test_padded_forwards_decode_the_same(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that end, begin and are prefilled meanwhile; more columns than one step."""
-    monkeypatch.setattr(engine_module, "check_graphs", lambda _: None)  # on a CPU nothing is recorded
+    monkeypatch.setattr(execution, "check_graphs", lambda _: None)  # on a CPU nothing is recorded
     assert _decoded(drafter, cuda_graphs=True) == _decoded("autoregressive", cuda_graphs=False)
 
 

@@ -131,7 +131,7 @@ def test_measuring_leaves_a_table_that_ascends(
 ) -> None:
     """Of fewer batches where time is up: what is not tried costs by the token."""
     monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", seconds)
-    costs = measure_forward_cost(ForwardTimer(random_model("llama"), max_rows=4))
+    costs = measure_forward_cost(ForwardTimer.of(random_model("llama"), max_rows=4))
     assert costs.rows == rows
     for table in costs.seconds:
         for line in table:
@@ -153,14 +153,16 @@ def test_two_widths_are_enough_to_know_them_all(max_seconds: float, monkeypatch:
     monkeypatch.setattr(ModelRunner, "__call__", forward)
     monkeypatch.setattr("local_backend.models.forward_cost.time.perf_counter", lambda: now)
     monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", max_seconds)
-    costs = measure_forward_cost(ForwardTimer(random_model("llama"), max_rows=1))
+    costs = measure_forward_cost(ForwardTimer.of(random_model("llama"), max_rows=1))
     for width in (1, 2, 3, 8, 20, 64, 100):
         assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)
     assert now < (40 if max_seconds == 0 else 200)
 
 
 def test_a_model_with_few_positions_can_be_measured() -> None:
-    costs = measure_forward_cost(ForwardTimer(random_model("llama", max_position_embeddings=12), max_rows=1))
+    costs = measure_forward_cost(
+        ForwardTimer.of(random_model("llama", max_position_embeddings=12), max_rows=1)
+    )
     assert costs(context=5, rows=1, width=2) > 0
 
 

@@ -88,7 +88,7 @@ def test_what_changes_the_cost_is_measured_again(
     _known(_load(tmp_path / "model", dtype=torch.bfloat16))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     _known(loaded)
-    monkeypatch.setattr(known_costs, "_processor", lambda device: ["another"])
+    monkeypatch.setattr(known_costs, "processor", lambda device: ["another"])
     _known(loaded)
     quantized, _ = load(tmp_path / "model", dtype="bfloat16", quantization="int4")
     _known(quantized.eval())
@@ -225,7 +225,7 @@ def test_no_answer_waits_for_costs(
         asked.append(arguments)
         return COSTS
 
-    monkeypatch.setattr("local_backend.engine.engine.known_forward_cost", known)
+    monkeypatch.setattr("local_backend.engine.execution.known_forward_cost", known)
     with Engine(model, tokenizer, drafter) as engine:
         assert len(asked) == num_asked
         engine.generate([[5, 6, 7, 8, 9] * 6], SamplingParams(max_tokens=30, ignore_end=True))
