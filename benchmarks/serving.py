@@ -49,7 +49,7 @@ def _serve(ready: Connection, upstream: str) -> None:
             ready.send((self.servers[0].sockets[0].getsockname()[1], os.getpid()))
 
     app = create_app(provider_of(_MODEL, base_url=upstream))
-    config = uvicorn.Config(app, port=0, log_level="error", ws="none", backlog=2048)
+    config = uvicorn.Config(app, port=0, log_level="error", log_config=None, ws="none", backlog=2048)
     Server(config).run()
 
 
