@@ -41,7 +41,9 @@ class Served:
 def served(model: Any, **options: Any) -> Iterator[Served]:
     """Runs a server on a free port; see :func:`~sot_chains.serving.app.create_app` for the options."""
     app = create_app(model, **options)
-    config = uvicorn.Config(app, port=0, log_level="error", log_config=None, ws="none", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, port=0, log_level="error", log_config=None, ws="none", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []
 
