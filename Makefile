@@ -131,8 +131,8 @@ check: .venv/dev ## Lint, types, import arrows
 		&& rm -r .llama/build .llama/source \
 		|| echo "llama.cpp could not be built, see .llama/build.log: it will be left out"
 
-peers: .venv/dev .vllm/suffix .llama/bin/llama-server ## Compare with transformers, llama.cpp, vLLM on this CPU (MODEL=folder or GGUF file optional)
-	$(BIN)/python -m benchmarks.peers_cpu $(if $(MODEL),--model "$(MODEL)")
+peers: .llama-cpp/installed .vllm/suffix .llama/bin/llama-server ## Compare with transformers, llama.cpp, vLLM on this CPU (MODEL=folder or GGUF file optional)
+	.llama-cpp/bin/python -m benchmarks.peers_cpu $(if $(MODEL),--model "$(MODEL)")
 
 bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/results
 	$(BIN)/python -m benchmarks.sot_latency --limit 14 --repeats 1 --save
