@@ -40,7 +40,7 @@ def llama_cpp() -> Any:
     except ImportError as error:
         raise ImportError(
             "runtime='llama.cpp' needs llama-cpp-python, which compiles llama.cpp for this machine: "
-            "pip install '.[llama-cpp]' in a checkout, or pip install llama-cpp-python"
+            "CMAKE_ARGS=-DGGML_OPENMP=OFF pip install llama-cpp-python"
         ) from error
     module.llama_log_set(_log_callback(module.llama_log_callback), ctypes.c_void_p(0))
     module.llama_backend_init()
