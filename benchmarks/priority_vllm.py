@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--python", default=str(ROOT / ".vllm" / "bin" / "python"), help="vLLM's environment")
     parser.add_argument("--slots", type=int, default=4, help="vLLM's max_num_seqs (%(default)s)")
     parser.add_argument("--load", type=float, default=0.9)
-    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--scale", type=float, default=4, help="lengths are divided by it (%(default)s)")
     parser.add_argument("--stretches", type=float, nargs="+", default=[4, 16])
     parser.add_argument("--seed", type=int, default=0)
