@@ -86,7 +86,8 @@ class LlamaContext:
         self._context = context
         self._memory = self._lib.llama_get_memory(context)
         self._num_token_ids = self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(model))
-        self._batch = _Batch(_BATCH_TOKENS)
+        self._batch = _Batch(self._lib.llama_batch, _BATCH_TOKENS)
+        self._views: dict[tuple[int, int], Tensor] = {}  # of the last forward's logits
         self._finalizer = weakref.finalize(self, self._lib.llama_free, context)
 
     def decode(
@@ -115,7 +116,7 @@ class LlamaContext:
             part = slice(first, first + _BATCH_TOKENS)
             num_wanted = sum(is_wanted[part])
             batch = self._batch.filled(token_ids[part], positions[part], sequences[part], is_wanted[part])
-            code = self._lib.llama_decode(self._context, self._lib.llama_batch(*batch))
+            code = self._lib.llama_decode(self._context, batch)
             if code:
                 raise RuntimeError(
                     f"llama.cpp could not decode {len(token_ids[part])} tokens: "
@@ -128,8 +129,11 @@ class LlamaContext:
         return torch.cat(found) if len(found) > 1 else found[0] if found else torch.empty(0)
 
     def _logits(self, count: int) -> Tensor:
-        pointer = self._lib.llama_get_logits(self._context)
-        return torch.from_numpy(np.ctypeslib.as_array(pointer, (count, self._num_token_ids)))
+        address = ctypes.addressof(self._lib.llama_get_logits(self._context).contents)
+        if (count, address) not in self._views:
+            scores = (ctypes.c_float * (count * self._num_token_ids)).from_address(address)
+            self._views = {(count, address): torch.frombuffer(scores, dtype=torch.float32)}
+        return self._views[count, address].view(count, self._num_token_ids)
 
     def copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Add the tokens at positions ``start`` to ``end`` of one sequence to another; -1 is its end."""
@@ -145,16 +149,24 @@ class LlamaContext:
 
 
 class _Batch:
-    """The arrays that a ``llama_batch`` points to, filled anew for each forward."""
+    """A ``llama_batch`` and the arrays that it points to, filled anew for each forward."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, kind: Any, size: int) -> None:
         self._token_ids = np.zeros(size, np.int32)
         self._positions = np.zeros(size, np.int32)
         self._sequences = np.zeros(size, np.int32)
         self._is_wanted = np.zeros(size, np.int8)
         self._one_each = np.ones(size, np.int32)  # every token belongs to one sequence
-        self._pointers = (
-            self._sequences.ctypes.data + np.arange(size, dtype=np.uintp) * self._sequences.itemsize
+        places = np.arange(size, dtype=np.uintp)
+        self._pointers = self._sequences.ctypes.data + places * self._sequences.itemsize
+        ints = ctypes.POINTER(ctypes.c_int32)
+        self._batch = kind(
+            n_tokens=0,
+            token=self._token_ids.ctypes.data_as(ints),
+            pos=self._positions.ctypes.data_as(ints),
+            n_seq_id=self._one_each.ctypes.data_as(ints),
+            seq_id=self._pointers.ctypes.data_as(ctypes.POINTER(ints)),
+            logits=self._is_wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
     def filled(
@@ -163,20 +175,12 @@ class _Batch:
         positions: Sequence[int],
         sequences: Sequence[int],
         is_wanted: Sequence[bool],
-    ) -> tuple[Any, ...]:
-        """The fields of a ``llama_batch``."""
+    ) -> Any:
+        """The batch with these tokens."""
         count = len(token_ids)
         self._token_ids[:count] = token_ids
         self._positions[:count] = positions
         self._is_wanted[:count] = is_wanted
         self._sequences[:count] = sequences
-        int_pointer = ctypes.POINTER(ctypes.c_int32)
-        return (
-            count,
-            self._token_ids.ctypes.data_as(int_pointer),
-            None,
-            self._positions.ctypes.data_as(int_pointer),
-            self._one_each.ctypes.data_as(int_pointer),
-            self._pointers.ctypes.data_as(ctypes.POINTER(int_pointer)),
-            self._is_wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
+        self._batch.n_tokens = count
+        return self._batch
