@@ -59,7 +59,9 @@ METHODS: dict[str, dict[str, Any]] = {
 class LongDrafts(ReferenceCopyProposer):
     """Drafts without regard to what the steps cost."""
 
-    min_probability = 0.05
+    def min_probability_of(self, num_requests: int) -> float:
+        """Nearly nothing."""
+        return 0.05
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from local_backend.drafting.copy_chain import CopyChain
 from local_backend.drafting.draft import EMPTY_DRAFT, Outcome
 
 # Probability with which a drafted token must be accepted: until steps were timed, and its bounds.
-_FIRST_PROBABILITY, _LOWEST_PROBABILITY, _HIGHEST_PROBABILITY = 0.1, 0.04, 0.9
+_FIRST_PROBABILITY, _LOWEST_PROBABILITY, _HIGHEST_PROBABILITY = 0.2, 0.04, 0.9
 _MIN_TIMED_STEPS, _MEMORY = 6, 0.98
 _NUM_EARLIER_ANSWERS, _MIN_ANSWER_TOKENS = 64, 8
 _MAX_REFERENCE_SETS = 256
@@ -55,29 +55,33 @@ class StepCost:
 
     One more token in a step is worth its time if it is accepted more often than the step's tokens are emitted
     in that time. On a GPU with few requests a token is nearly free; on a CPU with many it costs as much as
-    it can save. Steps are fitted by a line, the older the less.
+    it can save. Steps are fitted by a line, the older the less. How fast tokens are emitted is asked of that
+    line, for as many requests as there are now: their number changes faster than steps are forgotten.
     """
 
     def __init__(self) -> None:
         self._num_steps = 0
-        # Sums over steps: 1, tokens, their squares, seconds, seconds times tokens, emitted tokens.
-        self._sums = [0.0] * 6
+        # Sums over steps: 1, tokens, their squares, seconds, seconds times tokens, emitted tokens, requests.
+        self._sums = [0.0] * 7
 
-    def add(self, num_tokens: int, seconds: float, num_emitted: int) -> None:
+    def add(self, num_tokens: int, seconds: float, num_emitted: int, num_requests: int) -> None:
         """One step: the tokens in it, how long it took, and what all requests together emitted."""
         self._num_steps += 1
-        new = (1, num_tokens, num_tokens**2, seconds, seconds * num_tokens, num_emitted)
+        new = (1, num_tokens, num_tokens**2, seconds, seconds * num_tokens, num_emitted, num_requests)
         self._sums = [_MEMORY * old + each for old, each in zip(self._sums, new, strict=True)]
 
-    @property
-    def min_probability(self) -> float:
+    def min_probability(self, num_requests: int) -> float:
         """The lowest probability of acceptance at which a token is worth its time."""
-        steps, tokens, squares, seconds, products, emitted = self._sums
+        steps, tokens, squares, seconds, products, emitted, requests = self._sums
         spread = steps * squares - tokens**2
         if self._num_steps < _MIN_TIMED_STEPS or spread < steps**2:  # a deviation of less than one token
             return _FIRST_PROBABILITY
-        seconds_per_token = (steps * products - tokens * seconds) / spread
-        return min(_HIGHEST_PROBABILITY, max(_LOWEST_PROBABILITY, seconds_per_token * emitted / seconds))
+        seconds_per_token = max(0.0, (steps * products - tokens * seconds) / spread)
+        seconds_of_none = max(0.0, (seconds - seconds_per_token * tokens) / steps)
+        each = num_requests / requests
+        step_seconds = seconds_of_none + seconds_per_token * tokens * each
+        value = seconds_per_token * emitted * each / step_seconds if step_seconds else 0.0
+        return min(_HIGHEST_PROBABILITY, max(_LOWEST_PROBABILITY, value))
 
 
 class ReferenceCopyProposer:
@@ -147,9 +151,10 @@ class ReferenceCopyProposer:
         now = time.perf_counter()
         last_names, num_tokens, began = self._last_step
         if last_names == list(names) and all(num_sampled):  # nothing but decoding, and no pause before it
-            self._cost.add(num_tokens, now - began, sum(num_sampled))
+            self._cost.add(num_tokens, now - began, sum(num_sampled), len(names))
         self._forget_all_but(requests)
-        self._drafter.min_probability = self._from_answers.min_probability = self.min_probability
+        least = self.min_probability_of(len(names))
+        self._drafter.min_probability = self._from_answers.min_probability = least
         proposals: list[list[int]] = []
         for index, does_decode in enumerate(num_sampled):
             draft = EMPTY_DRAFT
@@ -163,10 +168,9 @@ class ReferenceCopyProposer:
         self._last_step = (list(names), sum(1 + len(each) for each in proposals), now)
         return proposals
 
-    @property
-    def min_probability(self) -> float:
+    def min_probability_of(self, num_requests: int) -> float:
         """A token is drafted if it is accepted with this probability, all before it included."""
-        return self._cost.min_probability
+        return self._cost.min_probability(num_requests)
 
     def _advance(
         self,

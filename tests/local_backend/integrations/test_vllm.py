@@ -122,23 +122,29 @@ def cost(seconds_per_token: float) -> StepCost:
     """Steps of 4 requests, of which half of what is drafted is accepted."""
     found = StepCost()
     for num_drafted in (0, 4, 8, 24, 2, 16):
-        found.add(4 + num_drafted, 0.03 + seconds_per_token * (4 + num_drafted), 4 + num_drafted // 2)
+        seconds = 0.03 + seconds_per_token * (4 + num_drafted)
+        found.add(4 + num_drafted, seconds, 4 + num_drafted // 2, 4)
     return found
 
 
 def test_tokens_that_cost_time_must_promise_more() -> None:
-    free, cheap, dear = (cost(each).min_probability for each in (0.0, 0.001, 0.01))
+    free, cheap, dear = (cost(each).min_probability(4) for each in (0.0, 0.001, 0.01))
     assert free < cheap < dear
     # At 10 ms a token, nearly all the time goes into them: only what is nearly certain pays.
     assert dear > 0.4
 
 
+def test_tokens_of_many_requests_must_promise_more() -> None:
+    few, same, many = (cost(0.001).min_probability(each) for each in (1, 4, 64))
+    assert few < same < many
+
+
 def test_without_timed_steps_of_several_widths_drafts_are_long() -> None:
     found = StepCost()
-    first = found.min_probability
+    first = found.min_probability(16)
     for _ in range(50):
-        found.add(16, 0.1, 16)
-    assert found.min_probability == first < 0.2
+        found.add(16, 0.1, 16, 16)
+    assert found.min_probability(16) == first < 0.3
 
 
 @pytest.fixture(scope="module")
