@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--learning-rate", type=float, default=1e-3, help="at its peak (%(default)s)")
         command.add_argument("--lora-rank", type=int, help="train adapters of this rank, not all weights")
+        command.add_argument("--last-layers", type=int, help="train only so many last layers")
         command.add_argument("--float32", action="store_true", help="no bf16 mixed precision")
         command.add_argument("--activation-checkpointing", action="store_true", help="less memory, more time")
         command.add_argument("--global-weight", type=float, default=1.0, help="of its loss (%(default)s)")
@@ -89,7 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--held-out", type=int, default=64, help="prompts kept for measuring (%(default)s)")
     collect.add_argument("--output", type=Path, required=True, help="folder of the trajectories")
     collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
+    collect.add_argument("--answers-only", action="store_true", help="store no guesses: takes less time")
     train.add_argument("--trajectories", type=Path, required=True, help="folder that collect wrote")
+    evaluate.add_argument(
+        "--recycled", type=int, default=0, help="n-grams tried beside the block (%(default)s)"
+    )
     evaluate.add_argument("--timed", type=int, default=16, help="prompts that are timed (%(default)s)")
     return parser
 
@@ -121,7 +126,12 @@ def _train(given: argparse.Namespace) -> None:
 def _collect(given: argparse.Namespace) -> None:
     from local_backend.training import CollectOptions, collect_trajectories, load_for_training
 
-    options = CollectOptions(block_size=given.block_size, max_tokens=given.max_tokens, max_rows=given.rows)
+    options = CollectOptions(
+        block_size=given.block_size,
+        max_tokens=given.max_tokens,
+        max_rows=given.rows,
+        with_iterates=not given.answers_only,
+    )
     model, tokenizer = load_for_training(given.model)
     prompts = _prompts(given, model, tokenizer)
     print(json.dumps(collect_trajectories(model, tokenizer, prompts, given.output, options)))
@@ -139,6 +149,7 @@ def _evaluate(given: argparse.Namespace) -> None:
         max_tokens=given.max_tokens,
         block_size=given.block_size,
         num_timed=min(given.timed, len(prompts)),
+        num_recycled=given.recycled,
     )
     print(json.dumps(figures.as_dict()))
 
@@ -176,13 +187,16 @@ def _options(given: argparse.Namespace) -> TuneOptions:
         accumulation_steps=given.accumulation_steps,
         learning_rate=given.learning_rate,
         lora_rank=given.lora_rank,
+        last_layers=given.last_layers,
         bf16=not given.float32 and bf16_is_fast(),
         activation_checkpointing=given.activation_checkpointing,
         num_held_out=getattr(given, "held_out", 64),
         save_steps=given.save_steps,
         seed=given.seed,
         noise=NoiseOptions(
-            block_size=given.block_size, num_passes=given.passes, stored_share=given.stored_share
+            block_size=given.block_size,
+            num_passes=given.passes,
+            stored_share=given.stored_share,
         ),
         losses=LossOptions(
             global_weight=given.global_weight,
@@ -190,7 +204,11 @@ def _options(given: argparse.Namespace) -> TuneOptions:
             autoregressive_weight=given.ar_weight,
             divergence=given.divergence,
         ),
-        collect=CollectOptions(block_size=given.block_size, max_tokens=given.max_tokens),
+        collect=CollectOptions(
+            block_size=given.block_size,
+            max_tokens=given.max_tokens,
+            with_iterates=given.stored_share > 0,
+        ),
     )
 
 

@@ -74,6 +74,7 @@ def evaluate(
     block_size: int = 24,
     quality: Quality | None = None,
     num_timed: int = 0,
+    num_recycled: int = 0,
 ) -> Evaluation:
     """Decode held-out prompts with Jacobi decoding and measure.
 
@@ -85,6 +86,7 @@ def evaluate(
         block_size: Guesses in the Jacobi block.
         quality: Rates the answers.
         num_timed: Number of prompts, run one by one, on which to time against autoregressive decoding.
+        num_recycled: N-grams of the text and of rejected guesses to try beside the block.
 
     Raises:
         ValueError: There is no prompt, or one is empty or too long.
@@ -92,8 +94,9 @@ def evaluate(
     if not prompts:
         raise ValueError("there is nothing to evaluate on: give at least one held-out prompt")
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    jacobi = Jacobi(block_size, num_recycled)
     _reset_peak_memory(model)
-    with Engine(model, tokenizer, drafter=Recorder(Jacobi(block_size, num_recycled=0))) as engine:
+    with Engine(model, tokenizer, drafter=Recorder(jacobi)) as engine:
         recorded = list(decode_recorded(engine, prompts, params))
     completions = [completion for completion, _ in recorded]
     num_forwards = sum(completion.stats.num_forwards for completion in completions)
@@ -106,7 +109,7 @@ def evaluate(
         fast_forwarded_tokens=sum(c.stats.num_accepted for c in completions) / max(1, num_forwards),
         stationary_tokens=sum(num_stationary(trajectory) for _, trajectory in recorded)
         / max(1, num_forwards),
-        speedup=_speedup(model, tokenizer, prompts[:num_timed], params, block_size) if num_timed else None,
+        speedup=_speedup(model, tokenizer, prompts[:num_timed], params, jacobi) if num_timed else None,
         flops_per_token=2 * num_weights * num_read / max(1, num_tokens),
         autoregressive_flops_per_token=2.0 * num_weights,
         peak_memory_bytes=_peak_memory_bytes(model),
@@ -217,13 +220,10 @@ def _speedup(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    block_size: int,
+    jacobi: Jacobi,
 ) -> float:
     """Time both drafters on each prompt in turn, so that other load on the machine affects both."""
-    drafters: dict[str, str | Drafter] = {
-        "plain": "autoregressive",
-        "jacobi": Jacobi(block_size, num_recycled=0),
-    }
+    drafters: dict[str, str | Drafter] = {"plain": "autoregressive", "jacobi": jacobi}
     engines = {name: Engine(model, tokenizer, drafter, max_rows=1) for name, drafter in drafters.items()}
     seconds = dict.fromkeys(engines, 0.0)
     try:

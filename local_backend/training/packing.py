@@ -11,7 +11,7 @@ Knows token ids. Does not know where noise comes from, models or losses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -195,15 +195,17 @@ class PackedForward:
         self.max_positions = architecture.max_positions
         self.vocabulary_size = vocabulary_size(model)
         self._windows = architecture.windows
+        self._keeps_logits = architecture.keeps_logits
         self._is_additive = getattr(model.config, "_attn_implementation", None) == "eager"
         self._dtype = architecture.mask_dtype if architecture.mask_dtype != torch.bool else model.dtype
 
-    def __call__(self, model: Any, batch: PackedBatch) -> Tensor:
+    def __call__(self, model: Any, batch: PackedBatch, **options: Any) -> Tensor:
         """Logits of every column.
 
         Args:
             model: The model this was made for, or a wrapper of it (an adapter, accelerate's).
             batch: On the model's device.
+            options: Further arguments of the model.
 
         Returns:
             ``[rows, width, vocabulary]``.
@@ -213,8 +215,30 @@ class PackedForward:
             position_ids=batch.position_ids,
             attention_mask=self.masks(batch),
             use_cache=False,
+            **options,
         ).logits
         return logits
+
+    def learned(self, model: Any, batch: PackedBatch) -> tuple[Tensor, PackedBatch]:
+        """Logits of the columns that have a target in some row, and the batch with its targets renumbered.
+
+        The output layer is a large part of a small model, and most columns of a prompt have no target.
+        """
+        targets = (batch.labels, batch.fixed_point_column, batch.next_iterate_column)
+        is_learned = (batch.labels != IGNORED) | (batch.fixed_point_column != NO_TEACHER)
+        columns = is_learned.any(0).nonzero()[:, 0]
+        if not self._keeps_logits or not len(columns):
+            return self(model, batch), batch
+        place = torch.full((len(is_learned[0]) + 1,), NO_TEACHER, device=columns.device)  # of -1, too
+        place[columns] = torch.arange(len(columns), device=columns.device)
+        labels, fixed_point, next_iterate = (target[:, columns] for target in targets)
+        narrowed = replace(
+            batch,
+            labels=labels,
+            fixed_point_column=place[fixed_point],
+            next_iterate_column=place[next_iterate],
+        )
+        return self(model, batch, logits_to_keep=columns), narrowed
 
     def masks(self, batch: PackedBatch) -> Tensor | dict[str, Tensor]:
         """Masks ``[rows, 1, width, width]``; a dict by kind of layer if kinds differ."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from local_backend.models.architecture import Architecture
 from local_backend.models.gguf import is_gguf
 from local_backend.models.loading import bf16_is_fast, load
 from local_backend.requests.outputs import Trajectory
@@ -49,6 +51,8 @@ class TuneOptions:
         accumulation_steps: Forwards per optimizer step.
         learning_rate: Its peak, after a warm-up and before a cosine decay to a tenth, in each round.
         lora_rank: Of adapters that are trained instead of all weights; ``None`` trains all weights.
+        last_layers: Train only so many last layers, which saves the backward pass of the others; ``None``
+            trains all, and the embeddings.
         bf16: Whether to train in mixed precision; by default if the machine is fast at it.
         activation_checkpointing: Whether to recompute activations in the backward pass, to save memory.
         num_held_out: Prompts held out for measuring, at most a fifth of them.
@@ -67,6 +71,7 @@ class TuneOptions:
     accumulation_steps: int = 1
     learning_rate: float = 1e-3
     lora_rank: int | None = None
+    last_layers: int | None = None
     bf16: bool = field(default_factory=bf16_is_fast)
     activation_checkpointing: bool = False
     num_held_out: int = 64
@@ -87,6 +92,7 @@ class TuneOptions:
             "num_evaluations",
             "save_steps",
             "lora_rank",
+            "last_layers",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -150,6 +156,11 @@ def train_round(
     # A round does not depend on how many rounds there are.
     claim(folder / "round.json", wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
     trained: Any = _with_adapters(model, options) if options.lora_rank else model
+    if options.last_layers:
+        layers = last_layers_of(model, options.last_layers)
+        for name, parameter in trained.named_parameters():
+            if _layer_of(name) not in layers:
+                parameter.requires_grad_(False)
     if options.activation_checkpointing:
         trained.activation_checkpointing_enable()
     tokens_per_step = examples.mean_tokens() * options.batch_size * options.accumulation_steps
@@ -262,6 +273,24 @@ def stored_dtype(path: str | Path) -> torch.dtype:
         return torch.float32
     dtype = AutoConfig.from_pretrained(path).dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def last_layers_of(model: PreTrainedModel, count: int) -> range:
+    """Numbers of the last ``count`` layers.
+
+    Raises:
+        ValueError: The model has fewer.
+    """
+    num_layers = Architecture.of(model).num_layers
+    if count > num_layers:
+        raise ValueError(f"last_layers is {count}, but the model has {num_layers} layers")
+    return range(num_layers - count, num_layers)
+
+
+def _layer_of(parameter_name: str) -> int | None:
+    """The layer a parameter belongs to; ``None`` for embeddings, the last norm and the output layer."""
+    found = re.search(r"\.(\d+)\.", parameter_name)
+    return int(found[1]) if found else None
 
 
 def _with_adapters(model: PreTrainedModel, options: TuneOptions) -> Any:

@@ -136,8 +136,7 @@ class ConsistencyTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The weighted sum of the losses of one packed batch."""
-        batch = PackedBatch(**inputs)
-        logits = self._forward(model, batch)
+        logits, batch = self._forward.learned(model, PackedBatch(**inputs))
         losses = packed_losses(logits, batch, self._loss_options)
         for name, loss in losses.items():
             if name != "loss":

@@ -25,6 +25,7 @@ from local_backend.training.packing import PackedForward
 from local_backend.training.rounds import (
     WITHOUT_EFFECT,
     TuneOptions,
+    last_layers_of,
     load_for_training,
     stored_dtype,
     train_round,
@@ -117,6 +118,7 @@ def tune(
         raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
     model, tokenizer = load_for_training(model_path)
     forward = PackedForward(model)  # raises if the model cannot be trained
+    last_layers_of(model, options.last_layers or 0)  # raises if it has fewer
     all_prompts = read_prompts(
         prompts,
         tokenizer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from local_backend.training.losses import (
     reverse_kl,
 )
 from local_backend.training.packing import Copy, Example, PackedForward, pack
+from local_backend.training.trainer import LossOptions, packed_losses
 from tests.local_backend.models.architectures import ARCHITECTURES, random_model
 
 END = 7
@@ -161,9 +163,22 @@ def test_every_architecture_reads_a_packed_row_as_its_parts(architecture: str) -
     examples.append(Example(tuple(range(10, 40)), (*range(20, 34), END), (Copy(3, tuple(range(30, 40))),)))
     batch = pack(examples, pad_id=0)
     with torch.no_grad():
-        logits = PackedForward(model)(model, batch)
-    got = global_consistency_loss(logits, batch.fixed_point_column)
+        logits, narrowed = PackedForward(model).learned(model, batch)
+    got = global_consistency_loss(logits, narrowed.fixed_point_column)
     assert got.item() == pytest.approx(_reference_global(model, examples, "forward_kl"), abs=1e-4, rel=1e-4)
+
+
+def test_losses_are_the_same_on_the_columns_with_targets(model: PreTrainedModel) -> None:
+    # Prompts begin alike, so that some columns have no target in any row.
+    ragged = _ragged_examples(random.Random(2), 60)
+    examples = [replace(one, prompt_ids=(5,) * 9 + one.prompt_ids) for one in ragged]
+    batch, forward, options = pack(examples, pad_id=0), PackedForward(model), LossOptions(local_weight=1.0)
+    with torch.no_grad():
+        logits, narrowed = forward.learned(model, batch)
+        every = packed_losses(forward(model, batch), batch, options)
+    assert logits.shape[1] < batch.input_ids.shape[1]
+    for name, loss in packed_losses(logits, narrowed, options).items():
+        assert loss.item() == pytest.approx(every[name].item(), abs=1e-5, rel=1e-5)
 
 
 def test_padding_changes_nothing(model: PreTrainedModel) -> None:

@@ -210,6 +210,19 @@ def test_adapters_are_trained_and_merged(folder: Path) -> None:
     assert (folder / "tuned" / "work" / "round-0" / "adapter" / "adapter_config.json").exists()
 
 
+@pytest.mark.parametrize("rank", [None, 2])
+def test_only_the_last_layers_are_trained(folder: Path, rank: int | None) -> None:
+    options = replace(TOY, num_rounds=1, last_layers=1, lora_rank=rank)
+    tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
+    plain, tuned = _weights(folder / "plain"), _weights(folder / "tuned")
+    changed = {name for name in plain if not torch.equal(plain[name], tuned[name])}
+    assert changed
+    assert all(".layers.1." in name for name in changed)  # of two
+    too_many = replace(options, last_layers=3)
+    with pytest.raises(ValueError, match="the model has 2 layers"):
+        tune(folder / "plain", _prompts_file(folder), folder / "other", too_many, tell=lambda _: None)
+
+
 def test_work_with_other_options_is_refused(folder: Path) -> None:
     prompts = _prompts_file(folder)
     options = replace(TOY, num_rounds=1, num_steps=1)

@@ -90,6 +90,20 @@ def test_what_is_stored_comes_back(
     assert stored.lengths == [trajectory.num_tokens for trajectory in again]
 
 
+def test_answers_alone_are_the_same_answers(
+    ending_model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    stored = []
+    for name, options in (("whole", OPTIONS), ("answers", replace(OPTIONS, with_iterates=False))):
+        collect_trajectories(ending_model, tokenizer, prompts, tmp_path / name, options)
+        stored.append(list(StoredTrajectories(tmp_path / name, ending_model, tokenizer)))
+    assert [one.answer_ids for one in stored[0]] == [one.answer_ids for one in stored[1]]
+    assert not any(one.starts or one.iterates for one in stored[1])
+
+
 def test_collection_goes_on_where_it_was_interrupted(
     ending_model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,

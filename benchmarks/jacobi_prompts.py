@@ -1,0 +1,182 @@
+"""What a pretrained model lands a forward on a file's prompts: as it is, with earlier answers, and tuned.
+
+Prompts are split as ``python -m local_backend.training tune`` splits them. With ``--answers`` the model's own
+answers to the prompts that are not held out are collected first, in that folder (resumable):
+``reference_copy_answers`` may copy from them, and a tuned model was trained on them. Every method decodes
+each held-out prompt alone (batch 1), alternating; the baseline is the plain model without drafts, and speed
+is tokens per second from prompt to last token. Jacobi verifies whole drafts, so its tokens per forward are a
+property of the model; the others are cut, as by default, to the width that pays off on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.decoding_ways import BASELINE, Prompt, Way, engine_way, run_alternating
+from benchmarks.results import save
+from local_backend import Drafter, Jacobi, ReferenceCopy
+from local_backend.drafting import Combined
+from local_backend.training import (
+    CollectOptions,
+    PackedForward,
+    StoredTrajectories,
+    TuneOptions,
+    collect_trajectories,
+    load_for_training,
+    read_prompts,
+)
+from local_backend.training.evaluation import likeness
+from local_backend.training.tuning import split_held_out
+
+_BLOCK_SIZE = 16
+_NUM_RECYCLED = 3
+
+
+def plain_ways(
+    model: Any, tokenizer: Any, max_tokens: int, *, with_answers: bool
+) -> tuple[dict[str, Way], list[Any]]:
+    """The methods that need no training, the baseline first, and the engines to close afterwards."""
+    drafters: dict[str, str | Drafter] = {
+        BASELINE: "autoregressive",
+        "jacobi": Jacobi(_BLOCK_SIZE, num_recycled=0),
+        "jacobi_recycled": Jacobi(_BLOCK_SIZE, _NUM_RECYCLED, ngram_size=5),
+        "reference_copy": ReferenceCopy(),
+    }
+    if with_answers:
+        drafters["reference_copy_answers"] = ReferenceCopy()
+    return _ways(model, tokenizer, drafters, max_tokens)
+
+
+def tuned_ways(model: Any, tokenizer: Any, max_tokens: int) -> tuple[dict[str, Way], list[Any]]:
+    """The methods on a tuned model, and the engines to close afterwards."""
+    drafters: dict[str, str | Drafter] = {
+        "tuned_autoregressive": "autoregressive",
+        "tuned_jacobi": Jacobi(_BLOCK_SIZE, num_recycled=0),
+        "tuned_jacobi_recycled": Jacobi(_BLOCK_SIZE, _NUM_RECYCLED, ngram_size=5),
+        "tuned_combined_answers": Combined([ReferenceCopy(), Jacobi(_BLOCK_SIZE, num_recycled=0)]),
+    }
+    return _ways(model, tokenizer, drafters, max_tokens)
+
+
+def _ways(
+    model: Any, tokenizer: Any, drafters: dict[str, str | Drafter], max_tokens: int
+) -> tuple[dict[str, Way], list[Any]]:
+    ways, engines = {}, []
+    for name, drafter in drafters.items():
+        ways[name], engine = engine_way(
+            model,
+            tokenizer,
+            drafter,
+            max_tokens,
+            with_references=name.endswith("answers"),
+            whole_drafts="jacobi" in name,
+        )
+        engines.append(engine)
+    return ways, engines
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Collect answers, decode the held-out prompts with every method; the summary, and the cases."""
+    model, tokenizer = load_for_training(options.model)
+    forward = PackedForward(model)
+    all_prompts = read_prompts(
+        options.prompts,
+        tokenizer,
+        max_positions=forward.max_positions,
+        vocabulary_size=forward.vocabulary_size,
+        max_tokens=options.max_tokens,
+        limit=options.limit,
+        template=options.template.replace("\\n", "\n") if options.template else None,
+    )
+    train_prompts, held_out = split_held_out(all_prompts, TuneOptions(num_held_out=options.held_out))
+    held_out = held_out[: options.cases]
+    answers: list[str] = []
+    if options.answers:
+        collect = CollectOptions(
+            block_size=_BLOCK_SIZE, max_tokens=options.max_tokens, prompts_per_part=64, with_iterates=False
+        )
+        collect_trajectories(model, tokenizer, train_prompts, options.answers, collect)
+        stored = StoredTrajectories(options.answers, model, tokenizer)
+        answers = [str(tokenizer.decode(list(one.answer_ids), skip_special_tokens=True)) for one in stored]
+    ways, engines = plain_ways(model, tokenizer, options.max_tokens, with_answers=bool(answers))
+    if options.tuned:
+        tuned, _ = load_for_training(options.tuned)
+        more_ways, more_engines = tuned_ways(tuned, tokenizer, options.max_tokens)
+        ways, engines = {**ways, **more_ways}, [*engines, *more_engines]
+    try:
+        run_alternating("held-out", ways, [Prompt(prompt, answers) for prompt in held_out])
+    finally:
+        for engine in engines:
+            engine.close()
+    baseline = ways[BASELINE]
+    plain_answers = [one.token_ids for one in baseline.decoded]
+    figures = {
+        name: {
+            "tokens_per_forward": round(way.tokens_per_forward, 3),
+            "speedup": round(way.tokens_per_second / baseline.tokens_per_second, 3),
+            "decode_speedup": round(way.decode_rate / (baseline.decode_rate or 1.0), 3),
+            "same_answers": round(
+                sum(one.token_ids == other for one, other in zip(way.decoded, plain_answers, strict=True))
+                / len(plain_answers),
+                4,
+            ),
+        }
+        for name, way in ways.items()
+    }
+    summary = {
+        "prompts": Path(options.prompts).name,
+        "template": options.template,
+        "ways": figures,
+        "num_held_out": len(held_out),
+        "num_answers": len(answers),
+        "tokens_per_prompt": round(sum(map(len, held_out)) / len(held_out), 1),
+        "tokens_per_answer": round(baseline.num_tokens / len(held_out), 1),
+        "threads": torch.get_num_threads(),
+        "plain": likeness(model, held_out, plain_answers, plain_answers).perplexity,
+    }
+    if options.tuned:
+        tuned_answers = [one.token_ids for one in ways["tuned_autoregressive"].decoded]
+        like = likeness(tuned, held_out, tuned_answers, plain_answers)
+        summary["tuned"] = {
+            "same_answers": like.same_answers,
+            "rouge_l": round(like.rouge_l, 4),
+            "perplexity": round(like.perplexity, 4),
+        }
+    return summary, [{"answer": text} for text in baseline.texts]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.jacobi_prompts", description=__doc__)
+    parser.add_argument("--model", default="default", help="as of `tune` (%(default)s)")
+    parser.add_argument("--tuned", type=Path, help="the model that `tune` made of it")
+    parser.add_argument("--prompts", required=True, help="as of `tune`")
+    parser.add_argument("--template", help="as of `tune`")
+    parser.add_argument("--limit", type=int, help="only the first so many prompts")
+    parser.add_argument("--held-out", type=int, default=64, help="prompts held out (%(default)s)")
+    parser.add_argument("--cases", type=int, help="decode only so many of them")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer (%(default)s)")
+    parser.add_argument("--answers", type=Path, help="folder of the answers to the other prompts")
+    parser.add_argument("--threads", type=int, default=1, help="threads of every method (%(default)s)")
+    parser.add_argument("--save", metavar="USE", help="keep a dated file of this use in benchmarks/results")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    summary, cases = measure(options)
+    table = Table("method", "tokens/forward", "speed-up", "without the prompt", "same answers")
+    for name, figures in summary["ways"].items():
+        table.add_row(name, *(f"{figures[key]:.2f}" for key in figures))
+    Console(stderr=True).print(table)
+    if options.save:
+        save(f"jacobi_prompts_{options.save}", summary, cases)
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()
