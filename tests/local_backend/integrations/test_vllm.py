@@ -169,7 +169,8 @@ def test_vllm_writes_the_same_with_it(vllm_python: str) -> None:
 @pytest.mark.slow
 def test_vllm_serves_by_predicted_length(vllm_python: str) -> None:
     """The benchmark itself, small: counted in steps of vLLM, it has the same result everywhere."""
-    from benchmarks.priority_vllm import DATA, compare
+    from benchmarks.priority_vllm import compare
+    from benchmarks.replicas import DATA
 
     if not DATA.exists():
         pytest.skip(f"the lengths of answers are not at {DATA}")
