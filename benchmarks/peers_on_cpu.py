@@ -110,9 +110,9 @@ class Contestants:
             self.absent[name] = "llama-cpp-python is not installed; `make peers` compiles it"
             return
         ways: dict[str, Way] = {}
-        options = {"max_rows": self.max_rows, "max_prefix_bytes": 0}
+        engine_of = partial(Engine, model, tokenizer, max_rows=self.max_rows, max_prefix_bytes=0)
         for drafter in DRAFTERS:
-            engine = aside(partial(Engine, model, tokenizer, drafter, **options))
+            engine = aside(partial(engine_of, drafter))
             self._stack.callback(engine.close)
             ways[f"{drafter}, llama.cpp"] = partial(run_ours, engine)
         self._add(ways, before)

@@ -237,7 +237,8 @@ def test_drafts_change_nothing(tiny_file: Path, max_prefix_bytes: int) -> None:
             return [list(engine.generate([prompt], params)[0].token_ids) for prompt in prompts * 2]
 
     plain = answers("autoregressive")
-    guesses = GuessesOfAnswers({tuple(prompt): list(answer) for prompt, answer in zip(prompts * 2, plain, strict=True)})
+    asked = [tuple(prompt) for prompt in prompts * 2]
+    guesses = GuessesOfAnswers(dict(zip(asked, plain, strict=True)))
     assert answers(guesses) == plain
     assert guesses.num_proposed
     for drafter in ("jacobi", "lookahead", "reference_copy", "combined"):
