@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 from functools import partial
@@ -112,17 +113,22 @@ def _run(app: Any, options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         log_level="warning",
+        log_config=None,  # uvicorn's own closes what handlers of other packages write to
         ws="none",
         server_header=False,
         timeout_keep_alive=60,  # longer than clients keep a connection, so that none is closed while it asks
     )
     server = Server(config)
+    handler = logging.StreamHandler()
+    logging.getLogger("uvicorn").addHandler(handler)
     try:
         server.run()
     except KeyboardInterrupt:
         return 0
     except SystemExit:  # uvicorn has said why, such as that the port is taken
         return _EXIT_FAILED
+    finally:
+        logging.getLogger("uvicorn").removeHandler(handler)
     return 0
 
 

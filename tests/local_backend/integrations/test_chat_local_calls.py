@@ -221,7 +221,7 @@ def test_configuring_does_not_load_weights_again(
     chat: ChatLocal, copying: ChatLocal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "local_backend.integrations.chat_local.load", lambda *_, **__: pytest.fail("weights were loaded")
+        "local_backend.integrations.chat_local.load_into", lambda *_, **__: pytest.fail("weights were loaded")
     )
     configurable = chat.configurable_fields(
         temperature=ConfigurableField(id="temperature"), max_tokens=ConfigurableField(id="max_tokens")
