@@ -144,7 +144,7 @@ class Contestants:
         """Add ways that share a model, loaded when this process had ``before`` bytes."""
         for name, way in ways.items():
             self._warm(way, alone=name == LOOKUP)
-        grown = (_resident_bytes() - before) / 2**30
+        grown = max(0, _resident_bytes() - before) / 2**30  # the process may have given memory back meanwhile
         self.ways.update(ways)
         self.memory_gib.update(dict.fromkeys(ways, round(grown, 2)))
 
