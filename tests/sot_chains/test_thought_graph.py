@@ -52,7 +52,6 @@ def check(message: Any, thoughts: dict[str, str]) -> None:
     assert words_of(trace["conclusion"]["text"]) & words_of(" ".join(texts.values()))
     for text in [*texts.values(), trace["conclusion"]["text"]]:
         sentences = [one.strip() for one in re.split(r"(?<=[.!?])\s", text) if len(one.split()) >= 8]
-        assert sentences
         assert len(sentences) == len(set(sentences))
     assert [point["label"] for point in trace["points"]] == list(thoughts)
 
