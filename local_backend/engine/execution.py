@@ -137,7 +137,7 @@ def _with_llama_cpp(model: LlamaCppModel, options: ExecutionOptions) -> Executio
     return Execution(
         model=model.description,
         device=torch.device("cpu"),
-        forward=ready.forward,
+        forward=ready.rows.forward,
         cache=ready.rows,
         memory=memory,
         max_positions=ready.max_positions,

@@ -23,7 +23,6 @@ from local_backend.models.gguf import gguf_parts
 from local_backend.models.known_costs import known_cost, processor
 from local_backend.models.llama_cpp.context import MAX_SEQUENCES, LlamaContext, llama_cpp
 from local_backend.models.llama_cpp.rows import LlamaRows
-from local_backend.models.model_runner import Forward
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _USUAL_BYTES = 512 * 2**20
 _DRAFT_TOKENS = 64  # a draft may extend past what is kept
 _TIMED_POSITIONS = 256
-_BYTES_OF_NUMBER = 2  # keys and values are float16
+_BYTES_OF_NUMBER = 2  # keys are float16, values bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class ReadyRows:
     """Rows in a context of a model.
 
     Attributes:
-        rows: Their KV cache.
-        forward: Their forward pass.
+        rows: Their KV cache, which has the forward pass.
         max_positions: Maximum tokens of a row.
         max_tokens: Tokens that fit, all rows together.
         num_bytes: Memory for keys and values in all.
@@ -49,7 +47,6 @@ class ReadyRows:
     """
 
     rows: LlamaRows
-    forward: Forward
     max_positions: int
     max_tokens: int
     num_bytes: int
@@ -130,7 +127,6 @@ class LlamaCppModel:
         )
         return ReadyRows(
             rows,
-            rows.forward,
             max_positions=min(positions, max_tokens),
             max_tokens=max_tokens,
             num_bytes=num_bytes,
@@ -157,7 +153,7 @@ class LlamaCppModel:
         )
         # A longer context would have to be read first, which takes seconds.
         positions = min(_TIMED_POSITIONS, ready.max_positions)
-        return ForwardTimer(ready.forward, ready.rows, max_rows=max_rows, max_positions=positions)
+        return ForwardTimer(ready.rows.forward, ready.rows, max_rows=max_rows, max_positions=positions)
 
     def _bytes_per_token(self) -> int:
         config = self.description.config.get_text_config(decoder=True)

@@ -125,9 +125,8 @@ class LlamaRows:
         sequences: list[int] = []
         is_wanted: list[bool] = []
         for row, tokens, draft in zip(self._rows[first_row:], unread, drafts, strict=False):
-            self._context.remove(
-                row.sequence, row.length
-            )  # what the last forward added and was not committed
+            # What the last forward added and was not committed goes first.
+            self._context.remove(row.sequence, row.length)
             new = [*tokens, *draft.token_ids]
             token_ids += new
             positions += range(row.length, row.length + len(new))
