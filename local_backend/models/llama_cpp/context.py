@@ -149,7 +149,7 @@ class LlamaContext:
 
 
 class _Batch:
-    """A ``llama_batch`` and the arrays that it points to, filled anew for each forward."""
+    """A ``llama_batch`` and the arrays that it points to, overwritten by each forward."""
 
     def __init__(self, kind: Any, size: int) -> None:
         self._token_ids = np.zeros(size, np.int32)
