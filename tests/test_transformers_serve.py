@@ -48,10 +48,10 @@ async def test_a_wrong_model_and_a_server_that_is_down_are_named(base_url: str) 
 
 
 @pytest.mark.slow
-async def test_all_vicuna_questions_are_answered_over_http(base_url: str) -> None:
+async def test_a_quarter_of_the_vicuna_questions_is_answered_over_http(base_url: str) -> None:
     if not VICUNA.exists():
         pytest.skip(f"the Vicuna questions are not part of the project, and {VICUNA} is not here")
-    questions = [json.loads(line)["question"] for line in VICUNA.read_text("utf-8").splitlines()]
+    questions = [json.loads(line)["question"] for line in VICUNA.read_text("utf-8").splitlines()[::4]]
     sot = SkeletonOfThought(f"openai:{WEIGHTS}", router=None, base_url=base_url)
     async with asyncio.timeout(1800):
         messages = [await sot.ainvoke(question, max_tokens=64) for question in questions]

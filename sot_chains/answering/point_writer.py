@@ -22,6 +22,7 @@ from sot_chains.text.guards import EchoGuard, Guard, Guarded, OverrunGuard, Sent
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
 
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
 _SENTENCE_END = re.compile(r"[.!?。！？][\"'”’)*]*\s*$")
 _NUM_COMPARED = 20
 
@@ -100,15 +101,15 @@ class PointWriter:
                                 self._add(place, text.feed(piece))
                             case Restarted():
                                 place.pieces.clear()
-                                text = self._text_of(place, request)
+                                text = self._text_of(place, asked)
                         if text.stopped_by or place.is_ended:
                             break
                 self._add(place, text.end(is_cut=call.is_cut_off))
                 # An empty point is asked for once more, with a reply that the model begins itself.
-                is_to_repeat = not place.pieces and place.point and asked.prefill and self._method.prefills
-                asked = replace(request, prefill=False) if is_to_repeat else None
+                is_to_repeat = not place.pieces and place.point and asked is request
+                asked = self._asking_again(request) if is_to_repeat else None
                 if asked:
-                    call, text = self._begin(place), self._text_of(place, request)
+                    call, text = self._begin(place), self._text_of(place, asked)
         except Exception as error:  # the failure policy decides what happens to the place
             self._add(place, text.end())
             self._fail(place, call, error)
@@ -119,6 +120,12 @@ class PointWriter:
             place.stopped_by = cast("StoppedBy | None", text.stopped_by)
             self._end(place, call)
         self._order.wake()
+
+    def _asking_again(self, request: Request) -> Request | None:
+        """The request for a text that came out empty or a copy; ``None`` if the reply would be the same."""
+        if not (self._method.prefills and request.prefill):
+            return None
+        return replace(request, prefill=False, may_repeat_needs=True)
 
     async def _has_what_it_needs(self, place: PointState) -> bool:
         """Waits for the places that ``place`` builds on; if one of them has failed, so has it."""
@@ -161,8 +168,11 @@ class PointWriter:
         guards: dict[str, Guard] = {}
         if place.point:
             guards["heading"] = HeadingStripper(place.point)
-        if request.examples:
-            guards["echo"] = EchoGuard(request.examples)
+        read = (
+            [] if request.may_repeat_needs else [one for need in place.needs for one in _sentences(need.text)]
+        )
+        if request.examples or read:
+            guards["echo"] = EchoGuard([*request.examples, *read])
         if place.point:
             guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
         if self._method.loop_guard:
@@ -211,6 +221,11 @@ class PointWriter:
                 place.end("omitted", reason)
             case _:
                 place.end("cut" if place.pieces else "failed", reason)
+
+
+def _sentences(text: str) -> list[str]:
+    """The sentences of ``text``."""
+    return [one for one in _BETWEEN_SENTENCES.split(text) if one]
 
 
 def _is_rounded_off(text: str, written: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from os.path import commonprefix
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -15,7 +16,7 @@ from sot_chains.calls.options import ReplyBounds, SotOptions
 from sot_chains.calls.trace import PointState
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.providers.vendor import VendorProvider
+from sot_chains.providers.vendor import TINY_PARAMETERS, VendorProvider
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.examples import Detail
 from sot_chains.text.outline import OutlineReader, outline_grammar
@@ -40,7 +41,6 @@ _MOST_CONTINUATIONS = 2  # of an outline: small models lose count
 # A tiny model answers at length or in loops, and ends a point after anything from ten tokens to ninety. The
 # longest point decides how long the answer takes, so that the others may as well be as long. Models above
 # that size answer plainly in some three hundred tokens, so that their points are fewer and shorter.
-_TINY_PARAMETERS = 400e6
 _TINY_HEADINGS, _HEADINGS = (7, 8), (5, 6)  # at least, at most
 _MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 80, "full": 0}
 _LARGER_POINT = ReplyBounds(stop=("\n",), max_tokens=90, max_words=24)
@@ -73,9 +73,11 @@ class Requests:
         self._conversation = conversation
         self._is_cached = isinstance(provider, VendorProvider)
         self.templates = method.prompts_in_use.for_question(conversation.question)
-        # Asked of the model itself: a user may know that another one continues replies, but one that is
-        # stronger needs no examples, and some vendors refuse a stop string that is a line's end.
-        self.is_small = provider.supports_prefill and not self._is_cached
+        # Asked of the model itself: a user may know that another one continues replies, but a stronger one
+        # needs no examples, and some vendors refuse a stop string that is a line's end.
+        num_parameters = getattr(provider, "num_parameters", 0.0)
+        self.is_tiny = 0 < num_parameters < TINY_PARAMETERS
+        self.is_small = (provider.supports_prefill and not self._is_cached) or self.is_tiny
         # A vendor's models are strong enough without, and bill every token they read.
         self._may_show_examples = bool(self.templates.examples) and (
             self.is_small or (isinstance(provider, VendorProvider) and provider.is_elsewhere)
@@ -83,13 +85,15 @@ class Requests:
         # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
         # and leaves it at that takes the penalty; one that is given for a call goes before.
         self._point_settings: dict[str, Any] = {}
-        self._takes_grammars = self.begins_plain = self.is_tiny = may_be_tiny = False
+        self._takes_grammars, self.begins_plain, may_be_tiny = False, False, self.is_tiny
+        if self.is_tiny and isinstance(provider, VendorProvider) and provider.vendor == "openai":
+            self._point_settings = {"presence_penalty": _PRESENCE_PENALTY} if method.loop_guard else {}
+            if method.prefills:
+                self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         if self.is_small and isinstance(provider, LangChainProvider):
             if method.loop_guard and provider.setting("presence_penalty") == 0:
                 self._point_settings["presence_penalty"] = _PRESENCE_PENALTY
-            num_parameters = provider.setting("num_parameters")
-            may_be_tiny = (num_parameters or 0) < _TINY_PARAMETERS
-            self.is_tiny = bool(num_parameters) and may_be_tiny
+            may_be_tiny = num_parameters < TINY_PARAMETERS
             # Tiny ones write sentences for headings, whose beginnings are too much alike to be points.
             self._takes_grammars = provider.setting("takes_grammars") is True and not may_be_tiny
             self.begins_plain = bool(num_parameters and method.router) and not method.budget
@@ -183,6 +187,7 @@ class Requests:
             bounds=self._point_bounds if self.is_tiny else None,
             parameters=self._settings(_MIN_THOUGHT_TOKENS[self._method.detail]),
             examples=[text for example in self._examples for text in example.texts],
+            may_repeat_needs=not (self.is_tiny and self._method.prefills),
         )
 
     def _settings(self, min_tokens: int) -> dict[str, Any]:
@@ -275,12 +280,15 @@ class Requests:
         self, thought: Thought, needs: Sequence[PointState], *, prefill: bool, written: str = ""
     ) -> list[BaseMessage]:
         texts = {place.point.text: place.text for place in needs if place.point}
-        request = thought.request(self._conversation.question, texts)
+        request, length = thought.request(self._conversation.question, texts), ""
+        if self.is_tiny:  # without a length, a tiny model lists numbers
+            length = self.templates.thought_length.format(length=self.templates.lengths[self._method.detail])
         is_begun = prefill and self._shows_examples
         start = thought.start if is_begun else "" if prefill and written else None
         shown = self._examples if self._shows_examples else ()
-        examples = [turn for example in shown for turn in example.turns(is_begun=is_begun)]
-        return self._asking(request, start, written, examples)
+        turns = [turn for example in shown for turn in example.turns(is_begun=is_begun)]
+        examples = [(asked + length, reply) for asked, reply in turns]
+        return self._asking(request + length, start, written, examples)
 
     def _plain_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
         messages = list(self._conversation.messages)
@@ -298,7 +306,8 @@ class Requests:
                 )
                 for point in (skeleton.points[0], skeleton.points[-1])
             )
-            self._prefix = skeleton, SharedPrefix(_common_length(first, last), self._key)
+            shared = commonprefix([first, last])  # noqa: RUF071 - they are no paths
+            self._prefix = skeleton, SharedPrefix(len(shared), self._key)
         return self._prefix[1]
 
     @property
@@ -339,12 +348,3 @@ def _beginnings_of_next(skeleton: Skeleton, point: Point) -> tuple[str, ...]:
         return ()
     heading = skeleton.points[point.number].text
     return f"\n{number}. {heading}", f"\n**{number}. {heading}", f"\n{number}. **{heading}"
-
-
-def _common_length(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginnings."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low

@@ -51,6 +51,7 @@ class Request:
         parameters: What the model is told besides the parameters of the answer, which go before.
         skeleton: The outline shown with a point.
         examples: Texts shown as examples, of which the reply must not be a copy.
+        may_repeat_needs: Whether the reply may begin with a sentence of the texts it builds on.
     """
 
     messages: Callable[..., list[BaseMessage]]
@@ -62,6 +63,7 @@ class Request:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     skeleton: Skeleton = field(default_factory=Skeleton)
     examples: Sequence[str] = ()
+    may_repeat_needs: bool = True
 
 
 class Caller:

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.reading import Counts, Reading, items, mapping, text_in
 from sot_chains.providers.sdk import SdkProvider
+from sot_chains.providers.vendor import TINY_PARAMETERS
 
 
 class OpenAIProvider(SdkProvider):
@@ -29,7 +30,9 @@ class OpenAIProvider(SdkProvider):
             ``OPENAI_BASE_URL``, and failing that OpenAI itself.
         api_key: By default the environment variable ``OPENAI_API_KEY``. Servers at another ``base_url``
             mostly want none; they are sent a placeholder.
-        prefill: Whether the server continues a final assistant message. OpenAI's own does not.
+        prefill: Whether the server continues a final assistant message. OpenAI's own does not. By default,
+            that is expected of servers elsewhere for a model whose name tells of less than 400 million
+            parameters, which needs it. It is asked for by the fields that vLLM and SGLang have for it.
         stream_usage: Whether to ask for token counts. A server that ignores the wish is fine; switch it
             off for one that refuses it.
         **client_options: Passed to ``openai.AsyncOpenAI``: ``timeout`` (seconds), ``default_headers``, and
@@ -49,13 +52,15 @@ class OpenAIProvider(SdkProvider):
         *,
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
-        prefill: bool = False,
+        prefill: bool | None = None,
         stream_usage: bool = True,
         **client_options: Any,
     ) -> None:
         super().__init__(
             model, base_url=base_url, api_key=api_key, prefill=prefill, client_options=client_options
         )
+        if prefill is None:
+            self._prefill = 0 < self.num_parameters < TINY_PARAMETERS
         self._request_options = {"stream_options": {"include_usage": True}} if stream_usage else {}
 
     async def _send(
@@ -74,6 +79,13 @@ class OpenAIProvider(SdkProvider):
             **({"prompt_cache_key": prefix.key} if prefix and not self.is_elsewhere else {}),
             **parameters,
         }
+        extra: dict[str, Any] = {}
+        if self.is_elsewhere and messages and messages[-1].type == "ai":
+            extra = {"continue_final_message": True, "add_generation_prompt": False}
+        if (min_tokens := request.pop("min_tokens", None)) and not self.has_refused_prefill:
+            extra["min_tokens"] = min_tokens  # vLLM's, too, which the SDK does not know
+        if extra:
+            request["extra_body"] = {**extra, **(request.get("extra_body") or {})}
         return await client.chat.completions.create(**request)
 
     def _reading(self) -> Reading:

@@ -23,9 +23,14 @@ from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError,
 from sot_chains.providers.callbacks import chat_run, nobody_listens
 from sot_chains.providers.errors import status_error
 
-_PREFILL_REFUSED = re.compile(r"prefill|must end with a user message", re.IGNORECASE)
+_PREFILL_REFUSED = re.compile(
+    r"prefill|must end with a user message|continue_final_message|add_generation_prompt|min_tokens",
+    re.IGNORECASE,
+)
 # Called when a request is sent, by providers that can tell; the caller sets it in the same task.
 on_sent: ContextVar[Callable[[], None] | None] = ContextVar("on_sent", default=None)
+TINY_PARAMETERS = 400e6  # below that, models need their replies begun for them
+_SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)([mb])(?![a-z0-9])", re.IGNORECASE)
 _without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
 
 
@@ -69,6 +74,15 @@ class VendorProvider(ABC):
     def is_elsewhere(self) -> bool:
         """Whether the server is not the vendor's own, so that any model may run there."""
         return self._base_url != self.vendor_url
+
+    @property
+    def num_parameters(self) -> float:
+        """How many parameters the name tells of, as in ``"SmolLM2-135M-Instruct"``; 0 if it does not.
+
+        The vendor's own models are known by other names.
+        """
+        found = _SIZE.search(self._model) if self.is_elsewhere else None
+        return float(found[1]) * {"m": 1e6, "b": 1e9}[found[2].lower()] if found else 0
 
     @property
     def supports_prefill(self) -> bool:
@@ -157,7 +171,7 @@ class VendorProvider(ABC):
         self, status: int, said: str, headers: Mapping[str, str], *, prefilled: bool
     ) -> ProviderError:
         """The error for a reply with an error ``status``. Remembers a refused prefill."""
-        if status == 400 and prefilled and _PREFILL_REFUSED.search(said):
+        if status in (400, 422) and prefilled and _PREFILL_REFUSED.search(said):
             _without_prefill.add(self._identity)
             return PrefillRefusedError(
                 f"model {self._model!r} at {self._base_url} does not continue a prefilled reply: {said}",

@@ -27,6 +27,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "function_call": ("none",),
     "functions": ([],),
+    "continue_final_message": (True,),
+    "add_generation_prompt": (False,),
 }
 # Arguments of the Python calls behind, which no request may set: the SDK's headers, LangChain's callbacks.
 _OF_PYTHON = frozenset(

@@ -62,6 +62,7 @@ class PromptTemplates:
         skeleton_needs: Added to ``skeleton`` if points may build on each other.
         needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
         conclusion: Request for what follows from all points; uses ``{question}`` and ``{points}``.
+        thought_length: Added to the request for a given thought if the model is tiny; uses ``{length}``.
         examples: Shown to small models as earlier turns, before the request.
         skeleton_prefill: What the reply to ``skeleton`` is begun with, if the model allows it.
         expansion_prefill: What the reply to ``expansion`` is begun with; uses ``{number}``, ``{point}``.
@@ -87,6 +88,7 @@ class PromptTemplates:
         "Write only the conclusion: in one to three sentences, the answer that follows from these points, in "
         "the language of the question."
     )
+    thought_length: str = "\n\nWrite {length}."
     examples: tuple[Example, ...] = ()
     skeleton_prefill: str = "1."
     expansion_prefill: str = "{number}. {point}:"
@@ -101,6 +103,7 @@ class PromptTemplates:
         _check_fields(self.expansion_prefill, name="expansion_prefill", required={"number", "point"})
         _check_fields(self.needed, name="needed", required={"points"})
         _check_fields(self.conclusion, name="conclusion", required={"question", "points"})
+        _check_fields(self.thought_length, name="thought_length", required={"length"})
         if self.introduction:
             _check_fields(self.introduction, name="introduction", required={"question"})
         if missing := set(get_args(Detail)) - set(self.lengths):
@@ -205,6 +208,7 @@ CHINESE = PromptTemplates(
     needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
     conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
     lengths=_CHINESE_LENGTHS,
+    thought_length="\n\n请写{length}。",
     examples=CHINESE_EXAMPLES,
     introduction=(
         "问题：{question}\n\n请只写出回答的开头：用两三句话、用问题中的词语概括答案，不要列要点。请使用中文。"
@@ -249,6 +253,7 @@ SHORT_CHINESE = PromptTemplates(
     needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
     conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
     lengths=_CHINESE_LENGTHS,
+    thought_length="\n\n请写{length}。",
     skeleton="{question}\n\n只回复提纲：5到8个带编号的小标题，每行一个。",
     expansion="{question}\n\n提纲：\n{skeleton}\n\n用{length}只写这一要点，不要小标题：{number}. {point}",
     expansion_prefill="{number}. {point}：",

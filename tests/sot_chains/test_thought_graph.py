@@ -72,4 +72,6 @@ async def test_so_does_a_server_that_speaks_the_wire_of_openai(default_chat: Cha
         graph = ThoughtGraph(model, listed, conclusion=True, base_url=running.api, api_key="none")
         message = await graph.ainvoke(question, max_tokens=300, temperature=0.0)
         check(message, thoughts)
+        chat = default_chat.model_copy(update={"max_tokens": 300, "temperature": 0.0})
+        assert message.text == (await ThoughtGraph(chat, listed, conclusion=True).ainvoke(question)).text
         await close_clients()
