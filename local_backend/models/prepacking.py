@@ -162,12 +162,16 @@ def _num_bytes(product: PrepackedProduct) -> int:
     return sum(weight.numel() * laid_out_type(weight.dtype).itemsize for weight in weights)
 
 
-def _has_room(num_bytes: int) -> bool:
+def free_bytes() -> int:
+    """Memory that no process uses; 4 GiB if the system does not say."""
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # unknown on this system
-        return num_bytes < 2**30
-    return num_bytes <= _FREE_MEMORY_SHARE * free
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 4 * 2**30
+
+
+def _has_room(num_bytes: int) -> bool:
+    return num_bytes <= _FREE_MEMORY_SHARE * free_bytes()
 
 
 @torch.inference_mode()

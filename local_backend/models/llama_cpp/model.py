@@ -23,6 +23,7 @@ from local_backend.models.gguf import gguf_parts
 from local_backend.models.known_costs import known_cost, processor
 from local_backend.models.llama_cpp.context import MAX_SEQUENCES, LlamaContext, llama_cpp
 from local_backend.models.llama_cpp.rows import LlamaRows
+from local_backend.models.prepacking import free_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -97,7 +98,8 @@ class LlamaCppModel:
         Args:
             max_rows: Maximum number of rows in use at once.
             max_prefix_bytes: Maximum for the prefix cache.
-            max_bytes: For keys and values; by default 512 MiB, or more if a single row needs more.
+            max_bytes: For keys and values; by default 512 MiB, or as much as the longest row takes, up to a
+                quarter of the free memory.
 
         Raises:
             ValueError: ``max_bytes`` is too small for any row, or ``max_rows`` is too large.
@@ -106,8 +108,12 @@ class LlamaCppModel:
             raise ValueError(f"llama.cpp takes at most {MAX_SEQUENCES - MAX_PREFIXES} rows, got {max_rows}")
         bytes_per_token = self._bytes_per_token()
         positions = self._lib.llama_model_n_ctx_train(self._model)
-        usual = max(_USUAL_BYTES, positions * bytes_per_token) + max_prefix_bytes
-        num_bytes = usual if max_bytes is None else max_bytes
+        if max_bytes is None:
+            # A model of 128,000 positions would take many GB for a row that nobody writes.
+            longest_row = min(positions * bytes_per_token, free_bytes() // 4)
+            num_bytes = max(_USUAL_BYTES, longest_row) + max_prefix_bytes
+        else:
+            num_bytes = max_bytes
         max_prefix_bytes = min(max_prefix_bytes, num_bytes // 3)
         max_tokens = (num_bytes - max_prefix_bytes) // bytes_per_token
         if max_tokens < 2:

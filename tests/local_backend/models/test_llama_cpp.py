@@ -264,6 +264,22 @@ def test_many_rows_in_little_memory(tiny_file: Path) -> None:
 
 
 @needs_llama_cpp
+def test_a_model_of_many_positions_takes_no_more_than_a_quarter_of_the_free_memory(
+    tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = load_into("llama.cpp", tiny_file)
+    bytes_per_token = model.ready(max_rows=1, max_prefix_bytes=0, max_bytes=2**20).bytes_per_token
+    monkeypatch.setattr("local_backend.models.llama_cpp.model._USUAL_BYTES", 0)
+    monkeypatch.setattr("local_backend.models.llama_cpp.model.free_bytes", lambda: 4 * 100 * bytes_per_token)
+    with Engine(model, tokenizer, max_prefix_bytes=0) as engine:
+        assert engine.max_positions == 100
+        (completion,) = engine.generate(
+            [tokenizer.encode("How can I bake bread?")], SamplingParams(max_tokens=5)
+        )
+        assert completion.token_ids
+
+
+@needs_llama_cpp
 def test_what_is_no_model_is_refused(tmp_path: Path, tiny_file: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_file.read_bytes()[:-5000])
