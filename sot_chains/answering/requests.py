@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
-from os.path import commonprefix
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -20,7 +19,7 @@ from sot_chains.providers.vendor import TINY_PARAMETERS, VendorProvider
 from sot_chains.text.conversation import Conversation
 from sot_chains.text.examples import Detail
 from sot_chains.text.outline import OutlineReader, outline_grammar
-from sot_chains.text.prompts import language_of
+from sot_chains.text.prompts import common_length, language_of
 from sot_chains.text.skeleton import Point, Skeleton
 from sot_chains.text.thoughts import GRAPH_EXAMPLES, Thought
 
@@ -306,8 +305,7 @@ class Requests:
                 )
                 for point in (skeleton.points[0], skeleton.points[-1])
             )
-            shared = commonprefix([first, last])  # noqa: RUF071 - they are no paths
-            self._prefix = skeleton, SharedPrefix(len(shared), self._key)
+            self._prefix = skeleton, SharedPrefix(common_length(first, last), self._key)
         return self._prefix[1]
 
     @property

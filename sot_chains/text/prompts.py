@@ -275,6 +275,15 @@ def is_strong(model_name: str) -> bool:
     return bool(_STRONG.search(model_name))
 
 
+def common_length(one: str, other: str) -> int:
+    """How many characters two requests have in common at their beginnings."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
+
+
 @dataclass(frozen=True)
 class Prompts:
     """The templates by language. Replace them to phrase the requests your own way.
