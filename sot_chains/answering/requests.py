@@ -59,7 +59,7 @@ class Requests:
     Attributes:
         templates: The wording, in the language of the question.
         skeleton_reply_start: What the last skeleton request made began the reply with.
-        is_small: Whether the model is a local one, which is shown examples and stopped at the line's end.
+        is_small: Whether the model is a local or a tiny one, shown examples and stopped at the line's end.
         is_tiny: Whether it is known to be one of the smallest, which repeat what they have read.
         marks_needs: Whether the outline is asked for marks of what points build on.
         begins_plain: Whether a plain answer is begun beside the outline, in case it is a short one. That
@@ -131,7 +131,8 @@ class Requests:
         ``None`` for models that are asked over a network, where it would be one more call to pay for.
         """
         examples = [example.introduction for example in self.templates.examples]
-        is_wanted = self.is_small and self._method.detail != "brief" and not self._method.budget
+        is_near = self.is_small and not self._is_cached
+        is_wanted = is_near and self._method.detail != "brief" and not self._method.budget
         if not (is_wanted and self.templates.introduction and all(examples)):
             return None
         parameters = self._settings(_INTRODUCTION_TOKENS)
