@@ -83,7 +83,8 @@ class OpenAIProvider(SdkProvider):
         if self.is_elsewhere and messages and messages[-1].type == "ai":
             extra = {"continue_final_message": True, "add_generation_prompt": False}
         if (min_tokens := request.pop("min_tokens", None)) and not self.has_refused_prefill:
-            extra["min_tokens"] = min_tokens  # vLLM's, too, which the SDK does not know
+            # vLLM's, too, which the SDK does not know; it refuses more than ``max_tokens``.
+            extra["min_tokens"] = min(min_tokens, request.get("max_tokens") or min_tokens)
         if extra:
             request["extra_body"] = {**extra, **(request.get("extra_body") or {})}
         return await client.chat.completions.create(**request)

@@ -98,6 +98,8 @@ async def test_the_name_of_a_tiny_model_is_enough_to_help_it(
     assert (point.get("min_tokens") == 80) is is_begun
     assert point.get("continue_final_message", False) is is_begun
     assert (point["messages"][-1]["role"] == "assistant") is is_begun
+    await sot.ainvoke(QUESTION, max_tokens=10)
+    assert server.requests[-1].get("min_tokens", 0) <= server.requests[-1]["max_tokens"] == 10
 
 
 def test_loops_come_and_go(server: ChatServer) -> None:
