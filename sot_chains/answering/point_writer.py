@@ -172,7 +172,7 @@ class PointWriter:
             [] if request.may_repeat_needs else [one for need in place.needs for one in _sentences(need.text)]
         )
         if request.examples or read:
-            guards["echo"] = EchoGuard([*request.examples, *read])
+            guards["echo"] = EchoGuard(request.examples, read)
         if place.point:
             guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
         if self._method.loop_guard:
