@@ -5,6 +5,10 @@ that follows it; the answer shows which votes were right, then which of those we
 The weights maximise the likelihood of these outcomes under the mixture that ``copy_tree.grow`` computes, with
 a small ridge penalty. The forwards depend on the drafter's weights, so fitting alternates with decoding.
 
+The answers are the given ones and, unless ``--free 0``, what a model writes by itself when it is asked the
+same questions: a model repeats itself and its prompt more often than the people or models do whose answers
+are given. Its answers count twice, with the documents as references and with nothing but the prompt to copy.
+
 Prints the weights as they stand in ``local_backend/drafting/reference_copy.py``, then one JSON line with the
 tokens per forward on cases the weights were not fitted to (cross-validation over halves).
 """
@@ -15,24 +19,35 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, small_trees, tokenizer_of
+from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, small_trees
+from benchmarks.workloads import add_model_argument
+from local_backend import Engine, SamplingParams
 from local_backend.drafting.copy_sources import TRAITS, CopySources
 from local_backend.drafting.copy_tree import CopyWeights, length_class
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.drafting.suffix_index import BORDER, SuffixIndex
+from local_backend.models.loading import load
+from local_backend.requests.json_lines import read_lines
 
 _NUM_CLASSES = 8
 _MAX_DEPTH = 20
 _RIDGE = 3e-3
 _NUM_STEPS, _LEARNING_RATE = 400, 0.05
+_REQUESTS = (
+    "{documents}\n\n{query}\nAnswer with sentences from the text above.",
+    "Sources:\n\n{documents}\n\nQuestion: {query}\nAnswer from the sources.",
+)
+_MAX_CHARACTERS, _MAX_DOCUMENTS, _NUM_ROWS = 1200, 3, 16
 
 
 @dataclass
@@ -152,14 +167,47 @@ def fit_and_decode(samples: Sequence[Sequence[Case]], num_rounds: int) -> CopyWe
     return weights
 
 
+def free_answers(engine: Engine, paths: Sequence[Path], max_tokens: int) -> list[Case]:
+    """What a model answers greedily to each case's question about its documents, asked in two ways."""
+    tokenizer = engine.tokenizer
+    records = [line.record() for path in paths for line in read_lines(path)]
+    asked = [(record, request) for request in _REQUESTS for record in records]
+    cases: list[Case] = []
+    for start in track(range(0, len(asked), _NUM_ROWS), "answers", console=Console(stderr=True)):
+        prompts, references = [], []
+        for record, request in asked[start : start + _NUM_ROWS]:
+            documents = [document[:_MAX_CHARACTERS] for document in record["documents"][:_MAX_DOCUMENTS]]
+            text = request.format(documents="\n\n".join(documents), query=record["query"])
+            turns = [{"role": "user", "content": text}]
+            chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            prompts.append(tuple(tokenizer.encode(cast("str", chat), add_special_tokens=False)))
+            references.append(
+                tuple(tuple(tokenizer.encode(each, add_special_tokens=False)) for each in documents)
+            )
+        completions = engine.generate(prompts, SamplingParams(max_tokens=max_tokens))
+        answers = [tuple(completion.token_ids) for completion in completions]
+        cases += map(Case, prompts, references, answers)
+    return cases
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_weights", description=__doc__)
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="as in benchmarks.copy_steps")
-    parser.add_argument("--tokenizer", type=Path, required=True)
+    add_model_argument(parser)
+    parser.add_argument(
+        "--free", type=int, default=128, help="tokens of a free answer (%(default)s; 0: none)"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="rounds of decoding and fitting")
     options = parser.parse_args(arguments)
-    encode = tokenizer_of(options.tokenizer)
-    samples = {path.stem: load_cases(path, encode) for path in options.data}
+    model, tokenizer = load(options.model)
+    samples = {
+        path.stem: load_cases(path, partial(tokenizer.encode, add_special_tokens=False))
+        for path in options.data
+    }
+    if options.free:
+        free = free_answers(Engine(model, tokenizer), options.data, options.free)
+        samples["free, references"] = free
+        samples["free, prompt alone"] = [replace(case, documents=()) for case in free]
     unseen: dict[str, dict[str, float]] = {}
     counts = {name: [0, 0, 0] for name in samples}
     for half in (0, 1):

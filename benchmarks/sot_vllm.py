@@ -58,7 +58,6 @@ async def measure(
         base_url=options.base_url,
         router=None,
         detail=options.detail,
-        prefill=False,
         limits=Limits(max_concurrent=256, key="sot_vllm"),
     )
 

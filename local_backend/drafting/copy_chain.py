@@ -23,6 +23,9 @@ _NUM_CLASSES = len(FITTED.by_length)
 # Of the offsets: one wrong guess of something certain lowers its log odds by so much.
 _LEARNING_RATE = 0.3
 _LARGEST_LOG_ODDS = 12.0
+# A copy that is right has a longer match in the next step, which then knows more for its tokens. So after a
+# match of n tokens at most this share of n, divided by the probability that a token must have, go on.
+_GOES_ON = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class _State:
 
 class CopyChain:
     """Proposes the likeliest copy of what a row may quote, as a chain.
+
+    Attributes:
+        earlier: Token ids of texts that rows which begin now may quote beside their prompt and references,
+            such as earlier answers. May be changed at any time, as a whole.
 
     Args:
         max_draft_tokens: Maximum tokens of a draft.
@@ -65,6 +72,7 @@ class CopyChain:
         self.max_draft_tokens = max_draft_tokens
         self.min_probability = min_probability
         self.weights = weights
+        self.earlier: Sequence[Sequence[int]] = ()
         self._indexes = SharedIndexes(max_indexed_tokens)
         self._states = PerRow(self._begin)
         self._offsets = [0.0] * _NUM_CLASSES
@@ -86,7 +94,8 @@ class CopyChain:
 
     def _begin(self, row: RowView) -> _State:
         prompt = SuffixIndex([row.token_ids[: row.num_prompt_tokens]])
-        return _State(CopySources(self._indexes.of(row.references), prompt))
+        earlier = self._indexes.of(self.earlier) if self.earlier else None
+        return _State(CopySources(self._indexes.of(row.references), prompt, earlier))
 
     def _draft(self, row: RowView) -> Draft:
         max_depth = min(self.max_draft_tokens, row.room - 1)
@@ -104,7 +113,12 @@ class CopyChain:
                 break
             token = max(shares, key=shares.__getitem__)
             voters = groups[token]
-            match = length_class(depth + max(num_tokens for _, _, num_tokens, _ in voters))
+            longest = max(num_tokens for _, _, num_tokens, _ in voters)
+            if not depth:
+                max_goes_on = longest * _GOES_ON / self.min_probability
+            elif depth > max_goes_on:
+                break
+            match = length_class(depth + longest)
             state.guesses.append(_Guess(token, match, self._corrected(shares[token], match)))
             probability *= state.guesses[-1].probability
             if probability < self.min_probability:

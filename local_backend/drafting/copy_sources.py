@@ -32,7 +32,7 @@ _FIRST_DEVIATIONS, _FIRST_TOKENS = 0.6, 6.0
 IN_REFERENCE, IN_PROMPT, IN_OWN_TEXT, RESUMED, BEGINNING, COMMON = range(6)
 TRAITS = (
     "in a reference",
-    "in the prompt",
+    "in the prompt, or in other texts",
     "in own text",
     "where the row may resume",
     "beginning of a reference",
@@ -53,12 +53,16 @@ class CopySources:
     Args:
         references: Index of the texts to copy from; if it is empty, the prompt is copied.
         prompt: Index of the row's prompt.
+        others: Index of further texts that the row may quote, e.g. earlier answers.
     """
 
-    def __init__(self, references: SuffixIndex, prompt: SuffixIndex) -> None:
-        self._prompt = prompt
+    def __init__(
+        self, references: SuffixIndex, prompt: SuffixIndex, others: SuffixIndex | None = None
+    ) -> None:
         self._has_references = bool(len(references))
         self._main = references if self._has_references else prompt
+        self._beside = [prompt] if self._has_references else []
+        self._beside += [others] if others else []
         self._written = GrowingIndex()
         self._next_place = 0  # in the main text, where the last copy would continue; 0: none yet
         self._num_detour_tokens = 0  # emitted since then
@@ -116,9 +120,9 @@ class CopySources:
         matches = self._main.matches(text, limit=_MAX_REFERENCE_MATCHES, near=self._next_place)
         rarities = self._rarities(text)
         sources = [self._in_main(IN_REFERENCE, match, rarities) for match in matches]
-        if self._has_references:
-            own = self._prompt.matches(text, limit=_MAX_OWN_MATCHES)
-            sources += [self._elsewhere(IN_PROMPT, self._prompt.tokens, match) for match in own]
+        for index in self._beside:
+            found = index.matches(text, limit=_MAX_OWN_MATCHES)
+            sources += [self._elsewhere(IN_PROMPT, index.tokens, match) for match in found]
         own = self._written.matches(limit=_MAX_OWN_MATCHES)
         sources += [self._elsewhere(IN_OWN_TEXT, self._written.tokens, match) for match in own]
         taken = {match.place for match in matches}
@@ -174,7 +178,7 @@ class CopySources:
         return Source(tokens, place, match.num_tokens, traits)
 
     def _elsewhere(self, kind: int, tokens: Sequence[int], match: Match) -> Source:
-        """A source in the prompt, if there are references, or in the emitted text."""
+        """A source in the prompt, if there are references, in other texts, or in the emitted text."""
         count = self._main.count(tokens[match.place - 1]) if match.num_tokens == 1 else 0
         return Source(
             tokens,

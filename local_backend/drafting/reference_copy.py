@@ -18,10 +18,10 @@ from local_backend.drafting.drafter import PerRow, RowView, require_at_least
 from local_backend.drafting.suffix_index import SharedIndexes, SuffixIndex
 
 FITTED = CopyWeights(
-    traits=(0.539, -0.842, -0.042, 0.234, -0.419, 0.347, -0.096, 0.388, 0.337, -0.113, 0.28, 0.209),
-    by_length=(-1.404, -0.55, -0.053, 0.168, 0.269, 0.223, 0.53, 0.64),
-    miss=(0.111, 0.777, 0.045, 1.023, -0.155, -0.24, -0.076, -0.109, -0.163, -0.141, -0.027),
-    sharpness=1.614,
+    traits=(0.3, -0.587, 0.453, 0.147, -0.603, 0.352, -0.118, 0.323, 0.306, -0.121, 0.283, 0.261),
+    by_length=(-1.555, -0.742, -0.062, 0.144, 0.325, 0.521, 0.614, 0.932),
+    miss=(-0.06, 0.658, 0.143, 0.723, -0.072, 0.001, -0.146, -0.123, 0.018, -0.221, -0.261),
+    sharpness=1.5,
 )
 """The defaults of :class:`~local_backend.drafting.ReferenceCopy`."""
 

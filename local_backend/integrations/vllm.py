@@ -87,6 +87,8 @@ class StepCost:
 class ReferenceCopyProposer:
     """Proposes, for each request of a batch, the likeliest copy of what it may quote.
 
+    That is its references or prompt, its own text, and earlier answers, which all vote for the next token.
+
     Args:
         vllm_config: vLLM's configuration.
     """
@@ -95,14 +97,11 @@ class ReferenceCopyProposer:
         self._max_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_positions = int(vllm_config.model_config.max_model_len)
         self._tokenizer_name = vllm_config.model_config.tokenizer
-        self._drafter, self._from_answers = (
-            CopyChain(max_draft_tokens=self._max_draft_tokens) for _ in range(2)
-        )
+        self._drafter = CopyChain(max_draft_tokens=self._max_draft_tokens)
         self._cost = StepCost()
         self._last_step: tuple[list[str], int, float] = ([], 0, 0.0)  # its requests, tokens and beginning
-        self._rows: dict[str, tuple[_Row, _Row]] = {}
+        self._rows: dict[str, _Row] = {}
         self._answers: deque[tuple[int, ...]] = deque(maxlen=_NUM_EARLIER_ANSWERS)
-        self._earlier: tuple[tuple[int, ...], ...] = ()
         self._references: OrderedDict[tuple[str, ...], tuple[tuple[int, ...], ...]] = OrderedDict()
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -153,17 +152,12 @@ class ReferenceCopyProposer:
         if last_names == list(names) and all(num_sampled):  # nothing but decoding, and no pause before it
             self._cost.add(num_tokens, now - began, sum(num_sampled), len(names))
         self._forget_all_but(requests)
-        least = self.min_probability_of(len(names))
-        self._drafter.min_probability = self._from_answers.min_probability = least
+        self._drafter.min_probability = self.min_probability_of(len(names))
         proposals: list[list[int]] = []
         for index, does_decode in enumerate(num_sampled):
             draft = EMPTY_DRAFT
             if does_decode:
-                row, beside = self._advance(names[index], index, tokens_of, requests)
-                (draft,) = self._drafter.propose([row])
-                if beside.references and sum(draft.probabilities) < 1:
-                    (other,) = self._from_answers.propose([beside])
-                    draft = max(draft, other, key=lambda each: sum(each.probabilities))
+                (draft,) = self._drafter.propose([self._advance(names[index], index, tokens_of, requests)])
             proposals.append(list(draft.token_ids))
         self._last_step = (list(names), sum(1 + len(each) for each in proposals), now)
         return proposals
@@ -178,27 +172,21 @@ class ReferenceCopyProposer:
         index: int,
         tokens_of: Callable[[int, int], list[int]],
         requests: Mapping[str, Any],
-    ) -> tuple[_Row, _Row]:
-        """The two rows of a request, after the last step: one copies the references, one earlier answers."""
+    ) -> _Row:
+        """The row of a request, after the last step."""
         if name not in self._rows:
             self._rows[name] = self._begin(tokens_of(index, 0), requests[name])
-        row, beside = self._rows[name]
+        row = self._rows[name]
         new = tokens_of(index, len(row.token_ids))
-        row.token_ids.extend(new)  # of both, which share the list
-        for one, drafter in ((row, self._drafter), (beside, self._from_answers)):
-            one.room = self._max_positions - len(row.token_ids)
-            drafter.observe([one], [Outcome((), tuple(new))])
-        return row, beside
+        row.token_ids.extend(new)
+        row.room = self._max_positions - len(row.token_ids)
+        self._drafter.observe([row], [Outcome((), tuple(new))])
+        return row
 
-    def _begin(self, token_ids: list[int], request: Any) -> tuple[_Row, _Row]:
+    def _begin(self, token_ids: list[int], request: Any) -> _Row:
         num_prompt_tokens = len(request.prompt_token_ids or token_ids)
         texts = ((request.sampling_params and request.sampling_params.extra_args) or {}).get("references")
-        if len(self._earlier) != len(self._answers) or self._earlier[-1:] != tuple(self._answers)[-1:]:
-            self._earlier = tuple(self._answers)  # one object until an answer is added: it is indexed once
-        return (
-            _Row(token_ids, num_prompt_tokens, self._tokens_of_texts(texts)),
-            _Row(token_ids, num_prompt_tokens, self._earlier),
-        )
+        return _Row(token_ids, num_prompt_tokens, self._tokens_of_texts(texts))
 
     def _tokens_of_texts(self, texts: object) -> tuple[tuple[int, ...], ...]:
         """Token ids of references; equal references give the same object, which is indexed once."""
@@ -222,7 +210,8 @@ class ReferenceCopyProposer:
     def _forget_all_but(self, names: Collection[str]) -> None:
         """Drops the requests that have ended, and keeps what they have answered."""
         for name in [name for name in self._rows if name not in names]:
-            row, _ = self._rows.pop(name)
+            row = self._rows.pop(name)
             answer = tuple(row.token_ids[row.num_prompt_tokens :])
             if len(answer) >= _MIN_ANSWER_TOKENS:
                 self._answers.append(answer)
+                self._drafter.earlier = tuple(self._answers)
