@@ -145,6 +145,7 @@ class LlamaCppModel:
         key = {
             "processor": processor(torch.device("cpu")),
             "llama.cpp": self._lib.__version__,
+            "compiled for": self._lib.llama_print_system_info().decode(),
             "threads of llama.cpp": self._num_threads,
             "file": self._path.name,
             "size": self._path.stat().st_size,

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from local_backend.caching.prefix_cache import Prefix, PrefixCache
 from local_backend.drafting.draft import Draft
-from local_backend.models.llama_cpp.context import MAX_SEQUENCES, LlamaContext
+from local_backend.models.llama_cpp.context import MAX_EXACT_TOKENS, MAX_SEQUENCES, LlamaContext
 
 
 @dataclass(slots=True)
@@ -133,9 +134,22 @@ class LlamaRows:
             sequences += [row.sequence] * len(new)
             is_wanted += [False] * (len(tokens) - 1)
             is_wanted += [with_logits] * (1 + len(draft))
-        logits = self._context.decode(token_ids, positions, sequences, is_wanted)
+        # A row alone has the same logits with and without a draft: it is not read with what is drafted.
+        num_draft_tokens = len(drafts[0]) if len(drafts) == 1 else 0
+        ends = [len(token_ids)]
+        if num_draft_tokens and len(token_ids) > MAX_EXACT_TOKENS:
+            ends = [*range(len(token_ids) - num_draft_tokens, len(token_ids), MAX_EXACT_TOKENS), *ends]
+        parts = []
+        for start, end in pairwise([0, *ends]):
+            part = slice(start, end)
+            parts.append(
+                self._context.decode(token_ids[part], positions[part], sequences[part], is_wanted[part])
+            )
+            if end < len(token_ids):
+                parts[-1] = parts[-1].clone()  # the next part overwrites it
         if not with_logits:
             return None
+        logits = torch.cat(parts) if len(parts) > 1 else parts[0]
         widths = [1 + len(draft) for draft in drafts]
         if min(widths) == max(widths):
             return logits.view(len(drafts), widths[0], -1)

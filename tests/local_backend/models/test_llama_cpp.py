@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from local_backend import ChatLocal, Engine, SamplingParams, Scheduling
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft
-from local_backend.models.llama_cpp.context import LlamaContext
+from local_backend.models.llama_cpp.context import MAX_EXACT_TOKENS, LlamaContext
 from local_backend.models.llama_cpp.rows import LlamaRows
 from local_backend.models.loading import load_into
 from tests.local_backend.models.test_gguf import write_gguf
@@ -45,6 +45,7 @@ class RememberingContext:
 
     def __init__(self) -> None:
         self.sequences: dict[int, list[int]] = {}
+        self.num_tokens: list[int] = []  # of each forward
 
     def decode(
         self,
@@ -54,6 +55,7 @@ class RememberingContext:
         is_wanted: Sequence[bool],
     ) -> Tensor:
         found = []
+        self.num_tokens.append(len(token_ids))
         for token, position, sequence, wanted in zip(token_ids, positions, sequences, is_wanted, strict=True):
             held = self.sequences.setdefault(sequence, [])
             assert position == len(held), "llama.cpp takes consecutive positions only"
@@ -134,6 +136,27 @@ def test_every_row_sees_its_own_tokens_and_no_others(data: st.DataObject) -> Non
         assert list(rows.lengths) == list(map(len, held))
     rows.clear()
     assert not any(context.sequences.values())
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 80), st.integers(1, 80))
+def test_no_draft_changes_how_a_row_alone_is_computed(num_unread: int, num_drafted: int) -> None:
+    """From 32 tokens on a library multiplies, which rounds otherwise: prompts are read as without drafts."""
+    context = RememberingContext()
+    rows = LlamaRows(
+        cast("LlamaContext", context), max_rows=1, max_tokens=900, bytes_per_token=1, max_prefix_bytes=0
+    )
+    rows.add_row()
+    unread, drafted = [1] * num_unread, [number % 11 for number in range(num_drafted)]
+    logits = rows.forward(0, [unread], [Draft.chain(drafted)])
+    assert logits is not None
+    for place in range(1 + num_drafted):
+        assert torch.equal(logits[0, place], logits_after(unread + drafted[:place]))
+    if num_unread + num_drafted <= MAX_EXACT_TOKENS:
+        assert context.num_tokens == [num_unread + num_drafted]
+    else:
+        assert context.num_tokens[0] == num_unread
+        assert max(context.num_tokens[1:]) <= MAX_EXACT_TOKENS
 
 
 def test_no_sequence_is_lost() -> None:
