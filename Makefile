@@ -93,20 +93,13 @@ test-vllm: .venv/dev .vllm/installed ## Run the tests of what is added to vLLM, 
 
 # llama-cpp-python compiles llama.cpp for this processor; it has an environment of its own, which sees .venv's packages.
 # Without OpenMP: threads of llama.cpp's own decode 1.3 times as fast, and do not stand still when a core is busy.
-# With OpenBLAS, which reads prompts twice as fast; in this package its functions have names with a prefix.
 .llama-cpp/installed: .venv/dev
 	@echo "Compiling llama.cpp for llama-cpp-python in .llama-cpp (once; some 8 minutes on two cores)"
 	$(BIN)/python -m venv .llama-cpp
 	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
 		> $$(.llama-cpp/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth
-	.llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check "scipy-openblas32>=0.3.30,<0.4"
-	BLAS=$$(.llama-cpp/bin/python -c "import scipy_openblas32 as blas; print(blas.__path__[0])") \
-		&& CXXFLAGS="-Dcblas_sgemm=scipy_cblas_sgemm -Dopenblas_set_num_threads=scipy_openblas_set_num_threads" \
-		LDFLAGS="-Wl,-rpath,$$BLAS/lib" \
-		CMAKE_ARGS="-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DGGML_BLAS=ON -DGGML_BLAS_VENDOR=OpenBLAS \
-			-DBLAS_LIBRARIES=$$BLAS/lib/libscipy_openblas.so -DBLAS_INCLUDE_DIRS=$$BLAS/include" \
-		.llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-			"llama-cpp-python>=0.3.36,<0.4"
+	CMAKE_ARGS="-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF" .llama-cpp/bin/python -m pip install \
+		--quiet --disable-pip-version-check --constraint constraints.txt "llama-cpp-python>=0.3.36,<0.4"
 	@touch $@
 
 test-llama-cpp: .llama-cpp/installed ## Run the tests of models in llama.cpp

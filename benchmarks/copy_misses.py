@@ -25,12 +25,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.copy_steps import Case, TargetRow, load_cases, run_case, small_trees, tokenizer_of
+from benchmarks.copy_steps import load_cases, small_trees, tokenizer_of
 from benchmarks.results import save
 from local_backend.drafting.copy_sources import CopySources
 from local_backend.drafting.copy_tree import Source
 from local_backend.drafting.draft import Draft
 from local_backend.drafting.suffix_index import SuffixIndex
+from local_backend.training.copying import KnownAnswer, KnownRow, decode_known
 
 _LONGEST_SPAN = 19  # of the oracle
 
@@ -67,18 +68,18 @@ def kind_of_miss(draft: Draft, sources: Sequence[Source], rest: Sequence[int]) -
     return f"{'others' if others else 'nothing'} drafted {where}, {evidence}"
 
 
-def misses(cases: Sequence[Case]) -> tuple[Counter[str], Counter[str]]:
+def misses(cases: Sequence[KnownAnswer]) -> tuple[Counter[str], Counter[str]]:
     """How often each kind of miss occurs, and the tokens by which the oracle is ahead there."""
     times, tokens = Counter[str](), Counter[str]()
     for case in cases:
-        _, _, drafts = run_case(small_trees(), case)
-        sources = CopySources(SuffixIndex(case.documents), SuffixIndex([case.query]))
-        row = TargetRow(list(case.query), len(case.query), case.documents)
+        _, _, drafts = decode_known(small_trees(), case)
+        sources = CopySources(SuffixIndex(case.references), SuffixIndex([case.prompt]))
+        row = KnownRow(list(case.prompt), len(case.prompt), case.references)
         written = 0
         for draft in drafts:
-            rest = case.target[written:]
+            rest = case.answer[written:]
             num_accepted = len(draft.places_along(rest))
-            possible = min(longest_span(case.documents, rest), len(rest) - 1)
+            possible = min(longest_span(case.references, rest), len(rest) - 1)
             if num_accepted < possible:
                 kind = kind_of_miss(draft, sources(row.token_ids), rest)
                 times[kind] += 1

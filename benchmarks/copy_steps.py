@@ -16,7 +16,6 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,8 +31,8 @@ from local_backend.drafting import Drafter, ReferenceCopy, RowView
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.reference_copy import FITTED
-from local_backend.engine.verification import verify
 from local_backend.requests.json_lines import read_lines
+from local_backend.training.copying import KnownAnswer, decode_known
 
 # The best settings of a small grid that draft about as much as the others.
 _SUFFIX_SETTINGS = {
@@ -44,55 +43,6 @@ _SUFFIX_SETTINGS = {
     "use_tree_spec": True,
 }
 _LLMA_COPY_TOKENS, _LOOKUP_COPY_TOKENS, _ORACLE_COPY_TOKENS = 20, 10, 19
-
-
-@dataclass(frozen=True)
-class Case:
-    """One answer and what it may be copied from, as token ids."""
-
-    query: tuple[int, ...]
-    documents: tuple[tuple[int, ...], ...]
-    target: tuple[int, ...]
-
-
-@dataclass(eq=False)
-class TargetRow:
-    """A row as drafters see it."""
-
-    token_ids: list[int]
-    num_prompt_tokens: int
-    references: tuple[tuple[int, ...], ...]
-    room: int = field(default=0)
-
-
-def run_case(drafter: Drafter, case: Case) -> tuple[int, int, list[Draft]]:
-    """Decode ``case`` with its target as the model.
-
-    Returns:
-        Forwards, drafted tokens, and every proposal.
-    """
-    row = TargetRow(list(case.query), len(case.query), case.documents)
-    proposals, num_forwards, num_drafted = [], 0, 0
-    written = 0
-    while written < len(case.target):
-        row.room = len(case.target) - written
-        (draft,) = drafter.propose([row])
-        proposals.append(draft)
-        depths = {-1: 0, **dict(enumerate(draft.depths()))}
-
-        def choose(place: int, depths: dict[int, int] = depths, written: int = written) -> int:
-            depth = written + depths[place]
-            return case.target[depth] if depth < len(case.target) else -1
-
-        outcome = verify(draft, choose)
-        emitted = outcome.token_ids[: len(case.target) - written]
-        row.token_ids.extend(emitted)
-        written += len(emitted)
-        row.room = len(case.target) - written
-        drafter.observe([row], [Outcome(outcome.accepted, emitted, draft=draft)])
-        num_forwards += 1
-        num_drafted += len(draft)
-    return num_forwards, num_drafted, proposals
 
 
 class FirstMatch:
@@ -171,13 +121,13 @@ class SuffixDecoding:
         return Draft(tuple(found.token_ids), tuple(found.parents))
 
 
-def oracle_forwards(case: Case) -> tuple[int, int]:
+def oracle_forwards(case: KnownAnswer) -> tuple[int, int]:
     """Forwards and drafted tokens if the longest matching span were known and copied at each step."""
     written = num_forwards = num_drafted = 0
-    while written < len(case.target):
-        rest = case.target[written : written + _ORACLE_COPY_TOKENS]
+    while written < len(case.answer):
+        rest = case.answer[written : written + _ORACLE_COPY_TOKENS]
         longest = 0
-        for document in case.documents:
+        for document in case.references:
             for start in range(len(document)):
                 length = 0
                 while (
@@ -206,18 +156,20 @@ def tokenizer_of(path: Path) -> Callable[[str], list[int]]:
     return lambda text: list(processor.encode(text))
 
 
-def load_cases(data: Path, encode: Callable[[str], list[int]]) -> list[Case]:
-    """Cases from JSON lines of ``query``, ``documents`` and ``target``."""
+def load_cases(data: Path, encode: Callable[[str], list[int]]) -> list[KnownAnswer]:
+    """KnownAnswers from JSON lines of ``query``, ``documents`` and ``target``."""
     cases = []
     for line in read_lines(data):
         record = line.record()
         documents = tuple(tuple(encode(document)) for document in record["documents"])
-        cases.append(Case(tuple(encode(record["query"])), documents, tuple(encode(record["target"].strip()))))
+        cases.append(
+            KnownAnswer(tuple(encode(record["query"])), documents, tuple(encode(record["target"].strip())))
+        )
     return cases
 
 
 class _Counts(Protocol):
-    def __call__(self, case: Case) -> tuple[int, int]: ...
+    def __call__(self, case: KnownAnswer) -> tuple[int, int]: ...
 
 
 def small_trees(weights: CopyWeights = FITTED) -> ReferenceCopy:
@@ -233,7 +185,7 @@ def methods() -> dict[str, _Counts]:
     """For each method, a function that counts a case's forwards and drafted tokens with a new drafter."""
 
     def by(make: Callable[[], Drafter]) -> _Counts:
-        return lambda case: run_case(make(), case)[:2]
+        return lambda case: decode_known(make(), case)[:2]
 
     found: dict[str, _Counts] = {"llma": by(FirstMatch), "prompt_lookup": by(PromptLookup)}
     if find_spec("arctic_inference") is not None:
@@ -243,14 +195,14 @@ def methods() -> dict[str, _Counts]:
     return found
 
 
-def measure(cases: Sequence[Case]) -> dict[str, dict[str, float]]:
+def measure(cases: Sequence[KnownAnswer]) -> dict[str, dict[str, float]]:
     """For each method, tokens and drafted tokens per forward over all cases, and the mean over cases."""
-    num_tokens = sum(len(case.target) for case in cases)
+    num_tokens = sum(len(case.answer) for case in cases)
     results = {}
     for name, counts in methods().items():
         pairs = [counts(case) for case in track(cases, name, console=Console(stderr=True))]
         num_forwards = sum(forwards for forwards, _ in pairs)
-        each = [len(case.target) / forwards for case, (forwards, _) in zip(cases, pairs, strict=True)]
+        each = [len(case.answer) / forwards for case, (forwards, _) in zip(cases, pairs, strict=True)]
         results[name] = {
             "tokens_per_forward": round(num_tokens / num_forwards, 3),
             "draft_tokens_per_forward": round(sum(drafted for _, drafted in pairs) / num_forwards, 3),

@@ -114,6 +114,6 @@ def given_tasks(data: Path, tokenizer: Path, count: int) -> list[Task]:
     """
     tasks = []
     for case in load_cases(data, tokenizer_of(tokenizer))[:count]:
-        prompt = (*(token for document in case.documents for token in document), *case.query)
-        tasks.append(Task(prompt, (), case.target, len(case.target)))
+        prompt = (*(token for document in case.references for token in document), *case.prompt)
+        tasks.append(Task(prompt, (), case.answer, len(case.answer)))
     return tasks

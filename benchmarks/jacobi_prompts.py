@@ -1,8 +1,9 @@
-"""What a pretrained model lands a forward on a file's prompts: as it is, with earlier answers, and tuned.
+"""What a pretrained model lands a forward on a file's prompts: as it is, copying earlier answers, and tuned.
 
 Prompts are split as ``python -m local_backend.training tune`` splits them. With ``--answers`` the model's own
 answers to the prompts that are not held out are collected first, in that folder (resumable):
-``reference_copy_answers`` may copy from them, and a tuned model was trained on them. Every method decodes
+``reference_copy_answers`` may copy from them, ``reference_copy_fitted_answers`` does so with weights that are
+fitted to them, and a tuned model was trained on them. Every method decodes
 each held-out prompt alone (batch 1), alternating; the baseline is the plain model without drafts, and speed
 is tokens per second from prompt to last token. Jacobi verifies whole drafts, so its tokens per forward are a
 property of the model; the others are cut, as by default, to the width that pays off on this machine.
@@ -28,8 +29,10 @@ from local_backend.training import (
     CollectOptions,
     PackedForward,
     StoredTrajectories,
+    Trajectory,
     TuneOptions,
     collect_trajectories,
+    fit_to_answers,
     load_for_training,
     read_prompts,
 )
@@ -41,7 +44,7 @@ _NUM_RECYCLED = 3
 
 
 def plain_ways(
-    model: Any, tokenizer: Any, max_tokens: int, *, with_answers: bool
+    model: Any, tokenizer: Any, max_tokens: int, *, stored: Sequence[Trajectory] = ()
 ) -> tuple[dict[str, Way], list[Any]]:
     """The methods that need no training, the baseline first, and the engines to close afterwards."""
     drafters: dict[str, str | Drafter] = {
@@ -50,8 +53,10 @@ def plain_ways(
         "jacobi_recycled": Jacobi(_BLOCK_SIZE, _NUM_RECYCLED, ngram_size=5),
         "reference_copy": ReferenceCopy(),
     }
-    if with_answers:
+    if stored:
+        fitted = fit_to_answers([(each.prompt_ids, each.answer_ids) for each in stored])
         drafters["reference_copy_answers"] = ReferenceCopy()
+        drafters["reference_copy_fitted_answers"] = ReferenceCopy(weights=fitted.weights)
     return _ways(model, tokenizer, drafters, max_tokens)
 
 
@@ -98,15 +103,15 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
     )
     train_prompts, held_out = split_held_out(all_prompts, TuneOptions(num_held_out=options.held_out))
     held_out = held_out[: options.cases]
-    answers: list[str] = []
+    stored: Sequence[Trajectory] = ()
     if options.answers:
         collect = CollectOptions(
             block_size=_BLOCK_SIZE, max_tokens=options.max_tokens, prompts_per_part=64, with_iterates=False
         )
         collect_trajectories(model, tokenizer, train_prompts, options.answers, collect)
         stored = StoredTrajectories(options.answers, model, tokenizer)
-        answers = [str(tokenizer.decode(list(one.answer_ids), skip_special_tokens=True)) for one in stored]
-    ways, engines = plain_ways(model, tokenizer, options.max_tokens, with_answers=bool(answers))
+    answers = [str(tokenizer.decode(list(one.answer_ids), skip_special_tokens=True)) for one in stored]
+    ways, engines = plain_ways(model, tokenizer, options.max_tokens, stored=stored)
     if options.tuned:
         tuned, _ = load_for_training(options.tuned)
         more_ways, more_engines = tuned_ways(tuned, tokenizer, options.max_tokens)

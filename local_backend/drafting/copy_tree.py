@@ -6,7 +6,7 @@ sources that disagree share. The tree always adds the token, anywhere in it, tha
 until no token reaches the minimum probability. So a single certain match gives a chain, and ten short matches
 that disagree give a wide tree.
 
-``python -m benchmarks.copy_weights`` fits the weights to known answers by maximum likelihood.
+:mod:`local_backend.training.copying` fits the weights to known answers by maximum likelihood.
 
 Pure: places and tokens in, a draft out. Knows no rows and no model.
 """
@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from operator import mul
+from typing import Any, Self
 
 from local_backend.drafting.draft import Draft
 from local_backend.drafting.suffix_index import BORDER
 
 # Class of each match length: 0, 1, 2, 3, 4, 5 to 6, 7 to 10, 11 and more tokens.
 _LENGTH_CLASSES = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 6, 7)
+_NUM_CLASSES, _NUM_TRAITS = 8, 12
 
 
 def length_class(num_tokens: int) -> int:
@@ -47,6 +49,29 @@ class CopyWeights:
     by_length: tuple[float, ...]
     miss: tuple[float, ...]
     sharpness: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            ValueError: A field is missing, or there are too many or too few weights.
+        """
+        try:
+            lists = {name: tuple(map(float, found[name])) for name in ("traits", "by_length", "miss")}
+            weights = cls(**lists, sharpness=float(found["sharpness"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"these are no weights of reference copy: {error!r}") from error
+        if [len(each) for each in lists.values()] != [_NUM_TRAITS, _NUM_CLASSES, 3 + _NUM_CLASSES]:
+            raise ValueError(
+                f"weights of reference copy are {_NUM_TRAITS}, {_NUM_CLASSES} and {3 + _NUM_CLASSES}, got "
+                + ", ".join(str(len(each)) for each in lists.values())
+            )
+        return weights
 
 
 @dataclass(frozen=True, slots=True)

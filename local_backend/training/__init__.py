@@ -15,9 +15,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from local_backend.drafting.copy_tree import CopyWeights
     from local_backend.plots import draw_progress, draw_trajectories
     from local_backend.requests.outputs import Trajectory
     from local_backend.requests.prompt_file import read_prompts
+    from local_backend.training.copying import CopyFit, KnownAnswer, fit_copy_weights, fit_to_answers
     from local_backend.training.evaluation import Evaluation, Likeness, evaluate, perplexity
     from local_backend.training.examples import NoiseOptions, NoisyExamples
     from local_backend.training.losses import (
@@ -41,8 +43,11 @@ _HOMES = {
     "CollectOptions": "training.trajectories",
     "ConsistencyTrainer": "training.trainer",
     "Copy": "training.packing",
+    "CopyFit": "training.copying",
+    "CopyWeights": "drafting.copy_tree",
     "Evaluation": "training.evaluation",
     "Example": "training.packing",
+    "KnownAnswer": "training.copying",
     "Likeness": "training.evaluation",
     "LossOptions": "training.trainer",
     "NoiseOptions": "training.examples",
@@ -61,6 +66,8 @@ _HOMES = {
     "draw_trajectories": "plots",
     "evaluate": "training.evaluation",
     "fingerprint": "training.trajectory_store",
+    "fit_copy_weights": "training.copying",
+    "fit_to_answers": "training.copying",
     "global_consistency_loss": "training.losses",
     "load_for_training": "training.rounds",
     "local_consistency_loss": "training.losses",
@@ -73,14 +80,23 @@ _HOMES = {
 }
 # Packages of the `training` extra, which includes `local`.
 _EXTRA = ("torch", "accelerate", "datasets", "peft", "matplotlib")
-_NEED_TORCH_ALONE = {"requests.outputs", "training.examples", "training.losses", "training.packing"}
+_NEED_TORCH_ALONE = {
+    "drafting.copy_tree",
+    "requests.outputs",
+    "training.examples",
+    "training.losses",
+    "training.packing",
+}
 
 __all__ = [
     "CollectOptions",
     "ConsistencyTrainer",
     "Copy",
+    "CopyFit",
+    "CopyWeights",
     "Evaluation",
     "Example",
+    "KnownAnswer",
     "Likeness",
     "LossOptions",
     "NoiseOptions",
@@ -99,6 +115,8 @@ __all__ = [
     "draw_trajectories",
     "evaluate",
     "fingerprint",
+    "fit_copy_weights",
+    "fit_to_answers",
     "global_consistency_loss",
     "load_for_training",
     "local_consistency_loss",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.copy_misses import kind_of_miss, longest_span, misses
-from benchmarks.copy_steps import Case, oracle_forwards
+from benchmarks.copy_steps import oracle_forwards
 from local_backend import Draft
 from local_backend.drafting.copy_tree import Source
+from local_backend.training.copying import KnownAnswer
 
 DOCUMENT = (1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -28,7 +29,7 @@ def test_a_miss_has_one_kind() -> None:
 
 
 def test_what_is_copied_whole_has_misses_only_where_it_begins() -> None:
-    case = Case((90, 91), (tuple(range(60)),), tuple(range(10, 50)))
+    case = KnownAnswer((90, 91), (tuple(range(60)),), tuple(range(10, 50)))
     times, tokens = misses([case])
     assert set(times) == set(tokens)
     assert sum(times.values()) <= 2

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.copy_steps import Case, FirstMatch, PromptLookup, main, measure, oracle_forwards, run_case
+from benchmarks.copy_steps import FirstMatch, PromptLookup, main, measure, oracle_forwards
 from benchmarks.span_copy import SpanCopy
 from local_backend import Draft, Drafter
 from local_backend.drafting import drafter_of
+from local_backend.training.copying import KnownAnswer, decode_known
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
-def _case(seed: int) -> Case:
+def _case(seed: int) -> KnownAnswer:
     """Documents, and an answer of pieces from them with other tokens between."""
     rng = random.Random(seed)
     documents = tuple(tuple(rng.randrange(40) for _ in range(60)) for _ in range(3))
@@ -25,7 +26,7 @@ def _case(seed: int) -> Case:
         document, start = rng.choice(documents), rng.randrange(40)
         target += document[start : start + rng.randrange(3, 18)]
         target.append(rng.randrange(40, 50))
-    return Case((41, 42, 43), documents, tuple(target))
+    return KnownAnswer((41, 42, 43), documents, tuple(target))
 
 
 def _drafters() -> list[Drafter]:
@@ -36,18 +37,18 @@ def _drafters() -> list[Drafter]:
 def test_proposals_do_not_depend_on_the_unseen_rest(number: int) -> None:
     case = _case(number)
     cut = 40
-    rest = list(case.target[cut:])
+    rest = list(case.answer[cut:])
     random.Random(1).shuffle(rest)
-    scrambled = Case(case.query, case.documents, case.target[:cut] + tuple(rest))
+    scrambled = KnownAnswer(case.prompt, case.references, case.answer[:cut] + tuple(rest))
     drafter, other = _drafters()[number], _drafters()[number]
-    _, _, proposals = run_case(drafter, case)
-    _, _, again = run_case(other, scrambled)
+    _, _, proposals = decode_known(drafter, case)
+    _, _, again = decode_known(other, scrambled)
     written, seen = 0, 0
     for draft, twin in zip(proposals, again, strict=False):
         if written > cut:
             break
         assert draft == twin
-        written += _num_landed(draft, case.target[written:])
+        written += _num_landed(draft, case.answer[written:])
         seen += 1
     assert seen > 4
 
@@ -64,7 +65,7 @@ def test_the_tree_needs_fewer_forwards_than_any_single_span() -> None:
 
 
 def test_the_oracle_copies_what_fits_longest() -> None:
-    assert oracle_forwards(Case((), ((1, 2, 3, 4), (3, 4, 5)), (1, 2, 3, 4, 5, 9, 3, 4, 5))) == (3, 7)
+    assert oracle_forwards(KnownAnswer((), ((1, 2, 3, 4), (3, 4, 5)), (1, 2, 3, 4, 5, 9, 3, 4, 5))) == (3, 7)
 
 
 @pytest.mark.parametrize("name", ["rag_dev", "cnndm_dev"])

@@ -22,7 +22,8 @@ MAX_SEQUENCES = 256
 MAX_EXACT_TOKENS = 31
 """Tokens of a forward that are sure to be computed as one alone is.
 
-With a BLAS library llama.cpp multiplies 32 tokens and more by weights that it has converted to float32.
+Compiled with a BLAS library, as on macOS, llama.cpp multiplies 32 tokens and more by weights that it has
+converted to float32.
 """
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _FLASH_ATTENTION = 1  # skips the cells of other sequences
@@ -45,8 +46,7 @@ def llama_cpp() -> Any:
     except ImportError as error:
         raise ImportError(
             "runtime='llama.cpp' needs llama-cpp-python, which compiles llama.cpp for this machine: "
-            "CMAKE_ARGS=-DGGML_OPENMP=OFF pip install llama-cpp-python; docs/models.md tells how it reads "
-            "prompts twice as fast"
+            "CMAKE_ARGS=-DGGML_OPENMP=OFF pip install llama-cpp-python"
         ) from error
     module.llama_log_set(_log_callback(module.llama_log_callback), ctypes.c_void_p(0))
     module.llama_backend_init()

@@ -70,7 +70,7 @@ def test_everything_that_reads_lines_of_json_reads_such_a_file(tmp_path: Path) -
     (label,) = read_labels([_write(path, {"question": TEXT, "use_sot": 1})])
     assert label.question == TEXT
     (case,) = load_cases(_write(path, {"query": TEXT, "documents": [TEXT], "target": "a"}), tokenizer.encode)
-    assert tokenizer.decode(list(case.documents[0])) == TEXT
+    assert tokenizer.decode(list(case.references[0])) == TEXT
     lengths = {GENERATED: 3, **dict.fromkeys(SIBLINGS, 4), "prompt": TEXT}
     assert read_answers(_write(path, lengths, lengths))[0] == [3, 3]
     (example,) = read_lengths(_write(path, {"prompt": TEXT, "num_tokens": 3}), tokenizer)

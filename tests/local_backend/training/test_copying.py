@@ -1,0 +1,68 @@
+"""Weights of reference copy are fitted to answers: they guess better, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from local_backend import ReferenceCopy
+from local_backend.drafting.copy_tree import CopyWeights
+from local_backend.drafting.reference_copy import FITTED
+from local_backend.training import fit_to_answers
+from local_backend.training.__main__ import main
+
+
+def answers(count: int, seed: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Answers of phrases that other answers have, too, with numbers of the prompt in them, in turn."""
+    rng = random.Random(seed)
+    phrases = [[rng.randrange(100, 130) for _ in range(6)] for _ in range(40)]
+    found = []
+    for _ in range(count):
+        numbers = [rng.randrange(130, 150) for _ in range(12)]
+        answer = [token for number in numbers[:5] for token in (*rng.choice(phrases), number)]
+        found.append((tuple(numbers), (*answer, 1)))
+    return found
+
+
+def test_fitted_weights_guess_more_of_answers_that_they_were_not_fitted_to() -> None:
+    found = fit_to_answers(answers(100))
+    assert (found.num_fitted, found.num_held_out) == (30, 10)
+    assert found.tokens_per_forward > found.tokens_per_forward_before > 1
+    assert ReferenceCopy(weights=found.weights).weights is found.weights
+    assert fit_to_answers(answers(100)) == found  # the same answers, the same weights
+
+
+def test_too_few_answers_are_refused() -> None:
+    with pytest.raises(ValueError, match="20 answers or more, got 3"):
+        fit_to_answers(answers(3))
+
+
+def test_weights_survive_a_file_and_wrong_ones_are_named() -> None:
+    kept = json.loads(json.dumps(FITTED.to_dict()))
+    assert CopyWeights.from_dict(kept) == FITTED
+    with pytest.raises(ValueError, match="no weights of reference copy: KeyError"):
+        CopyWeights.from_dict({"traits": [1.0]})
+    with pytest.raises(ValueError, match="are 12, 8 and 11, got 2, 8, 11"):
+        CopyWeights.from_dict({**kept, "traits": [1.0, 2.0]})
+
+
+def test_the_command_writes_weights_that_the_drafter_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = [SimpleNamespace(prompt_ids=prompt, answer_ids=answer) for prompt, answer in answers(40)]
+    monkeypatch.setattr("local_backend.training.StoredTrajectories", lambda folder: stored, raising=False)
+    main(["fit", "--answers", str(tmp_path), "--output", str(tmp_path / "weights.json")])
+    report = json.loads(capsys.readouterr().out)
+    written = json.loads((tmp_path / "weights.json").read_text("utf-8"))
+    assert written["report"] == report
+    assert CopyWeights.from_dict(written) == fit_to_answers(answers(40)).weights
+
+
+def test_a_folder_without_answers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--answers", str(tmp_path / "none"), "--output", str(tmp_path / "weights.json")])
+    assert "none" in capsys.readouterr().err
