@@ -157,7 +157,7 @@ def tokenizer_of(path: Path) -> Callable[[str], list[int]]:
 
 
 def load_cases(data: Path, encode: Callable[[str], list[int]]) -> list[KnownAnswer]:
-    """KnownAnswers from JSON lines of ``query``, ``documents`` and ``target``."""
+    """Known answers from JSON lines of ``query``, ``documents`` and ``target``."""
     cases = []
     for line in read_lines(data):
         record = line.record()

@@ -18,11 +18,10 @@ from sot_chains.calls.options import SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, Status, StoppedBy
 from sot_chains.providers.loops import LoopGuard
-from sot_chains.text.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound
+from sot_chains.text.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound, sentences
 from sot_chains.text.reply_text import HeadingStripper
 from sot_chains.text.skeleton import Point
 
-_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
 _SENTENCE_END = re.compile(r"[.!?。！？][\"'”’)*]*\s*$")
 _NUM_COMPARED = 20
 
@@ -169,7 +168,7 @@ class PointWriter:
         if place.point:
             guards["heading"] = HeadingStripper(place.point)
         read = (
-            [] if request.may_repeat_needs else [one for need in place.needs for one in _sentences(need.text)]
+            [] if request.may_repeat_needs else [one for need in place.needs for one in sentences(need.text)]
         )
         if request.examples or read:
             guards["echo"] = EchoGuard(request.examples, read)
@@ -221,11 +220,6 @@ class PointWriter:
                 place.end("omitted", reason)
             case _:
                 place.end("cut" if place.pieces else "failed", reason)
-
-
-def _sentences(text: str) -> list[str]:
-    """The sentences of ``text``."""
-    return [one for one in _BETWEEN_SENTENCES.split(text) if one]
 
 
 def _is_rounded_off(text: str, written: str) -> bool:

@@ -190,7 +190,7 @@ class EchoGuard:
         self._sentences = {
             one[:_NUM_COPIED].casefold()
             for example in examples
-            for one in _BETWEEN_SENTENCES.split(example)
+            for one in sentences(example)
             if num_words(one) >= _MIN_COPIED_WORDS
         }
         self._firsts = {one[0] for one in self._sentences}
@@ -244,6 +244,11 @@ class EchoGuard:
         if any(begun.startswith(beginning) for beginning in beginnings):
             return True
         return None if any(beginning.startswith(begun) for beginning in beginnings) else False
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences and lines of ``text``."""
+    return [one for one in _BETWEEN_SENTENCES.split(text) if one]
 
 
 def _is_within_word(character: str) -> bool:
