@@ -78,9 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         samples["free, references"] = free
         samples["free, prompt alone"] = [replace(case, references=()) for case in free]
     unseen: dict[str, dict[str, float]] = {}
+    fit = partial(fit_copy_weights, num_rounds=options.rounds, drafter_with=small_trees)
     counts = {name: [0, 0, 0] for name in samples}
     for half in (0, 1):
-        weights = fit_copy_weights([cases[half::2] for cases in samples.values()], num_rounds=options.rounds)
+        weights = fit([cases[half::2] for cases in samples.values()])
         for name, cases in samples.items():
             for case in cases[1 - half :: 2]:
                 forwards, drafted, _ = decode_known(small_trees(weights), case)
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "tokens_per_forward": round(tokens / forwards, 3),
             "draft_tokens_per_forward": round(drafted / forwards, 3),
         }
-    print(fit_copy_weights(list(samples.values()), num_rounds=options.rounds))
+    print(fit(list(samples.values())))
     print(json.dumps({"unseen_cases": unseen}))
 
 

@@ -25,7 +25,8 @@ from local_backend.drafting.suffix_index import BORDER
 
 # Class of each match length: 0, 1, 2, 3, 4, 5 to 6, 7 to 10, 11 and more tokens.
 _LENGTH_CLASSES = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 6, 7)
-_NUM_CLASSES, _NUM_TRAITS = 8, 12
+_NUM_CLASSES = _LENGTH_CLASSES[-1] + 1
+_NUM_TRAITS = 12  # of copy_sources
 
 
 def length_class(num_tokens: int) -> int:

@@ -2,7 +2,8 @@
 
 Trajectories of the model's own decoding (:class:`StoredTrajectories`), losses that pull its predictions on a
 guess towards those on the fixed point, a trainer on top of ``transformers.Trainer``, and measures of speed
-and quality before and after. ``python -m local_backend.training tune`` and :func:`tune` do all of it.
+and quality before and after. ``python -m local_backend.training tune`` and :func:`tune` do all of it. Where a
+model is to stay as it is, :func:`fit_to_answers` fits the drafter that copies to its answers instead.
 
 Needs the ``training`` extra (datasets, peft, matplotlib). No other part of the package imports this one, and
 the names below are imported on first use.

@@ -1,4 +1,4 @@
-"""Command line of consistency training: ``python -m local_backend.training``.
+"""Command line of training and fitting: ``python -m local_backend.training``.
 
 ``tune`` goes from prompts to a tuned model; ``collect``, ``train`` and ``evaluate`` are its stages. ``fit``
 changes no model: it fits the drafter ``reference_copy`` to answers that ``collect`` stored.
@@ -132,6 +132,7 @@ def _fit(given: argparse.Namespace) -> None:
     from local_backend.training import StoredTrajectories, fit_to_answers
 
     stored = StoredTrajectories(given.answers)
+    given.output.parent.mkdir(parents=True, exist_ok=True)
     found = fit_to_answers([(each.prompt_ids, each.answer_ids) for each in stored])
     report = {
         "num_fitted": found.num_fitted,

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from local_backend.drafting.copy_sources import TRAITS, CopySources
@@ -25,9 +27,8 @@ from local_backend.drafting.drafter import Drafter
 from local_backend.drafting.reference_copy import FITTED, ReferenceCopy
 from local_backend.drafting.suffix_index import BORDER, SharedIndexes, SuffixIndex
 from local_backend.engine.verification import verify
-from local_backend.training.trajectory_store import progress_bar
 
-_NUM_CLASSES = 8
+_NUM_CLASSES = len(FITTED.by_length)
 _MAX_DEPTH = 20
 _RIDGE = 3e-3
 _NUM_STEPS, _LEARNING_RATE = 400, 0.05
@@ -58,7 +59,7 @@ class KnownRow:
 
 
 def decode_known(drafter: Drafter, known: KnownAnswer) -> tuple[int, int, list[Draft]]:
-    """Decode an answer with its target as the model.
+    """Decode a prompt with its known answer in place of a model.
 
     Returns:
         Forwards, drafted tokens, and every proposal.
@@ -137,20 +138,19 @@ class Votes:
                 return
 
 
-def collect_votes(answers: Sequence[KnownAnswer], weights: CopyWeights) -> Votes:
-    """The votes at every forward of every answer."""
-    votes, drafter, indexes = Votes(), ReferenceCopy(weights=weights), SharedIndexes(_MAX_INDEXED)
-    with progress_bar() as bar:
-        for known in bar.track(answers, description="votes"):
-            _, _, proposals = decode_known(drafter, known)
-            sources = CopySources(indexes.of(known.references), SuffixIndex([known.prompt]))
-            text, written = list(known.prompt), 0
-            for draft in proposals:
-                votes.add(sources, text, known.answer[written:])
-                landed = len(draft.places_along(known.answer[written:])) + 1
-                text.extend(known.answer[written : written + landed])
-                sources.extend(text, landed)
-                written += landed
+def collect_votes(answers: Sequence[KnownAnswer], drafter: Drafter) -> Votes:
+    """The votes at every forward of every answer, which ``drafter`` drafts."""
+    votes, indexes = Votes(), SharedIndexes(_MAX_INDEXED)
+    for known in track(answers, "votes", console=Console(stderr=True)):
+        _, _, proposals = decode_known(drafter, known)
+        sources = CopySources(indexes.of(known.references), SuffixIndex([known.prompt]))
+        text, written = list(known.prompt), 0
+        for draft in proposals:
+            votes.add(sources, text, known.answer[written:])
+            landed = len(draft.places_along(known.answer[written:])) + 1
+            text.extend(known.answer[written : written + landed])
+            sources.extend(text, landed)
+            written += landed
     return votes
 
 
@@ -181,14 +181,13 @@ def fit_votes(samples: Sequence[Votes]) -> CopyWeights:
     ]
     log_sharpness = torch.zeros((), requires_grad=True)
     optimizer = torch.optim.Adam([*weights, log_sharpness], lr=_LEARNING_RATE)
-    with progress_bar() as bar:
-        for _ in bar.track(range(_NUM_STEPS), description="fitting"):
-            traits, by_length, miss = weights
-            losses = [each.mean_loss(traits, by_length, miss, log_sharpness.exp()) for each in likelihoods]
-            loss = torch.stack(losses).sum() + _RIDGE * torch.cat(weights).square().sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    for _ in track(range(_NUM_STEPS), "fitting", console=Console(stderr=True)):
+        traits, by_length, miss = weights
+        losses = [each.mean_loss(traits, by_length, miss, log_sharpness.exp()) for each in likelihoods]
+        loss = torch.stack(losses).sum() + _RIDGE * torch.cat(weights).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     rounded = [_rounded(each) for each in weights]
     return CopyWeights(rounded[0], rounded[1], rounded[2], round(log_sharpness.exp().item(), 3))
 
@@ -197,19 +196,29 @@ def _rounded(weights: Tensor) -> tuple[float, ...]:
     return tuple(round(weight, 3) for weight in weights.tolist())
 
 
-def fit_copy_weights(samples: Sequence[Sequence[KnownAnswer]], *, num_rounds: int = 2) -> CopyWeights:
+def _drafter_with(weights: CopyWeights) -> Drafter:
+    return ReferenceCopy(weights=weights)
+
+
+def fit_copy_weights(
+    samples: Sequence[Sequence[KnownAnswer]],
+    *,
+    num_rounds: int = 2,
+    drafter_with: Callable[[CopyWeights], Drafter] = _drafter_with,
+) -> CopyWeights:
     """In each round, decode with the current weights and fit them to the resulting forwards.
 
     Args:
         samples: Answers of several kinds; every kind counts equally, whatever its size.
         num_rounds: Rounds of decoding and fitting.
+        drafter_with: The drafter that decodes them, with given weights.
 
     Raises:
         ValueError: There is no answer, or none has a token that a source votes for.
     """
     weights = FITTED
     for _ in range(num_rounds):
-        votes = [collect_votes(answers, weights) for answers in samples]
+        votes = [collect_votes(answers, drafter_with(weights)) for answers in samples]
         if not votes or not all(each.traits for each in votes):
             raise ValueError("there is nothing to fit: no answer has a token that occurred before it")
         weights = fit_votes(votes)
@@ -246,9 +255,9 @@ def fit_to_answers(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, se
     Raises:
         ValueError: There are too few answers.
     """
-    if len(answers) < _MIN_ANSWERS:
-        raise ValueError(f"weights are fitted to {_MIN_ANSWERS} answers or more, got {len(answers)}")
     drawn = [(tuple(prompt), tuple(answer)) for prompt, answer in answers if answer]
+    if len(drawn) < _MIN_ANSWERS:
+        raise ValueError(f"weights are fitted to {_MIN_ANSWERS} answers or more, got {len(drawn)}")
     random.Random(seed).shuffle(drawn)
     num_held_out = min(_MAX_FITTED, math.ceil(_HELD_OUT_SHARE * len(drawn)))
     num_fitted = min(_MAX_FITTED, math.ceil(_FITTED_SHARE * len(drawn)))

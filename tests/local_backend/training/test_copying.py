@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from local_backend import ReferenceCopy
+from local_backend.drafting.copy_sources import TRAITS
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.reference_copy import FITTED
+from local_backend.requests.outputs import Trajectory
 from local_backend.training import fit_to_answers
 from local_backend.training.__main__ import main
+from local_backend.training.trajectory_store import _FORMAT as FORMAT
+from local_backend.training.trajectory_store import write_part
 
 
 def answers(count: int, seed: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -42,6 +45,7 @@ def test_too_few_answers_are_refused() -> None:
 
 
 def test_weights_survive_a_file_and_wrong_ones_are_named() -> None:
+    assert len(FITTED.traits) == len(TRAITS)
     kept = json.loads(json.dumps(FITTED.to_dict()))
     assert CopyWeights.from_dict(kept) == FITTED
     with pytest.raises(ValueError, match="no weights of reference copy: KeyError"):
@@ -51,13 +55,14 @@ def test_weights_survive_a_file_and_wrong_ones_are_named() -> None:
 
 
 def test_the_command_writes_weights_that_the_drafter_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored = [SimpleNamespace(prompt_ids=prompt, answer_ids=answer) for prompt, answer in answers(40)]
-    monkeypatch.setattr("local_backend.training.StoredTrajectories", lambda folder: stored, raising=False)
-    main(["fit", "--answers", str(tmp_path), "--output", str(tmp_path / "weights.json")])
+    stored = [Trajectory(prompt, answer, (), ()) for prompt, answer in answers(40)]
+    write_part(tmp_path, {"format": FORMAT, "parts": {}}, 0, stored, {"kept": len(stored)})
+    file = tmp_path / "fitted" / "weights.json"
+    main(["fit", "--answers", str(tmp_path), "--output", str(file)])
     report = json.loads(capsys.readouterr().out)
-    written = json.loads((tmp_path / "weights.json").read_text("utf-8"))
+    written = json.loads(file.read_text("utf-8"))
     assert written["report"] == report
     assert CopyWeights.from_dict(written) == fit_to_answers(answers(40)).weights
 
