@@ -22,7 +22,8 @@ from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.grouped_attention import read_in_place
 from local_backend.models.known_costs import known_forward_cost
 from local_backend.models.llama_cpp.model import LlamaCppModel
-from local_backend.models.model_runner import Forward, ModelRunner, run_in_short_lived_thread
+from local_backend.models.model_runner import Forward, ModelRunner
+from local_backend.models.openmp import run_in_short_lived_thread
 from local_backend.models.prepacking import prepack, repack
 from local_backend.scheduling.memory_budget import MemoryBudget
 

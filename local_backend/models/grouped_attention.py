@@ -20,6 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from local_backend.models.block_attention import block_attention, is_faster_in_blocks
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -80,6 +82,9 @@ def grouped_attention(
         )
         return usual
     num_rows, num_heads, num_new, head_size = query.shape
+    if attention_mask.shape[1] == 1 and not dropout and is_faster_in_blocks(query):
+        attended = block_attention(query, key, value, attention_mask, scale=scaling)
+        return attended.transpose(1, 2).contiguous(), None
     is_folded = num_new <= MOST_FOLDED_TOKENS and attention_mask.shape[1] == 1
     if is_folded:
         num_groups = key.shape[1]

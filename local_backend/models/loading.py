@@ -64,7 +64,7 @@ def load(
     if device is not None:
         model = cast("Any", model).to(device)
     if quantization is not None:
-        from local_backend.models.model_runner import run_in_short_lived_thread
+        from local_backend.models.openmp import run_in_short_lived_thread
         from local_backend.models.quantization import quantize
 
         run_in_short_lived_thread(lambda: quantize(model, quantization))

@@ -8,8 +8,7 @@ know requests.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -187,7 +186,7 @@ class ModelRunner:
             [token, *draft.token_ids] + [token] * (num_new - 1 - len(draft))
             for token, draft in zip(last, drafts, strict=True)
         ]
-        masks = self._masks.build(tree, self._cache.num_attended, torch.device("cpu"))
+        masks = self._masks.build(tree, self._cache.num_attended)
         inputs = ForwardInputs(
             input_ids=torch.tensor(ids),
             positions=tree.positions,
@@ -250,6 +249,11 @@ class TreeShape:
                 seen[place] |= seen[parent + count]
         return cls(length, length[:, None] + depth, torch.from_numpy(ancestors))
 
+    def to(self, device: torch.device) -> TreeShape:
+        """The shape on another device."""
+        ancestors = None if self.ancestors is None else self.ancestors.to(device)
+        return TreeShape(self.lengths.to(device), self.positions.to(device), ancestors)
+
 
 class MaskRules:
     """Builds attention masks in the form the model takes.
@@ -272,7 +276,8 @@ class MaskRules:
         self, tree: TreeShape, num_columns: int, device: torch.device = _CPU
     ) -> Tensor | dict[str, Tensor]:
         """Masks ``[rows, 1, new, columns]``; a dict by kind of layer if there are several kinds."""
-        column = torch.arange(num_columns)
+        tree = tree.to(device)  # made where they are read: a mask of a long prompt has millions of places
+        column = torch.arange(num_columns, device=device)
         num_new = tree.positions.shape[1]
         if tree.ancestors is None:
             seen = column <= tree.positions[:, :, None]  # [rows, new, columns]
@@ -285,34 +290,20 @@ class MaskRules:
             within = seen
             if window is not None:
                 within = seen & (tree.positions[:, :, None] - self._column_positions(tree, column) < window)
-            masks[kind] = self._in_dtype(within)[:, None].to(device)
+            masks[kind] = self._in_dtype(within)[:, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _in_dtype(self, seen: Tensor) -> Tensor:
         if self._dtype == torch.bool:
             return seen
         lowest = torch.finfo(self._dtype).min
-        return torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, lowest)
+        return torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, lowest)
 
     @staticmethod
     def _column_positions(tree: TreeShape, column: Tensor) -> Tensor:
         """Position of the token in each column, ``[rows, 1, columns]``; in a tree the two differ."""
         positions = column.repeat(len(tree.lengths), 1)
         if tree.ancestors is not None:
-            place = tree.lengths[:, None] + torch.arange(tree.positions.shape[1])
+            place = tree.lengths[:, None] + torch.arange(tree.positions.shape[1], device=column.device)
             positions.scatter_(1, place, tree.positions)
         return positions[:, None]
-
-
-def run_in_short_lived_thread(work: Callable[[], object]) -> None:
-    """Run ``work`` on a thread that ends with it, and wait.
-
-    A thread that has computed in parallel keeps its OpenMP workers. With those of the engine's thread they
-    outnumber the cores, and OpenMP then puts workers to sleep between operations: small models become three
-    times slower. The workers of a thread end with it.
-
-    Raises:
-        Exception: Whatever ``work`` raises.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(work).result()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import ModelRunner, run_in_short_lived_thread
+from local_backend.models.model_runner import ModelRunner
+from local_backend.models.openmp import run_in_short_lived_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers.activations import SiLUActivation
 
+from local_backend.models.block_attention import block_attention, is_faster_in_blocks
 from local_backend.models.grouped_attention import MOST_FOLDED_TOKENS
 from local_backend.models.grouped_attention import NAME as IN_PLACE
 from local_backend.models.prepacked_linear import PrepackedLinear, PrepackedProduct
@@ -247,14 +248,17 @@ class _Attention:
         else:  # the heads of a group become further tokens: keys and values are read once
             grouped = query.view(num_rows, num_new, self._num_groups, -1, size)
             query = grouped.permute(0, 2, 3, 1, 4).reshape(self._folded)
-        attended = scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=self._mask,
-            is_causal=self._is_causal,
-            enable_gqa=self._is_grouped and not is_folded,
-        )
+        if is_faster_in_blocks(query) and (self._mask is not None or self._is_causal):
+            attended = block_attention(query, keys, values, self._mask)
+        else:
+            attended = scaled_dot_product_attention(
+                query,
+                keys,
+                values,
+                attn_mask=self._mask,
+                is_causal=self._is_causal,
+                enable_gqa=self._is_grouped and not is_folded,
+            )
         if not is_folded:
             attended = attended.transpose(1, 2)
         elif num_new > 1:
