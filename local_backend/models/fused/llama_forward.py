@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers.activations import SiLUActivation
 
-from local_backend.models.block_attention import block_attention, is_faster_in_blocks
-from local_backend.models.grouped_attention import MOST_FOLDED_TOKENS
-from local_backend.models.grouped_attention import NAME as IN_PLACE
+from local_backend.models.attention.blocks import block_attention, is_faster_in_blocks
+from local_backend.models.attention.grouped import MOST_FOLDED_TOKENS
+from local_backend.models.attention.grouped import NAME as IN_PLACE
 from local_backend.models.prepacked_linear import PrepackedLinear, PrepackedProduct
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from local_backend.models.block_attention import block_attention, is_faster_in_blocks
+from local_backend.models.attention.blocks import block_attention, is_faster_in_blocks
 
 
 @pytest.mark.parametrize("kind", ["none", "boolean", "added"])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
+from local_backend.models.attention.grouped import NAME, grouped_attention
 from local_backend.models.forward_cost import ForwardCost, ForwardTimer, measure_forward_cost
-from local_backend.models.grouped_attention import NAME, grouped_attention
 from local_backend.models.model_runner import ModelRunner, padded_width
 from tests.local_backend.models.architectures import random_model
 

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from local_backend.models.block_attention import block_attention, is_faster_in_blocks
+from local_backend.models.attention.blocks import block_attention, is_faster_in_blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,0 +1,1 @@
+"""Attention functions: grouped heads read in place, and long prompts in blocks."""
