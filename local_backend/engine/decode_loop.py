@@ -176,7 +176,8 @@ class DecodeLoop:
             .truncated(max_tokens=widest - 1, max_depth=row.room - 1)
             for row, draft in zip(rows, self._drafter.propose(rows), strict=True)
         ]
-        if not self._takes_trees:
+        if not self._takes_trees or num_unread > 1:
+            # Behind unread tokens, too: a chain needs no mask, with which reading a prompt takes longer.
             drafts = [draft.likeliest_chain() for draft in drafts]
         if any(draft.probabilities for draft in drafts):
             width = self._width_costs().best_draft_width(

@@ -37,7 +37,7 @@ from local_backend.models.quantization import is_in_4_bits
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_FORMAT = 1  # of entries; raise it when measuring changes
+_FORMAT = 2  # of entries; raise it when measuring changes
 
 _log = logging.getLogger(__name__)
 _known: dict[str, ForwardCost] = {}
