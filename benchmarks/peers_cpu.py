@@ -22,6 +22,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 results[name] = _compare(found, batches, options)
                 console.print(_table({name: results[name]}))
     summary = {
-        "model": options.model or "default",
+        "model": Path(options.model or "default").name,
         "gguf": gguf.name if (gguf := gguf_of(options)) else None,
         "dtype": options.dtype,
         "threads": torch.get_num_threads(),
