@@ -271,7 +271,7 @@ def measure_forward_cost(seconds_of: ForwardTimer) -> ForwardCost:
             # Another process may have disturbed one of them, and narrow forwards are what decides.
             for width, seconds in measured.items():
                 if num_rows * width <= _REPEATED_TOKENS and time.perf_counter() < 2 * deadline - began:
-                    measured[width] = min(seconds, seconds_of(num_rows, width))
+                    measured[width] = min(seconds, seconds_of(num_rows, width, _NUM_PROBE_REPEATS))
         # A wider forward that is cheaper than a narrower one is noise.
         near.append(tuple(accumulate(_line_through(measured, widths), max)))
     rows = rows[: len(near)]  # larger batches are extrapolated, too

@@ -33,7 +33,8 @@ def test_every_way_is_compared(folder: Path, capsys: pytest.CaptureFixture[str])
     common = f"--model {folder} --dtype bfloat16 --cases 1 --tokens 6 --seconds 0 --batches 1 2"
     results = compared(f"{common} --quantized-dtype bfloat16 --vllm-python nowhere", capsys)
     assert "nowhere" in results["absent"]["vLLM"]
-    assert "llama" in results["absent"]["llama.cpp"]
+    reason = results["absent"]["llama.cpp"]
+    assert "llama" in reason or "GGUF" in reason  # which of the two is missing depends on `make peers`
     ours = [*DRAFTERS, *(f"{name}, int4" for name in DRAFTERS)]
     for kind in ("chat", "documents", "edit"):
         alone, together = results[f"{kind}, 1"], results[f"{kind}, 2"]
