@@ -272,8 +272,9 @@ def measure_forward_cost(seconds_of: ForwardTimer) -> ForwardCost:
             for width, seconds in measured.items():
                 if num_rows * width <= _REPEATED_TOKENS and time.perf_counter() < 2 * deadline - began:
                     measured[width] = min(seconds, seconds_of(num_rows, width, _NUM_PROBE_REPEATS))
-        # A wider forward that is cheaper than a narrower one is noise.
-        near.append(tuple(accumulate(_line_through(measured, widths), max)))
+        # A narrower forward that takes longer than a wider one was disturbed: nothing makes one faster.
+        line = _line_through(measured, widths)
+        near.append(tuple(accumulate(reversed(line), min))[::-1])
     rows = rows[: len(near)]  # larger batches are extrapolated, too
     tables = [tuple(near)]
     for context in contexts[1:]:

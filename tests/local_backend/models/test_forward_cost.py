@@ -159,6 +159,25 @@ def test_two_widths_are_enough_to_know_them_all(max_seconds: float, monkeypatch:
     assert now < (40 if max_seconds == 0 else 200)
 
 
+def test_a_forward_that_was_disturbed_makes_no_other_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def forward(
+        self: ModelRunner, _: int, unread: list[list[int]], drafts: list[Draft], **__: object
+    ) -> None:
+        nonlocal now
+        width = 1 + len(drafts[0])
+        now += 2.0 + 0.125 * width + 9.0 * (width == 2)
+
+    monkeypatch.setattr(ModelRunner, "__call__", forward)
+    monkeypatch.setattr("local_backend.models.forward_cost.time.perf_counter", lambda: now)
+    monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", 1000.0)
+    costs = measure_forward_cost(ForwardTimer.of(random_model("llama"), max_rows=1))
+    for width in (1, 4, 8, 64):
+        assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)
+    assert costs(context=100, rows=1, width=2) == pytest.approx(2.5)
+
+
 def test_a_model_with_few_positions_can_be_measured() -> None:
     costs = measure_forward_cost(
         ForwardTimer.of(random_model("llama", max_position_embeddings=12), max_rows=1)
