@@ -50,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given"
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="of the weights; in float32 a line's answer does not depend on those beside it (%(default)s)",
+    )
     parser.add_argument("--max-tokens", type=int, default=1024, help="maximum of an answer (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="each line derives its own (%(default)s)")
@@ -84,11 +90,13 @@ def _run(given: argparse.Namespace) -> Report:
     defaults = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature)
     max_cache_bytes = None if given.max_cache_mib is None else int(given.max_cache_mib * 2**20)
     scheduling = Scheduling(given.scheduling, max_cache_bytes=max_cache_bytes)
-    settings = {name: getattr(given, name) for name in ("model", "max_tokens", "temperature", "seed")}
+    settings = {
+        name: getattr(given, name) for name in ("model", "dtype", "max_tokens", "temperature", "seed")
+    }
     with given.source.open("rb") as file:
         settings["input"] = hashlib.file_digest(file, "sha256").hexdigest()
     with OrderedOutput(given.output, settings) as output:
-        model, tokenizer = load(given.model)
+        model, tokenizer = load(given.model, dtype=given.dtype)
         num_lines = sum(1 for _ in read_lines(given.source))
         with (
             Engine(
