@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-from threadpoolctl import threadpool_info  # type: ignore[import-untyped]  # it has none
+from threadpoolctl import threadpool_info
 
 _HARD = 2  # omp_pause_hard
 

@@ -157,6 +157,6 @@ def _ends(question: str, num_characters: int = 4000) -> str:
 
 @cache
 def _blas() -> Any:
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it has none
+    from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
