@@ -248,7 +248,7 @@ class _Attention:
         else:  # the heads of a group become further tokens: keys and values are read once
             grouped = query.view(num_rows, num_new, self._num_groups, -1, size)
             query = grouped.permute(0, 2, 3, 1, 4).reshape(self._folded)
-        if is_faster_in_blocks(query) and (self._mask is not None or self._is_causal):
+        if is_faster_in_blocks(query):
             attended = block_attention(query, keys, values, self._mask)
         else:
             attended = scaled_dot_product_attention(

@@ -37,7 +37,7 @@ def settles_at(expected):
     for _ in range(1_000):
         if num_threads() == expected:
             return True
-        time.sleep(0.005)
+        time.sleep(0.005)  # at most 5 s: workers end by themselves
     return False
 
 with Engine(tiny_chat_model(), tiny_tokenizer(), "reference_copy", max_rows=2) as engine:
@@ -49,7 +49,7 @@ with Engine(tiny_chat_model(), tiny_tokenizer(), "reference_copy", max_rows=2) a
         return num_threads()
 
     generate()
-    time.sleep(0.5)
+    time.sleep(0.5)  # until the engine is idle; if it were not yet, the counts below would differ
     release_workers()
     idle = num_threads()
     compute()
@@ -61,7 +61,7 @@ with Engine(tiny_chat_model(), tiny_tokenizer(), "reference_copy", max_rows=2) a
     for _ in range(1_000):
         if working:
             break
-        time.sleep(0.005)
+        time.sleep(0.005)  # at most 5 s: the engine's thread runs the errand
     assert working == [idle + 2], f"{working} threads at work, {idle} without work"
     assert settles_at(idle), f"the engine's workers wait: {num_threads()} threads, {idle} expected"
 """
