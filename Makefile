@@ -80,7 +80,7 @@ test-servers: .venv/dev .vllm/installed ## Run the tests against vLLM, a full Op
 
 test-vllm: .venv/dev .vllm/installed ## Run the tests of what is added to vLLM, with vLLM itself
 	VLLM_PYTHON=.vllm/bin/python $(BIN)/python -m pytest -m "slow or not slow" \
-		tests/local_backend/integrations/test_vllm.py tests/sot_chains/test_full_server.py
+		tests/local_backend/vllm/test_proposer.py tests/sot_chains/test_full_server.py
 
 # Ray brings packages that change what others do (uvicorn's event loop): it has an environment of its own, which
 # sees those of .venv.
@@ -106,7 +106,7 @@ test-llama-cpp: .llama-cpp/installed ## Run the tests of models in llama.cpp
 	.llama-cpp/bin/python -m pytest -m "slow or not slow" tests/local_backend/models/test_llama_cpp.py
 
 test-ray: .ray/installed ## Run the tests that need Ray: two nodes on this machine, one of which is killed
-	.ray/bin/python -m pytest -m "slow or not slow" tests/local_backend/integrations/test_ray_batch.py tests/test_ray_serve.py
+	.ray/bin/python -m pytest -m "slow or not slow" tests/local_backend/offline/test_ray.py tests/test_ray_serve.py
 
 peers-vllm: .venv/dev .vllm/suffix ## Compare reference copy in vLLM with vLLM's own speculation
 	$(BIN)/python -m benchmarks.peers_vllm

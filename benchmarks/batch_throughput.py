@@ -48,9 +48,9 @@ from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, questions
 from local_backend import ChatLocal, Completion, Engine, SamplingParams
 from local_backend.drafting import Drafter
-from local_backend.integrations.chat_format import chat_prompt
+from local_backend.langchain.chat_format import chat_prompt
 from local_backend.models.loading import load
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 from local_backend.scheduling.lengths import Prediction, Scheduling
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 

@@ -26,7 +26,7 @@ from benchmarks.copy_steps import load_cases, small_trees
 from benchmarks.workloads import add_model_argument
 from local_backend import Engine, SamplingParams
 from local_backend.models.loading import load
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 from local_backend.training.copying import KnownAnswer, decode_known, fit_copy_weights
 
 _REQUESTS = (

@@ -14,7 +14,7 @@ from rich.progress import track
 from local_backend import Engine, Jacobi, Lookahead, SamplingParams
 from local_backend.drafting import Combined, Drafter, ReferenceCopy
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.requests.outputs import Trajectory
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training.evaluation import num_stationary
 from local_backend.training.trajectories import Recorder, decode_recorded
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.paced_server import PacedServer, paced_server
 from benchmarks.results import save
 from sot_chains import Limits, Price, Prompts, SkeletonOfThought, close_clients
-from sot_chains.text.prompts import ENGLISH
+from sot_chains.prompts.templates import ENGLISH
 
 _QUESTION = "How do I get more done in a day?"
 PRICE = Price(input=0.4, output=1.6)

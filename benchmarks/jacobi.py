@@ -48,7 +48,7 @@ from benchmarks.decoding_ways import (
 from benchmarks.jacobi_tasks import TASKS, draw_cases
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, document_request, questions, repeats_itself
-from local_backend.integrations.chat_format import chat_prompt
+from local_backend.langchain.chat_format import chat_prompt
 from local_backend.models.loading import load
 
 _MODELS = Path("build/tasks")

@@ -30,10 +30,10 @@ from benchmarks.paper_scheduling.perception import PerceptionInAdvance
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
-from local_backend.integrations.chat_format import chat_prompt
-from local_backend.length_models.length_log import LengthExample, LengthLog, read_lengths
-from local_backend.length_models.trained import HiddenStates, TrainedLengths
-from local_backend.requests.json_lines import read_lines
+from local_backend.langchain.chat_format import chat_prompt
+from local_backend.lengths.length_log import LengthExample, LengthLog, read_lengths
+from local_backend.lengths.trained import HiddenStates, TrainedLengths
+from local_backend.offline.jsonl import read_lines
 from local_backend.scheduling.lengths import (
     MAX_QUANTILE,
     LengthErrors,

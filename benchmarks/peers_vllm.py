@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import save
-from local_backend.integrations.vllm import ReferenceCopyProposer
+from local_backend.vllm.proposer import ReferenceCopyProposer
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data" / "reference"
@@ -41,7 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 24},
     "ours": {
         "method": "custom_class",
-        "model": "local_backend.integrations.vllm.ReferenceCopyProposer",
+        "model": "local_backend.vllm.proposer.ReferenceCopyProposer",
         "num_speculative_tokens": 32,
     },
     "ours_long": {

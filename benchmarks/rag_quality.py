@@ -36,7 +36,7 @@ from benchmarks.peers import aside
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument
 from local_backend import ChatLocal
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 from retrieval_copy import RetrievalCopyChain
 from retrieval_copy.citations.words import readings
 from retrieval_copy.display import citations_of, segments

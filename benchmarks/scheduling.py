@@ -38,7 +38,7 @@ from benchmarks.paper_scheduling.replay import Replay, replay_slots, replay_stat
 from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.results import save
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 from local_backend.scheduling.lengths import LengthErrors, Prediction
 
 GENERATED = "t0.7"

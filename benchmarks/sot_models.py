@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.results import RESULTS, save
 from benchmarks.workloads import VICUNA
 from local_backend import ChatLocal
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 from retrieval_copy.stores.stores import SentenceEmbeddings
 from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens

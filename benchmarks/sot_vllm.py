@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.results import save
 from benchmarks.workloads import VICUNA
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 from sot_chains import Limits, SkeletonOfThought, close_clients
 from sot_chains.calls.usage import num_tokens
 

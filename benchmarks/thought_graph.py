@@ -27,7 +27,7 @@ from benchmarks.fan_out import PacedProvider
 from benchmarks.results import save
 from benchmarks.workloads import VICUNA
 from local_backend import ChatLocal
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 from sot_chains import SkeletonOfThought, Thought, ThoughtGraph
 
 _CATEGORIES = ("math", "coding", "writing")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from local_backend.requests.json_lines import read_lines
+from local_backend.offline.jsonl import read_lines
 
 VICUNA = Path(__file__).parents[2] / "shared" / "data" / "questions" / "vicuna80.jsonl"
 """The 80 questions of the Skeleton-of-Thought paper, if available."""

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     )
     from local_backend.drafting.draft import Draft, Outcome
     from local_backend.engine.engine import Engine
-    from local_backend.integrations.chat_local import ChatLocal
-    from local_backend.integrations.custom_generate import ParallelDecoding, write_custom_generate
-    from local_backend.requests.outputs import Completion
-    from local_backend.requests.request import References
-    from local_backend.requests.sampling import SamplingParams
+    from local_backend.langchain.chat_local import ChatLocal
     from local_backend.scheduling.lengths import Scheduling
+    from local_backend.sequences.outputs import Completion
+    from local_backend.sequences.request import References
+    from local_backend.sequences.sampling import SamplingParams
+    from local_backend.transformers.generate import ParallelDecoding, write_custom_generate
 
 __all__ = [
     "ChatLocal",
@@ -48,11 +48,11 @@ _HOMES = {
     "drafting": ("Combined", "Drafter", "Jacobi", "Lookahead", "ReferenceCopy"),
     "drafting.draft": ("Draft", "Outcome"),
     "engine.engine": ("Engine",),
-    "integrations.chat_local": ("ChatLocal",),
-    "integrations.custom_generate": ("ParallelDecoding", "write_custom_generate"),
-    "requests.outputs": ("Completion",),
-    "requests.request": ("References",),
-    "requests.sampling": ("SamplingParams",),
+    "langchain.chat_local": ("ChatLocal",),
+    "transformers.generate": ("ParallelDecoding", "write_custom_generate"),
+    "sequences.outputs": ("Completion",),
+    "sequences.request": ("References",),
+    "sequences.sampling": ("SamplingParams",),
     "scheduling.lengths": ("Scheduling",),
 }
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, get_args
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 
 if TYPE_CHECKING:
-    from local_backend.integrations.offline_batch import Report
+    from local_backend.offline.batch import Report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,12 +80,12 @@ def _run(given: argparse.Namespace) -> Report:
     from tqdm.auto import tqdm
 
     from local_backend.engine.engine import Engine
-    from local_backend.integrations.offline_batch import OfflineRun
-    from local_backend.integrations.ordered_output import OrderedOutput
     from local_backend.models.loading import load
-    from local_backend.requests.json_lines import read_lines
-    from local_backend.requests.sampling import SamplingParams
+    from local_backend.offline.batch import OfflineRun
+    from local_backend.offline.jsonl import read_lines
+    from local_backend.offline.ordered_output import OrderedOutput
     from local_backend.scheduling.lengths import Scheduling
+    from local_backend.sequences.sampling import SamplingParams
 
     defaults = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature)
     max_cache_bytes = None if given.max_cache_mib is None else int(given.max_cache_mib * 2**20)

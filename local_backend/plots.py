@@ -10,7 +10,7 @@ from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from local_backend.requests.outputs import Completion, Trajectory
+from local_backend.sequences.outputs import Completion, Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -45,8 +45,8 @@ from retrieval_copy.references import (
     Search,
 )
 from retrieval_copy.steps import StreamedReply, adrive, aside, drive, failure_logged, just, last_chunks
+from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.providers import Provider, provider_of
-from sot_chains.providers.tasks import gather_or_cancel
 
 _MOST_THREADS = 64
 _MAX_REFERENCE_CHARACTERS = 4_000_000

@@ -18,8 +18,8 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, con
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
+from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.providers import Delta, Provider
-from sot_chains.providers.blocking import BlockingRunnable
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def _inner(model: Any) -> Any | None:
 
 
 def _is_local(model: object) -> bool:
-    if "local_backend.integrations.chat_local" not in sys.modules:  # then none exists; avoids importing torch
+    if "local_backend.langchain.chat_local" not in sys.modules:  # then none exists; avoids importing torch
         return False
     from local_backend import ChatLocal
 

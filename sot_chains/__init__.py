@@ -12,10 +12,10 @@ from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
 from sot_chains.calls.usage import Price
 from sot_chains.chain import SkeletonOfThought
+from sot_chains.outline.skeleton import Point, Skeleton, parse_skeleton
+from sot_chains.outline.thoughts import Thought
+from sot_chains.prompts.templates import CHINESE, ENGLISH, Prompts, PromptTemplates
 from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, provider_of
-from sot_chains.text.prompts import CHINESE, ENGLISH, Prompts, PromptTemplates
-from sot_chains.text.skeleton import Point, Skeleton, parse_skeleton
-from sot_chains.text.thoughts import Thought
 from sot_chains.thought_graph import ThoughtGraph
 
 __all__ = [

@@ -27,6 +27,8 @@ from langchain_core.runnables.config import (
 )
 from langchain_core.utils.uuid import uuid7
 
+from sot_chains.aio.blocking import BlockingRunnable
+from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.answering.answer import Answer
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.answering.point_writer import PointDelta
@@ -43,17 +45,15 @@ from sot_chains.calls.options import (
 from sot_chains.calls.rate_limits import Limits, limiter_for, next_question
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, fetch_vocabulary
+from sot_chains.prompts.conversation import Conversation
+from sot_chains.prompts.examples import Detail
+from sot_chains.prompts.templates import Prompts
 from sot_chains.providers import Provider, VendorProvider, provider_of
-from sot_chains.providers.blocking import BlockingRunnable
 from sot_chains.providers.callbacks import (
     NO_CALLBACKS,
     wants_tokens,
     without_callbacks,
 )
-from sot_chains.providers.tasks import gather_or_cancel
-from sot_chains.text.conversation import Conversation
-from sot_chains.text.examples import Detail
-from sot_chains.text.prompts import Prompts
 
 if TYPE_CHECKING:
     from sot_chains.router.route import Route

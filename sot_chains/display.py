@@ -24,10 +24,10 @@ from rich.text import Text
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, SotTrace
 from sot_chains.chain import SkeletonOfThought
+from sot_chains.outline.skeleton import Point
 from sot_chains.providers import Provider
 from sot_chains.rendering import Run, lane_of
 from sot_chains.router.rules import PLAINLY
-from sot_chains.text.skeleton import Point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,11 +19,11 @@ from sot_chains.answering.graph import GraphAnswer
 from sot_chains.answering.point_writer import PointDelta
 from sot_chains.calls.options import CallOptions, Policy
 from sot_chains.chain import SkeletonOfThought
+from sot_chains.outline.skeleton import Point
+from sot_chains.outline.thoughts import Thought, mermaid, numbered
+from sot_chains.prompts.conversation import Conversation
 from sot_chains.providers import Provider
 from sot_chains.providers.base import ProviderError
-from sot_chains.text.conversation import Conversation
-from sot_chains.text.skeleton import Point
-from sot_chains.text.thoughts import Thought, mermaid, numbered
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph

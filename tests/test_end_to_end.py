@@ -16,10 +16,10 @@ from benchmarks import sot_latency
 from examples import demo
 from local_backend import ChatLocal
 from sot_chains import SkeletonOfThought, cli
-from sot_chains.text.guards import OverrunGuard
-from sot_chains.text.prompts import ENGLISH
-from sot_chains.text.reply_text import HeadingStripper
-from sot_chains.text.skeleton import parse_skeleton
+from sot_chains.filters.guards import OverrunGuard
+from sot_chains.filters.reply_text import HeadingStripper
+from sot_chains.outline.skeleton import parse_skeleton
+from sot_chains.prompts.templates import ENGLISH
 
 QUESTION = {"question": "How can I bake bread at home?"}
 OTHER = {"question": "What helps against stress?"}

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from benchmarks.jacobi_tasks.base import Case, Task, draw_cases
 from benchmarks.jacobi_tasks.initialization import begin_copying
 from local_backend.models.loading import bf16_is_fast
-from local_backend.requests.outputs import Trajectory
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import newest_checkpoint, write_model
 from local_backend.training.examples import NoisyExamples
 from local_backend.training.packing import use_fast_attention

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.jacobi_tasks.base import Case, Task, draw_cases
 from benchmarks.jacobi_tasks.plain import PlainOptions, train_plain
 from local_backend.engine.engine import Engine
-from local_backend.requests.outputs import Completion
-from local_backend.requests.sampling import SamplingParams
+from local_backend.sequences.outputs import Completion
+from local_backend.sequences.sampling import SamplingParams
 from local_backend.training.checkpoints import has_model
 from local_backend.training.evaluation import Quality
 from local_backend.training.examples import NoiseOptions

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction
+from local_backend.sequences.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from benchmarks.paper_scheduling.static_run import Generates

@@ -13,11 +13,11 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
-from local_backend.requests.detokenizer import Detokenizer
-from local_backend.requests.outputs import Completion, Stats
-from local_backend.requests.request import References
-from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.lengths import Prediction
+from local_backend.sequences.detokenizing import Detokenizer
+from local_backend.sequences.outputs import Completion, Stats
+from local_backend.sequences.request import References
+from local_backend.sequences.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

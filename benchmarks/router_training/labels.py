@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_backend.requests.json_lines import JsonLine, read_lines
+from local_backend.offline.jsonl import JsonLine, read_lines
 
 QUESTIONS = Path(__file__).parent / "questions"
 TRAINING = (QUESTIONS / "english.jsonl", QUESTIONS / "chinese.jsonl")

@@ -20,11 +20,11 @@ from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.verification import most_likely, token_chooser, verify
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.models.model_runner import Forward, decode_width, widest_within
-from local_backend.requests.outputs import EngineStats
-from local_backend.requests.sequence import Row, notify_safely
+from local_backend.models.runner import Forward, decode_width, widest_within
 from local_backend.scheduling.inbox import Inbox
 from local_backend.scheduling.running_batch import RunningBatch
+from local_backend.sequences.outputs import EngineStats
+from local_backend.sequences.sequence import Row, notify_safely
 
 # Merge the last prefill with the first decode only if it wastes at most this many columns: padding of shorter
 # prompts and, if the model cannot skip their logits, all prompt columns.

@@ -16,18 +16,18 @@ from local_backend.drafting import Drafter, drafter_of
 from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.execution import ExecutionOptions, execution_of
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
+from local_backend.kernels.openmp import release_workers, run_in_short_lived_thread
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.llama_cpp.model import LlamaCppModel
-from local_backend.models.openmp import release_workers, run_in_short_lived_thread
-from local_backend.requests.logits import LogitsProcessorLike, LogitsRules
-from local_backend.requests.outputs import Completion, EngineStats, Update
-from local_backend.requests.request import References, RowMaker, vocabulary_size
-from local_backend.requests.sampling import SamplingParams
-from local_backend.requests.sequence import Row, notify_safely
 from local_backend.scheduling.inbox import Inbox
 from local_backend.scheduling.lengths import Scheduling
 from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
+from local_backend.sequences.logits import LogitsProcessorLike, LogitsRules
+from local_backend.sequences.outputs import Completion, EngineStats, Update
+from local_backend.sequences.request import References, RowMaker, vocabulary_size
+from local_backend.sequences.sampling import SamplingParams
+from local_backend.sequences.sequence import Row, notify_safely
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class Engine:
         tokenizer: Its tokenizer.
         drafter: A drafter's name or a :class:`~local_backend.drafting.Drafter`.
         logits_processors: Applied to every row's logits after those of the model's ``generation_config``; see
-            :class:`~local_backend.requests.sampling.SamplingParams` for their requirements.
+            :class:`~local_backend.sequences.sampling.SamplingParams` for their requirements.
         use_generation_config: Whether to use the end tokens, stop strings and logits processors that the
             model's ``generation_config`` has now. Its sampling settings and lengths are never used.
         max_rows: Maximum rows in a forward; further requests wait.
@@ -53,10 +53,10 @@ class Engine:
         stream_interval_seconds: Minimum interval between streamed updates of a row.
         grouped_attention_in_place: On a CPU, compute grouped-query attention without copying keys and values
             for each head; sets the model's attention implementation, also for ``model.generate``.
-        cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.models.cuda_graphs`; not
+        cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; not
             used with a memory limit.
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
-            :mod:`~local_backend.models.prepacking`; ``None`` does so where it is faster and the memory for
+            :mod:`~local_backend.kernels.prepacking`; ``None`` does so where it is faster and the memory for
             the copies is free.
         width_costs: Forward cost by width; by default measured here once and remembered, see
             :mod:`~local_backend.models.known_costs`.

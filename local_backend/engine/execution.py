@@ -15,16 +15,16 @@ import torch
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.caching.row_cache import RowCache
+from local_backend.kernels.graphs import check_graphs
+from local_backend.kernels.grouped_attention import read_in_place
+from local_backend.kernels.openmp import run_in_short_lived_thread
+from local_backend.kernels.prepacking import prepack, repack
 from local_backend.models.architecture import Architecture
-from local_backend.models.attention.grouped import read_in_place
 from local_backend.models.compatibility import verify_compatibility
-from local_backend.models.cuda_graphs import check_graphs
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.known_costs import known_forward_cost
 from local_backend.models.llama_cpp.model import LlamaCppModel
-from local_backend.models.model_runner import Forward, ModelRunner
-from local_backend.models.openmp import run_in_short_lived_thread
-from local_backend.models.prepacking import prepack, repack
+from local_backend.models.runner import Forward, ModelRunner
 from local_backend.scheduling.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.requests.outputs import token_logprob
-from local_backend.requests.sampling import sample
+from local_backend.sequences.outputs import token_logprob
+from local_backend.sequences.sampling import sample
 
 if TYPE_CHECKING:
-    from local_backend.requests.sequence import Row
+    from local_backend.sequences.sequence import Row
 
 
 def verify(

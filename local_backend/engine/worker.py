@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from local_backend.requests.outputs import Completion, Update
+from local_backend.sequences.outputs import Completion, Update
 
 
 class Steps(Protocol):

@@ -16,7 +16,7 @@ from torch import Tensor
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import ModelRunner
+from local_backend.models.runner import ModelRunner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

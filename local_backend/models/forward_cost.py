@@ -23,7 +23,7 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.caching.row_cache import RowCache
 from local_backend.drafting.draft import Draft
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import Forward, ModelRunner, padded_width
+from local_backend.models.runner import Forward, ModelRunner, padded_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

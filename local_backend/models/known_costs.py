@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from local_backend.kernels.prepacking import has_prepacked
+from local_backend.kernels.quantization import is_in_4_bits
 from local_backend.models.architecture import Architecture
 from local_backend.models.forward_cost import (
     MAX_TIMED_ROWS,
@@ -31,8 +33,6 @@ from local_backend.models.forward_cost import (
     measure_forward_cost,
     still_holds,
 )
-from local_backend.models.prepacking import has_prepacked
-from local_backend.models.quantization import is_in_4_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -36,7 +36,7 @@ def load(
         dtype: Dtype of weights and computation. ``"auto"`` is bfloat16 if the device computes it
             natively, else float32.
         device: Where the model runs; the CPU unless given.
-        quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.models.quantization`.
+        quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.kernels.quantization`.
         model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
@@ -64,8 +64,8 @@ def load(
     if device is not None:
         model = cast("Any", model).to(device)
     if quantization is not None:
-        from local_backend.models.openmp import run_in_short_lived_thread
-        from local_backend.models.quantization import quantize
+        from local_backend.kernels.openmp import run_in_short_lived_thread
+        from local_backend.kernels.quantization import quantize
 
         run_in_short_lived_thread(lambda: quantize(model, quantization))
     return model, tokenizer

@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 from local_backend.caching.row_cache import RowCache
-from local_backend.requests.outputs import EngineStats
-from local_backend.requests.sequence import Row, State, notify_safely
 from local_backend.scheduling.lengths import Scheduling
 from local_backend.scheduling.memory_budget import MemoryBudget
 from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.scheduler import Scheduler
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
+from local_backend.sequences.outputs import EngineStats
+from local_backend.sequences.sequence import Row, State, notify_safely
 
 
 class Inbox:

@@ -15,8 +15,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from local_backend.requests.sampling import SamplingParams
 from local_backend.scheduling.waiting_queue import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingQueue
+from local_backend.sequences.sampling import SamplingParams
 
 MAX_QUANTILE = 0.9
 """The quantile that :attr:`Prediction.max_num_tokens` estimates."""
@@ -71,7 +71,7 @@ class LearningPredictor(LengthPredictor, Protocol):
 
 
 class AnswerLengthLog(Protocol):
-    """Logs answer lengths; e.g. :class:`~local_backend.length_models.length_log.LengthLog`."""
+    """Logs answer lengths; e.g. :class:`~local_backend.lengths.length_log.LengthLog`."""
 
     def add(self, prompt: Sequence[int], num_tokens: int, params: SamplingParams) -> None:
         """Log the length of a complete answer to ``prompt``; called from any thread."""

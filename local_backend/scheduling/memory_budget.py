@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT
+from local_backend.kernels.openmp import run_in_short_lived_thread
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import ModelRunner
-from local_backend.models.openmp import run_in_short_lived_thread
+from local_backend.models.runner import ModelRunner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from local_backend.caching.prefix_cache import num_shared
 from local_backend.caching.row_cache import RowCache
-from local_backend.requests.sequence import Row, State
+from local_backend.sequences.sequence import Row, State
 
 # A row is postponed while another has at least this many tokens of their shared prefix left to prefill.
 _WORTH_WAITING_TOKENS = 16

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from local_backend.requests.sequence import Row
 from local_backend.scheduling.lengths import (
     LearningPredictor,
     LengthPredictor,
@@ -23,6 +22,7 @@ from local_backend.scheduling.lengths import (
 )
 from local_backend.scheduling.refill_delay import RefillDelay
 from local_backend.scheduling.waiting_queue import ArrivalRank, QueueEntry, WaitingQueue
+from local_backend.sequences.sequence import Row
 
 # Tokens reserved for an answer without a prediction, and the least by which a reservation grows.
 _FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from local_backend.drafting.copy_tree import CopyWeights
+    from local_backend.offline.prompt_file import read_prompts
     from local_backend.plots import draw_progress, draw_trajectories
-    from local_backend.requests.outputs import Trajectory
-    from local_backend.requests.prompt_file import read_prompts
+    from local_backend.sequences.outputs import Trajectory
     from local_backend.training.copying import CopyFit, KnownAnswer, fit_copy_weights, fit_to_answers
     from local_backend.training.evaluation import Evaluation, Likeness, evaluate, perplexity
     from local_backend.training.examples import NoiseOptions, NoisyExamples
@@ -58,7 +58,7 @@ _HOMES = {
     "Recorder": "training.trajectories",
     "Report": "training.tuning",
     "StoredTrajectories": "training.trajectory_store",
-    "Trajectory": "requests.outputs",
+    "Trajectory": "sequences.outputs",
     "TuneOptions": "training.rounds",
     "autoregressive_loss": "training.losses",
     "collect_trajectories": "training.trajectories",
@@ -75,7 +75,7 @@ _HOMES = {
     "pack": "training.packing",
     "packed_losses": "training.trainer",
     "perplexity": "training.evaluation",
-    "read_prompts": "requests.prompt_file",
+    "read_prompts": "offline.prompt_file",
     "train_round": "training.rounds",
     "tune": "training.tuning",
 }
@@ -83,7 +83,7 @@ _HOMES = {
 _EXTRA = ("torch", "accelerate", "datasets", "peft", "matplotlib")
 _NEED_TORCH_ALONE = {
     "drafting.copy_tree",
-    "requests.outputs",
+    "sequences.outputs",
     "training.examples",
     "training.losses",
     "training.packing",

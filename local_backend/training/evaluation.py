@@ -19,8 +19,8 @@ import torch
 
 from local_backend.drafting import Drafter, Jacobi
 from local_backend.engine.engine import Engine
-from local_backend.requests.outputs import Completion, Trajectory
-from local_backend.requests.sampling import SamplingParams
+from local_backend.sequences.outputs import Completion, Trajectory
+from local_backend.sequences.sampling import SamplingParams
 from local_backend.training.losses import autoregressive_loss
 from local_backend.training.packing import Example, PackedForward, pack
 from local_backend.training.trajectories import Recorder, decode_recorded

@@ -15,7 +15,7 @@ from typing import overload
 
 from torch.utils.data import Dataset
 
-from local_backend.requests.outputs import Trajectory
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training.packing import Copy, Example, num_packed_tokens
 
 _MOST_SHIFT = 4

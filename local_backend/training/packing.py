@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from local_backend.models.architecture import Architecture
-from local_backend.requests.request import vocabulary_size
+from local_backend.sequences.request import vocabulary_size
 from local_backend.training.losses import IGNORED, NO_TEACHER
 
 if TYPE_CHECKING:

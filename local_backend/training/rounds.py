@@ -27,8 +27,8 @@ from transformers import (
 from local_backend.models.architecture import Architecture
 from local_backend.models.gguf import is_gguf
 from local_backend.models.loading import bf16_is_fast, load
-from local_backend.requests.outputs import Trajectory
-from local_backend.requests.prompt_file import check_tokenizer
+from local_backend.offline.prompt_file import check_tokenizer
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import claim, newest_checkpoint, write_model
 from local_backend.training.examples import NoiseOptions, NoisyExamples
 from local_backend.training.packing import use_fast_attention

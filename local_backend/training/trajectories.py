@@ -22,8 +22,8 @@ from local_backend.drafting.draft import Draft, Outcome
 from local_backend.drafting.drafter import PerRow
 from local_backend.engine.engine import Engine
 from local_backend.engine.worker import ThreadMailbox
-from local_backend.requests.outputs import Completion, Trajectory
-from local_backend.requests.sampling import SamplingParams
+from local_backend.sequences.outputs import Completion, Trajectory
+from local_backend.sequences.sampling import SamplingParams
 from local_backend.training.trajectory_store import begin_manifest, progress_bar, write_part
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def collect_trajectories(
     Args:
         model: The model to decode with; see :class:`~local_backend.Engine` for supported models.
         tokenizer: Its tokenizer.
-        prompts: Token ids, see :func:`~local_backend.requests.prompt_file.read_prompts`.
+        prompts: Token ids, see :func:`~local_backend.offline.prompt_file.read_prompts`.
         folder: Where to store the trajectories.
         options: How they are collected.
         accept: A filter in addition to the checks for faults: given the prompts and answers of a part,

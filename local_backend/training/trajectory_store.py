@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from local_backend.requests.outputs import Trajectory
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import refuse_other, write_whole
 from local_backend.training.examples import lengths_of
 

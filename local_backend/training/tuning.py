@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from local_backend.offline.prompt_file import read_examples, read_prompts
 from local_backend.plots import draw_progress
-from local_backend.requests.outputs import Trajectory
-from local_backend.requests.prompt_file import read_examples, read_prompts
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import claim, has_model, write_model, write_whole
 from local_backend.training.evaluation import Evaluation, Likeness, Quality, evaluate, likeness
 from local_backend.training.examples import Joined
@@ -88,13 +88,13 @@ def tune(
 
     Args:
         model_path: Folder, or name on the model hub, of the model; ``"default"`` is the default model.
-        prompts: See :func:`~local_backend.requests.prompt_file.read_prompts`.
+        prompts: See :func:`~local_backend.offline.prompt_file.read_prompts`.
         output: Folder of the tuned model, whose weights have the dtype that the original is stored in. Work
             in progress is kept in ``output/work``: another call with the same arguments, or with more rounds,
             resumes it.
         options: How it is tuned.
         limit: Use only this many first prompts.
-        examples: Prompts with right answers, see :func:`~local_backend.requests.prompt_file.read_examples`.
+        examples: Prompts with right answers, see :func:`~local_backend.offline.prompt_file.read_examples`.
             They are trained on in addition to the trajectories, with random noise, and need no decoding.
         quality: Given the held-out prompts, returns a measure of answers to them. By default, the share of
             answers equal to the plain model's.
@@ -286,7 +286,7 @@ def _answers(
     options: TuneOptions,
 ) -> list[list[int]]:
     from local_backend.engine.engine import Engine
-    from local_backend.requests.sampling import SamplingParams
+    from local_backend.sequences.sampling import SamplingParams
 
     with Engine(model, tokenizer) as engine:
         params = SamplingParams(max_tokens=options.collect.max_tokens, temperature=0.0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 
+from sot_chains.aio.tasks import Tasks, cancel_and_wait
 from sot_chains.answering.point_writer import PlainInsteadError, PointDelta, PointWriter
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
@@ -22,14 +23,13 @@ from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import CallOptions, SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, SotTrace
+from sot_chains.filters.repeats import RepeatedSentences
+from sot_chains.filters.reply_text import AnswerRenderer
+from sot_chains.outline.marks import MarkReader
+from sot_chains.outline.reader import OutlineReader, fault_of
+from sot_chains.outline.skeleton import Point, Skeleton
+from sot_chains.prompts.conversation import Conversation
 from sot_chains.providers.base import DeadlineError, ProviderError
-from sot_chains.providers.tasks import Tasks, cancel_and_wait
-from sot_chains.text.conversation import Conversation
-from sot_chains.text.dependencies import MarkReader
-from sot_chains.text.outline import OutlineReader, fault_of
-from sot_chains.text.repeats import RepeatedSentences
-from sot_chains.text.reply_text import AnswerRenderer
-from sot_chains.text.skeleton import Point, Skeleton
 
 Begun = tuple[PointState, Request]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from sot_chains.answering.answer import Answer, Begun
 from sot_chains.answering.resuming import place_of, whole_of
-from sot_chains.text.repeats import RepeatedSentences
-from sot_chains.text.reply_text import AnswerRenderer
-from sot_chains.text.skeleton import Skeleton
-from sot_chains.text.thoughts import Thought, numbered
+from sot_chains.filters.repeats import RepeatedSentences
+from sot_chains.filters.reply_text import AnswerRenderer
+from sot_chains.outline.skeleton import Skeleton
+from sot_chains.outline.thoughts import Thought, numbered
 
 
 class GraphAnswer(Answer):

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage
 
+from sot_chains.aio.tasks import cancel_and_wait
 from sot_chains.answering.point_writer import PointDelta
-from sot_chains.providers.tasks import cancel_and_wait
 
 Writing: TypeAlias = Callable[[Callable[[PointDelta], None]], Coroutine[Any, Any, AIMessage]]
 

@@ -17,10 +17,10 @@ from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, Status, StoppedBy
+from sot_chains.filters.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound, sentences
+from sot_chains.filters.reply_text import HeadingStripper
+from sot_chains.outline.skeleton import Point
 from sot_chains.providers.loops import LoopGuard
-from sot_chains.text.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound, sentences
-from sot_chains.text.reply_text import HeadingStripper
-from sot_chains.text.skeleton import Point
 
 _SENTENCE_END = re.compile(r"[.!?。！？][\"'”’)*]*\s*$")
 _NUM_COMPARED = 20

@@ -10,7 +10,7 @@ from langchain_core.messages.ai import UsageMetadata
 from sot_chains.calls.options import SotOptions
 from sot_chains.calls.trace import Call, Failure, PointState, SotTrace, total_usage
 from sot_chains.calls.usage import Tokens, added, cost_of, tokens_of
-from sot_chains.text.skeleton import Skeleton
+from sot_chains.outline.skeleton import Skeleton
 
 
 class AnswerRecord:

@@ -13,15 +13,15 @@ from langchain_core.messages import AIMessage, BaseMessage
 from sot_chains.calls.model_call import Request
 from sot_chains.calls.options import ReplyBounds, SotOptions
 from sot_chains.calls.trace import PointState
+from sot_chains.outline.reader import OutlineReader, outline_grammar
+from sot_chains.outline.skeleton import Point, Skeleton
+from sot_chains.outline.thoughts import GRAPH_EXAMPLES, Thought
+from sot_chains.prompts.conversation import Conversation
+from sot_chains.prompts.examples import Detail
+from sot_chains.prompts.templates import common_length, language_of
 from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import TINY_PARAMETERS, VendorProvider
-from sot_chains.text.conversation import Conversation
-from sot_chains.text.examples import Detail
-from sot_chains.text.outline import OutlineReader, outline_grammar
-from sot_chains.text.prompts import common_length, language_of
-from sot_chains.text.skeleton import Point, Skeleton
-from sot_chains.text.thoughts import GRAPH_EXAMPLES, Thought
 
 # Where the text of a point ends, by the level of detail. A small model is stopped at the end of the line,
 # since it continues with the points after its own; its tokens are bounded, since it may repeat itself.

@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from typing import Literal, TypeVar
 
 from sot_chains.calls.trace import PointState, PointTrace
-from sot_chains.text.skeleton import Point
+from sot_chains.outline.skeleton import Point
 
 _Name = TypeVar("_Name", int, str)
 

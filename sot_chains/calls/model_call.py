@@ -24,12 +24,12 @@ from sot_chains.calls.reply import Event, ReplyReader, Restarted, TextDelta
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, tokens_of, vocabulary
+from sot_chains.outline.skeleton import Point, Skeleton
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import without_answer
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider, on_sent
-from sot_chains.text.skeleton import Point, Skeleton
 
 _AT_ONCE = nullcontext()
 _MOST_STOPS = 4  # that OpenAI takes

@@ -16,12 +16,12 @@ from sot_chains.calls.rate_limits import Limiter
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
 from sot_chains.calls.usage import Price, price_for
+from sot_chains.outline.skeleton import Point
+from sot_chains.prompts.examples import Detail
+from sot_chains.prompts.templates import Prompts, is_strong
 from sot_chains.providers.base import Provider
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
-from sot_chains.text.examples import Detail
-from sot_chains.text.prompts import Prompts, is_strong
-from sot_chains.text.skeleton import Point
 
 Policy = Literal["retry", "omit", "plain", "raise"]
 OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]

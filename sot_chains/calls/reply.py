@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from sot_chains.filters.reasoning import ReasoningFilter
 from sot_chains.providers.base import ProviderError
-from sot_chains.text.reasoning import ReasoningFilter
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from typing import Literal, TypedDict
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
 from sot_chains.calls.usage import Cost, Tokens, added, num_tokens
+from sot_chains.outline.skeleton import Point
 from sot_chains.providers.base import Delta, is_filtered, is_out_of_tokens
-from sot_chains.text.skeleton import Point
 
 Status = Literal["complete", "cut", "failed", "omitted"]
 StoppedBy = Literal["echo", "overrun", "loop", "length"]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sot_chains.calls.trace import SotTrace
-from sot_chains.text.prompts import CHINESE, ENGLISH
+from sot_chains.prompts.templates import CHINESE, ENGLISH
 
 MISTAKES = ("echoed", "overrun", "empty", "looped")
 

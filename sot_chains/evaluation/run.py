@@ -11,13 +11,13 @@ from typing import Any
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
 
+from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.evaluation.answers import Answers, Watch, collect_answers, unwatched
 from sot_chains.evaluation.data import Question, Store
 from sot_chains.evaluation.judge import CRITERIA, Judge
 from sot_chains.evaluation.report import html
 from sot_chains.evaluation.results import Evaluation, Judged
 from sot_chains.providers import Provider
-from sot_chains.providers.tasks import gather_or_cancel
 from sot_chains.router.route import Route
 
 

@@ -15,10 +15,10 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from sot_chains.prompts.conversation import Conversation
+from sot_chains.prompts.templates import language_of
 from sot_chains.providers import Provider, provider_of
 from sot_chains.router.route import Route, Router
-from sot_chains.text.conversation import Conversation
-from sot_chains.text.prompts import language_of
 
 CONFIDENCE = 0.9
 

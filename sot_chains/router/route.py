@@ -13,8 +13,8 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, patch_config
 
-from sot_chains.providers.blocking import BlockingRunnable
-from sot_chains.text.conversation import Conversation
+from sot_chains.aio.blocking import BlockingRunnable
+from sot_chains.prompts.conversation import Conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from langchain_core.runnables import RunnableConfig
 
+from sot_chains.prompts.conversation import Conversation
 from sot_chains.router.route import Route, Router
-from sot_chains.text.conversation import Conversation
 
 CERTAIN = 0.97
 

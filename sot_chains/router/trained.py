@@ -24,9 +24,9 @@ import numpy as np
 from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
+from sot_chains.prompts.conversation import Conversation
 from sot_chains.router.encoder import WEIGHTS, WIDTH, Encoder, NoEncoder
 from sot_chains.router.route import Route, Router
-from sot_chains.text.conversation import Conversation
 
 # Scales of the three feature groups: cross-validated on our own questions, the last by cost on other sources.
 WORD_SCALE, SHAPE_SCALE, ENCODING_SCALE = np.float32(2.0), np.float32(0.25), np.float32(0.25)

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sot_chains.providers.tasks import cancel_and_wait
+from sot_chains.aio.tasks import cancel_and_wait
 from sot_chains.serving.protocol import RefusedError
 
 T = TypeVar("T")

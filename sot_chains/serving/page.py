@@ -19,8 +19,8 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import Response
 
+from sot_chains.aio.tasks import cancel_and_wait, gather_or_cancel
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.providers.tasks import cancel_and_wait, gather_or_cancel
 from sot_chains.rendering import STYLE, Lane, Run
 from sot_chains.serving.connection import EventReply
 from sot_chains.serving.protocol import RefusedError

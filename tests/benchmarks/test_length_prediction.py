@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.length_prediction import TASKS, main, measure, task_prompts, write_log
 from local_backend import Engine
-from local_backend.length_models.length_log import LengthExample, read_lengths
+from local_backend.lengths.length_log import LengthExample, read_lengths
 from tests.tiny import tiny_tokenizer
 
 

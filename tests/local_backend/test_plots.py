@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
 from local_backend.plots import CopiedText, landings
-from local_backend.requests.outputs import Completion, Stats
+from local_backend.sequences.outputs import Completion, Stats
 from tests.local_backend.conftest import ragged_prompts
 
 

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
 from sot_chains import Delta, SkeletonOfThought
-from sot_chains.text.prompts import CHINESE, ENGLISH
+from sot_chains.prompts.templates import CHINESE, ENGLISH
 
 QUESTION = "How do I sleep well?"
 OUTLINE = "1. Fixed hours\n2. Dark room\n3. Less coffee"

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from local_backend.caching.prefix_cache import MAX_PREFIXES
+from local_backend.kernels.prepacking import free_bytes
 from local_backend.models.forward_cost import ForwardCost, ForwardTimer
 from local_backend.models.gguf import gguf_parts
 from local_backend.models.known_costs import known_cost, processor
 from local_backend.models.llama_cpp.context import MAX_SEQUENCES, LlamaContext, llama_cpp
 from local_backend.models.llama_cpp.rows import LlamaRows
-from local_backend.models.prepacking import free_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -120,7 +120,7 @@ class LlamaRows:
         *,
         with_logits: bool = True,
     ) -> Tensor | None:
-        """A :class:`~local_backend.models.model_runner.Forward` for chains; commits nothing."""
+        """A :class:`~local_backend.models.runner.Forward` for chains; commits nothing."""
         token_ids: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []

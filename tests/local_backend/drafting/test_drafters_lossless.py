@@ -22,11 +22,11 @@ from local_backend import (
     SamplingParams,
 )
 from local_backend.drafting.drafter import PerRow
-from local_backend.integrations.chat_format import chat_prompt
+from local_backend.langchain.chat_format import chat_prompt
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.requests.outputs import Completion, Update
-from local_backend.requests.sampling import probabilities
-from local_backend.requests.sequence import Row
+from local_backend.sequences.outputs import Completion, Update
+from local_backend.sequences.sampling import probabilities
+from local_backend.sequences.sequence import Row
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.local_backend.models.architectures import ARCHITECTURES, WINDOW, random_model
 from tests.tiny import random_llama

@@ -10,10 +10,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from local_backend import ChatLocal, Engine, SamplingParams
-from local_backend.integrations.chat_format import chat_prompt
+from local_backend.langchain.chat_format import chat_prompt
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.requests.grammar import json_grammar
-from local_backend.requests.outputs import Completion
+from local_backend.sequences.grammar import json_grammar
+from local_backend.sequences.outputs import Completion
 from tests.local_backend.conftest import ragged_prompts
 from tests.local_backend.engine.test_engine import RandomTrees
 from tests.tiny import tiny_chat_model, tiny_tokenizer

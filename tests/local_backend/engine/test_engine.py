@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, Outcome, SamplingParams
 from local_backend.drafting import RowView
-from local_backend.requests.outputs import EngineStats, Update
+from local_backend.sequences.outputs import EngineStats, Update
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.tiny import random_llama
 

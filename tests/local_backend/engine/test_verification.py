@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from local_backend import Draft, SamplingParams
 from local_backend.engine.verification import verify
-from local_backend.requests.sampling import probabilities, sample
+from local_backend.sequences.sampling import probabilities, sample
 
 
 @st.composite

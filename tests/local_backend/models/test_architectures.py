@@ -19,7 +19,7 @@ from transformers import (
 
 from local_backend import Draft, Engine, Jacobi, SamplingParams
 from local_backend.models.architecture import Architecture
-from local_backend.models.model_runner import MaskRules, TreeShape
+from local_backend.models.runner import MaskRules, TreeShape
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.local_backend.engine.test_engine import RandomTrees
 from tests.local_backend.models.architectures import ARCHITECTURES, WINDOW, random_model

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
-from local_backend.models.attention.grouped import NAME, grouped_attention
+from local_backend.kernels.grouped_attention import NAME, grouped_attention
 from local_backend.models.forward_cost import ForwardCost, ForwardTimer, measure_forward_cost
-from local_backend.models.model_runner import ModelRunner, padded_width
+from local_backend.models.runner import ModelRunner, padded_width
 from tests.local_backend.models.architectures import random_model
 
 COSTS = ForwardCost((100, 300), (1, 4), (1, 9), (((1.0, 2.0), (2.0, 10.0)), ((3.0, 4.0), (4.0, 12.0))))

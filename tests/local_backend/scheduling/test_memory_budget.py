@@ -13,11 +13,11 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Completion, Engine, SamplingParams
-from local_backend.length_models.length_log import LengthLog, read_lengths
-from local_backend.requests.outputs import Update
+from local_backend.lengths.length_log import LengthLog, read_lengths
 from local_backend.scheduling.lengths import Prediction, Scheduling
 from local_backend.scheduling.scheduler import Scheduler
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
+from local_backend.sequences.outputs import Update
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
 

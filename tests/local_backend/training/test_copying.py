@@ -12,7 +12,7 @@ from local_backend import ReferenceCopy
 from local_backend.drafting.copy_sources import TRAITS
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.reference_copy import FITTED
-from local_backend.requests.outputs import Trajectory
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training import fit_to_answers
 from local_backend.training.__main__ import main
 from local_backend.training.trajectory_store import _FORMAT as FORMAT

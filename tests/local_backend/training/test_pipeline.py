@@ -25,7 +25,7 @@ from transformers import (
 
 from benchmarks.jacobi_tasks import TASKS, draw_cases
 from local_backend import ChatLocal
-from local_backend.models import prepacking
+from local_backend.kernels import prepacking
 from local_backend.training import (
     CollectOptions,
     LossOptions,

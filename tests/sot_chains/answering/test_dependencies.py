@@ -10,11 +10,11 @@ from langchain_core.messages import BaseMessage
 
 from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGraph
 from sot_chains.display import timeline
+from sot_chains.outline import marks as dependencies
+from sot_chains.outline.marks import needs_of
+from sot_chains.outline.thoughts import GRAPH_EXAMPLES
 from sot_chains.rendering import lane_of
 from sot_chains.router import PromptedRouter
-from sot_chains.text import dependencies
-from sot_chains.text.dependencies import needs_of
-from sot_chains.text.thoughts import GRAPH_EXAMPLES
 from tests.sot_chains.fakes import (
     EXPANSIONS,
     OUTLINE,

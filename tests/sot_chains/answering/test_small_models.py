@@ -7,7 +7,7 @@ import pytest
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Delta, ProviderError, Retries, SkeletonOfThought
-from sot_chains.text.prompts import ENGLISH
+from sot_chains.prompts.templates import ENGLISH
 from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,

@@ -16,9 +16,9 @@ from tests.sot_chains.fakes import (
     nothing_runs,
     sot_of,
 )
+from tests.sot_chains.filters.test_reasoning import ANSWER as REPLY
+from tests.sot_chains.filters.test_reasoning import REPLIES, THOUGHT
 from tests.sot_chains.server import MODEL, ChatServer, chat_server
-from tests.sot_chains.text.test_reasoning import ANSWER as REPLY
-from tests.sot_chains.text.test_reasoning import REPLIES, THOUGHT
 
 WIRES = ["openai", "anthropic"]
 

@@ -1,1 +1,0 @@
-"""Adapters of the engine: for LangChain, ``generate`` of ``transformers`` and files of requests."""

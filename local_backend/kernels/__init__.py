@@ -1,0 +1,1 @@
+"""Forward passes and products that are faster than the general ones."""

@@ -1,0 +1,111 @@
+"""Weights in 4 bits: linear layers rounded to a grid, and torch's kernel that multiplies them.
+
+One token reads every weight, so its forward takes as long as the weights are wide. Each 32 weights of a row
+share a grid of 16 steps: a scale and a zero point in bfloat16, as in the blocks of a GGUF's Q4_1, which come
+through unchanged but for the rounding of the two. The layers keep their weights, rounded to the grid, in
+bfloat16: products of many columns, for which reading weights is not what takes long, ``model.generate`` and
+training use them. Both compute the same up to rounding.
+
+Knows linear layers. Does not know for how many columns the kernel is faster:
+:mod:`~local_backend.kernels.prepacking` finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GROUP_SIZE = 32  # weights that share a grid
+_NUM_STEPS = 16
+_ROW_STEP = 16  # the kernel wants multiples of this many rows
+_GRID = "grid_in_4_bits"
+
+
+def quantize(model: PreTrainedModel, quantization: str) -> None:
+    """Round the weights of the linear layers to 4 bits, those of the output layer excepted.
+
+    Args:
+        model: In bfloat16, on the CPU.
+        quantization: ``"int4"``.
+
+    Raises:
+        ValueError: The quantization is unknown, or the model has another dtype or device.
+    """
+    if quantization != "int4":
+        raise ValueError(f'quantization must be "int4" or None, got {quantization!r}')
+    if model.dtype != torch.bfloat16 or model.device.type != "cpu":
+        raise ValueError(
+            f"int4 weights are multiplied in bfloat16 on a CPU, but the model is in {model.dtype} on "
+            f"{model.device}: give dtype='bfloat16' and no device, or omit quantization"
+        )
+    for layer in model.modules():
+        if type(layer) is torch.nn.Linear and layer is not model.get_output_embeddings() and _fits(layer):
+            grid = _grid_of(layer.weight)
+            with torch.no_grad():
+                layer.weight.copy_(_values(_steps(layer.weight, grid), grid))
+            layer.register_buffer(_GRID, grid, persistent=False)
+
+
+def is_in_4_bits(layer: torch.nn.Module) -> bool:
+    """Whether :func:`quantize` rounded a layer's weights."""
+    return hasattr(layer, _GRID)
+
+
+def product_in_4_bits(layers: Sequence[torch.nn.Linear]) -> Callable[[Tensor], Tensor] | None:
+    """The product of layers that read the same inputs, whose outputs it concatenates.
+
+    Returns:
+        From ``[..., in]`` to ``[..., out of all layers]``, or ``None`` if a weight is not on its grid: it was
+        never rounded, or it has changed.
+    """
+    if not all(map(is_in_4_bits, layers)):
+        return None
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    grid = torch.cat([layer.get_buffer(_GRID) for layer in layers])
+    steps = _steps(weight, grid)
+    if not torch.equal(_values(steps, grid).to(weight.dtype), weight):
+        return None
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(steps.flatten(1).to(torch.int32), 1)
+    scales_and_zeros = grid.transpose(0, 1).contiguous()  # [in / group, out, 2]
+    multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    def product(inputs: Tensor) -> Tensor:
+        columns = inputs.reshape(-1, inputs.shape[-1])
+        output: Tensor = multiply(columns, packed, GROUP_SIZE, scales_and_zeros)
+        output = output.view(*inputs.shape[:-1], output.shape[-1])
+        return output if bias is None else output + bias
+
+    return product
+
+
+def _fits(layer: torch.nn.Linear) -> bool:
+    return not (layer.in_features % GROUP_SIZE or layer.out_features % _ROW_STEP)
+
+
+def _grid_of(weight: Tensor) -> Tensor:
+    """Scale and zero point of each group, ``[out, in / group, 2]``, from the group's range."""
+    low, high = weight.detach().unflatten(1, (-1, GROUP_SIZE)).aminmax(dim=-1)
+    scale = ((high.float() - low.float()) / (_NUM_STEPS - 1)).clamp_min(1e-8)
+    # The kernel counts steps from the middle one.
+    return torch.stack([scale, low.float() + _NUM_STEPS / 2 * scale], -1).to(torch.bfloat16)
+
+
+def _steps(weight: Tensor, grid: Tensor) -> Tensor:
+    """The nearest step of each weight, ``[out, in / group, group]``, 0 to 15."""
+    scale, zero = grid.float().unsqueeze(-2).unbind(-1)
+    steps: Tensor = weight.detach().float().unflatten(1, (-1, GROUP_SIZE)).sub(zero).div_(scale)
+    return steps.add_(_NUM_STEPS / 2).round_().clamp_(0, _NUM_STEPS - 1)
+
+
+def _values(steps: Tensor, grid: Tensor) -> Tensor:
+    """The weights at ``steps``, ``[out, in]``."""
+    scale, zero = grid.float().unsqueeze(-2).unbind(-1)
+    return steps.sub(_NUM_STEPS / 2).mul_(scale).add_(zero).flatten(1)

@@ -1,0 +1,241 @@
+"""Converts chat messages to token ids, call arguments to sampling parameters, completions to messages.
+
+Knows the formats of LangChain and OpenAI. Does not know how rows are run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from local_backend.drafting import Drafter
+from local_backend.engine.engine import Engine
+from local_backend.sequences.outputs import Completion, TokenLogprob, Update
+from local_backend.sequences.request import References
+from local_backend.sequences.sampling import SamplingParams
+from local_backend.sequences.tokenizing import encode_chat, encode_plain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, Any]], **options: Any
+) -> tuple[list[int], int]:
+    """Token ids of rendered turns, and how many of the last ones belong to a reply already begun.
+
+    Args:
+        tokenizer: With a chat template.
+        turns: Each with ``role`` and text ``content``; a final assistant turn is continued.
+        options: Further arguments of ``apply_chat_template``, e.g. ``tools``.
+    """
+    begun = turns[-1]["content"] if turns[-1]["role"] == "assistant" else ""
+    token_ids = encode_chat(
+        tokenizer,
+        turns if begun or turns[-1]["role"] != "assistant" else turns[:-1],
+        add_generation_prompt=not begun,
+        continue_final_message=bool(begun),
+        **options,
+    )
+    return token_ids, len(encode_plain(tokenizer, begun, is_reply=True)) if begun else 0
+
+
+_OPENS_REASONING = re.compile(r"(<think(?:ing)?>|\[THINK\]|◁think▷|<seed:think>|<\|START_THINKING\|>)\s*$")
+_MOST_TOKENS_OF_A_TAG = 16
+
+
+def opens_reasoning(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template begins each reply with a block of reasoning, so that only its end is seen."""
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
+    )
+    return bool(_OPENS_REASONING.search(str(prompt)))
+
+
+def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
+    """The tag with which a prompt ends that opens a block of reasoning, e.g. ``"<think>"``; else ``""``."""
+    match = _OPENS_REASONING.search(str(tokenizer.decode([*prompt[-_MOST_TOKENS_OF_A_TAG:]])))
+    return match[1] if match else ""
+
+
+PARAMETERS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty", "min_tokens"),
+)
+"""Fields of :class:`~local_backend.sequences.sampling.SamplingParams` set on a chat model or per call."""
+
+# LangChain adds `stream`. The last two are OpenAI's, and hold anyway: schemas are strict, calls are several.
+_KNOWN = frozenset(
+    {*PARAMETERS, "max_new_tokens", "references", "grammar", "logprobs", "top_logprobs", "stream"}
+    | {"response_format", "tools", "tool_choice", "strict", "parallel_tool_calls"}
+)
+
+
+def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters of one call; its arguments override the attributes of ``model``.
+
+    Args:
+        model: Has :data:`PARAMETERS`, ``stop``, ``logprobs``, ``top_logprobs`` and ``model_name``.
+        stop: Stop strings; the answer ends before them.
+        arguments: Further arguments of the call; ``None`` means not given.
+
+    Raises:
+        ValueError: An argument is unknown, out of range, or names another model.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if "max_new_tokens" in given:
+        bound = given.pop("max_new_tokens")
+        if given.setdefault("max_tokens", bound) != bound:
+            raise ValueError(
+                f"max_tokens={given['max_tokens']} and max_new_tokens={bound} set the same limit: give one"
+            )
+    if given.pop("model", model.model_name) != model.model_name:
+        raise ValueError(
+            f"this runs {model.model_name!r} and cannot switch to {arguments['model']!r}: load a second one"
+        )
+    if unknown := given.keys() - _KNOWN:
+        raise ValueError(f"unknown arguments {sorted(unknown)}; there are {sorted(_KNOWN)} and stop")
+    stop = stop or model.stop or ()
+    num_top = given.get("top_logprobs", model.top_logprobs)
+    return SamplingParams(
+        **{name: given.get(name, getattr(model, name)) for name in PARAMETERS},
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=num_top if num_top or given.get("logprobs", model.logprobs) else None,
+    )
+
+
+_HALF_CHARACTER = "\ufffd"
+
+
+def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}, ...], "refusal": None}``.
+
+    ``bytes`` is ``None`` if a token is not a whole character.
+    """
+    # A tokenizer drops the space at the start of a text: tokens are decoded after another one.
+    before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+
+    def decoded(token_ids: list[int]) -> str:
+        return str(tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+    num_before = len(decoded(before))
+
+    @cache
+    def token_text(token_id: int) -> str:
+        return decoded([*before, token_id])[num_before:]
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        text = token_text(token_id)
+        whole = _HALF_CHARACTER not in text
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+    content = [
+        {
+            **entry(one.token_id, one.logprob),
+            "top_logprobs": [entry(token_id, logprob) for token_id, logprob in one.top],
+        }
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_of(turn: dict[str, Any]) -> str:
+    """The text of one message.
+
+    Raises:
+        ValueError: It holds something other than text.
+    """
+    content = turn.get("content") or ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in content:
+        if not isinstance(block, dict) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise ValueError(
+                f"a local model reads text only, but the {turn.get('role')} message holds {kind!r}"
+            )
+        texts.append(block["text"])
+    return "".join(texts)
+
+
+def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> dict[str, Any]:
+    """The ``response_metadata`` of an answer: its finish reason and decoding statistics."""
+    stats = completion.stats
+    metadata: dict[str, Any] = {
+        "model_name": model_name,
+        "finish_reason": completion.finish_reason,
+        "decoding": {
+            "drafter": _drafter_name(engine.drafter),
+            "num_forwards": stats.num_forwards,
+            "tokens_per_forward": stats.tokens_per_forward,
+            "num_drafted": stats.num_drafted,
+            "num_accepted": stats.num_accepted,
+            "num_prefilled": stats.num_prefilled,
+        },
+    }
+    if completion.references:
+        metadata["decoding"]["copied_spans"] = [asdict(span) for span in completion.copied_spans()]
+    if completion.logprobs is not None:
+        metadata["logprobs"] = openai_logprobs(completion.logprobs, engine.tokenizer)
+    return metadata
+
+
+def chat_result(completion: Completion, model_name: str, engine: Engine) -> ChatResult:
+    """A finished answer."""
+    message = AIMessage(
+        completion.text,
+        usage_metadata=_usage(completion),
+        response_metadata=answer_metadata(completion, model_name, engine),
+    )
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def chat_chunk(update: Update, model_name: str, engine: Engine) -> ChatGenerationChunk:
+    """A piece of a streamed answer; the last one carries usage and metadata."""
+    if update.completion is None:
+        return ChatGenerationChunk(message=AIMessageChunk(content=update.text))
+    return ChatGenerationChunk(
+        message=AIMessageChunk(
+            content=update.text,
+            usage_metadata=_usage(update.completion),
+            response_metadata=answer_metadata(update.completion, model_name, engine),
+            chunk_position="last",
+        )
+    )
+
+
+def _usage(completion: Completion) -> UsageMetadata:
+    prompt, answer = completion.num_prompt_tokens, len(completion.token_ids)
+    return UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
+
+
+def with_digest_of_references(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call with references replaced by their number and digest."""
+    references = kwargs.get("references")
+    if references is None or isinstance(references, str):  # a string is rejected when the call is made
+        return kwargs
+    return {**kwargs, "references": repr(References.of(references))}
+
+
+def _drafter_name(drafter: Drafter) -> str:
+    """A drafter's registered name, e.g. ``"reference_copy"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(drafter).__name__).lower()
+
+
+def text_model_profile(name: str, max_positions: int, *, calls_tools: bool) -> dict[str, Any]:
+    """The entries of LangChain's ``ModelProfile`` for a model that reads and writes text."""
+    kinds = ("image_inputs", "image_url_inputs", "pdf_inputs", "audio_inputs", "video_inputs")
+    cannot = (*kinds, "image_outputs", "audio_outputs")
+    can = {"structured_output": True, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    profile: dict[str, Any] = {"name": name, "text_inputs": True, "text_outputs": True, "open_weights": True}
+    if max_positions < 2**31:  # prompt and answer share them
+        profile |= {"max_input_tokens": max_positions, "max_output_tokens": max_positions}
+    return {**profile, **dict.fromkeys(cannot, False), **can}

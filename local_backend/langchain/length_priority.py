@@ -1,0 +1,123 @@
+"""A chat model on vLLM whose shorter answers are begun first: the predicted length is the request's priority.
+
+::
+
+    vllm serve MODEL --scheduling-policy priority
+    chat = LengthPriority(model=ChatOpenAI(base_url=..., model=...), tokens_per_second=40)
+
+vLLM begins the request with the lowest priority number. Here that number is a deadline: the time of arrival
+plus a multiple of the time that the answer is predicted to take alone. So a request cannot be overtaken for
+ever, by however many short ones, and no clients have to agree on anything but the clock.
+
+Knows the text of a request. Does not know what else waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_messages
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from pydantic import ConfigDict, Field, SkipValidation
+
+from local_backend.scheduling.lengths import LearningPredictor, LengthPredictor, ObservedLengths
+from local_backend.sequences.sampling import SamplingParams
+
+
+def _utf8(text: str) -> Sequence[int]:
+    return list(text.encode("utf-8", "replace"))
+
+
+class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
+    """Sends every request to ``model`` with a priority that follows from its predicted length.
+
+    Attributes:
+        model: A chat model whose calls take ``extra_body``, as ``ChatOpenAI``.
+        predictor: Predicts from the prompt; one that learns is told of every complete answer.
+        encode: The token ids that the predictor reads; it learns from bytes as well as from tokens.
+        tokens_per_second: How fast the server writes one answer.
+        stretch: The deadline's multiple of the time alone; 0 is first come, and the higher it is, the more
+            short answers overtake long ones.
+        unknown_tokens: The length assumed without a prediction.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: Runnable[LanguageModelInput, Any]
+    predictor: SkipValidation[LengthPredictor] = Field(default_factory=ObservedLengths)
+    encode: Callable[[str], Sequence[int]] = _utf8
+    tokens_per_second: float = Field(default=40.0, gt=0)
+    stretch: float = Field(default=16.0, ge=0)
+    unknown_tokens: float = Field(default=256.0, ge=0)
+
+    def priority_of(self, input: LanguageModelInput, *, max_tokens: int | None = None) -> int:
+        """The deadline of a request that arrives now, in milliseconds."""
+        prompt = self.encode(_text_of(input))
+        params = SamplingParams(max_tokens=max_tokens) if max_tokens else None
+        prediction = self.predictor.predict([prompt], [params] if params else None)[0]
+        num_tokens = prediction.num_tokens if prediction else self.unknown_tokens
+        seconds_alone = min(num_tokens, max_tokens or num_tokens) / self.tokens_per_second
+        return round(1000 * (time.time() + self.stretch * seconds_alone))
+
+    def invoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """Ask, and wait for the answer."""
+        message: AIMessage = self.model.invoke(input, config, **self._with_priority(input, kwargs))
+        self._learn(input, message)
+        return message
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """:meth:`invoke` in the running event loop."""
+        message: AIMessage = await self.model.ainvoke(input, config, **self._with_priority(input, kwargs))
+        self._learn(input, message)
+        return message
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessage]:
+        """Ask, and yield the answer as it is written."""
+        whole: AIMessageChunk | None = None
+        for chunk in self.model.stream(input, config, **self._with_priority(input, kwargs)):
+            whole = chunk if whole is None else whole + chunk
+            yield chunk
+        if whole is not None:
+            self._learn(input, whole)
+
+    async def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessage]:
+        """:meth:`stream` in the running event loop."""
+        whole: AIMessageChunk | None = None
+        async for chunk in self.model.astream(input, config, **self._with_priority(input, kwargs)):
+            whole = chunk if whole is None else whole + chunk
+            yield chunk
+        if whole is not None:
+            self._learn(input, whole)
+
+    def _with_priority(self, input: LanguageModelInput, given: dict[str, Any]) -> dict[str, Any]:
+        max_tokens = given.get("max_tokens") or getattr(self.model, "max_tokens", None)
+        priority = self.priority_of(input, max_tokens=max_tokens)
+        own = getattr(self.model, "extra_body", None) or {}  # what a call gives replaces it
+        return {**given, "extra_body": {"priority": priority, **own, **(given.get("extra_body") or {})}}
+
+    def _learn(self, input: LanguageModelInput, message: AIMessage) -> None:
+        reason = message.response_metadata.get("finish_reason")
+        if message.usage_metadata and reason == "stop" and isinstance(self.predictor, LearningPredictor):
+            self.predictor.observe(self.encode(_text_of(input)), message.usage_metadata["output_tokens"])
+
+
+def _text_of(input: LanguageModelInput) -> str:
+    """The messages' texts and roles, from the first on: prompts of one template begin alike."""
+    if isinstance(input, str):
+        return f"human: {input}"
+    messages: Sequence[BaseMessage] = (
+        input.to_messages() if isinstance(input, PromptValue) else convert_to_messages(input)
+    )
+    return "\n".join(f"{message.type}: {message.text}" for message in messages)

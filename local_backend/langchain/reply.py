@@ -1,0 +1,259 @@
+"""One reply of ``ChatLocal``: the prompt, the row and the messages that the arguments of a call ask for.
+
+A reply is plain text, JSON that follows a schema, or calls of tools.
+
+Knows messages, chat templates and grammars. Does not know decoding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.callbacks import CallbackManager
+from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, message_chunk_to_message
+from langchain_core.messages.utils import convert_to_openai_messages
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from local_backend.engine.engine import Engine
+from local_backend.langchain.chat_format import (
+    chat_chunk,
+    chat_prompt,
+    chat_result,
+    opened_reasoning,
+    sampling_params,
+    text_of,
+)
+from local_backend.langchain.structured import (
+    ANY_OBJECT,
+    instruction,
+    response_schema,
+    warn_of_ignored,
+)
+from local_backend.langchain.tools import (
+    BoundReader,
+    CallReader,
+    Tool,
+    ToolFormat,
+    chosen_tools,
+    require_tools,
+    template_turns,
+    tool_format,
+)
+from local_backend.sequences.grammar import Alternative, grammar_of, ignored_keywords
+from local_backend.sequences.outputs import Completion, Update
+from local_backend.sequences.sequence import Row
+from local_backend.sequences.tokenizing import encode_continuation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Form:
+    """What a reply may be.
+
+    Args:
+        tokenizer: The model's.
+        arguments: Those of a call: ``tools``, ``tool_choice``, ``response_format``, and ``grammar``, which
+            a schema or a forced call replaces; others do not matter.
+
+    Attributes:
+        tools: Shown to the model.
+        grammar: What bounds the tokens of the reply, if anything does.
+        opening: What the reply begins with, written for the model.
+        instruction: What the last question ends with.
+        calls: Reads a reply that a grammar may make a call.
+        bounds_continuations: Whether the grammar may bound what follows a reply already begun.
+
+    Raises:
+        ValueError: The chat template takes no tools, an argument is invalid, or a schema cannot be used.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> None:
+        self.tools: list[Tool] = [convert_to_openai_tool(tool) for tool in arguments.get("tools") or ()]
+        forced = chosen_tools(self.tools, arguments.get("tool_choice"))
+        if arguments.get("tool_choice") == "none":
+            self.tools = []
+        if self.tools:
+            require_tools(tokenizer)
+        response_format = arguments.get("response_format")
+        schema = response_schema(response_format) if response_format is not None and not forced else None
+        self.opening = self.instruction = ""
+        self.grammar: str | None = None
+        self.calls: BoundReader | None = None
+        self.bounds_continuations = not forced and schema is None
+        if self.bounds_continuations:
+            self.grammar = arguments.get("grammar")
+            return
+        written = (tool_format(tokenizer) if self.tools else None) or ToolFormat({})
+        schemas = [_call_schema(tool, written.arguments) for tool in forced or self.tools]
+        starts = [_call_start(tool, written.arguments) for tool in forced or self.tools]
+        alternatives = [Alternative(each) for each in schemas]
+        if forced:
+            self.opening = written.opening
+            self.calls = BoundReader(starts, "")
+        elif schemas:
+            token, before = _control_token(tokenizer, written.opening)
+            shown = encode_continuation(tokenizer, written.opening)
+            self.calls = BoundReader(starts, str(tokenizer.decode(shown, skip_special_tokens=True)))
+            alternatives = [Alternative(each, before, token) for each in schemas]
+        if schema is not None:
+            alternatives.append(Alternative(schema))
+            if schema != ANY_OBJECT:
+                self.instruction = instruction(schema)
+        warn_of_ignored([words for each in alternatives for words in ignored_keywords(each.schema)])
+        self.grammar = grammar_of(alternatives)
+
+
+def _control_token(tokenizer: PreTrainedTokenizerBase, opening: str) -> tuple[int | None, str]:
+    """The control token with which an opening begins, if it does, and the rest of it."""
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if opening.startswith(token.content):
+            return token_id, opening.removeprefix(token.content)
+    return None, opening
+
+
+def _call_schema(tool: Tool, key: str) -> dict[str, Any]:
+    """The schema of a call, which has its arguments under ``key``."""
+    function = tool["function"]
+    parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
+    # References are resolved from the root.
+    definitions = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
+    properties = {"name": {"const": function["name"]}, key: parameters}
+    return {"type": "object", "properties": properties, "required": ["name", key], **definitions}
+
+
+def _call_start(tool: Tool, key: str) -> str:
+    """What the JSON of a call begins with."""
+    return json.dumps({"name": tool["function"]["name"], key: 0}, ensure_ascii=False)[: -len("0}")]
+
+
+def reply_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[BaseMessage], form: Form
+) -> tuple[list[int], int]:
+    """Token ids of the rendered messages, and how many of the last ones are a reply already begun.
+
+    Raises:
+        ValueError: There is no message, one holds more than text, calls cannot be rendered, or a reply is
+            begun that is to follow a schema or be a call.
+    """
+    if not messages:
+        raise ValueError("there is no message to answer: give at least one")
+    turns = template_turns(convert_to_openai_messages(list(messages)))
+    for turn in turns:
+        turn["content"] = text_of(turn)
+    if not form.tools and any("tool_calls" in turn for turn in turns):
+        require_tools(tokenizer)
+    asked = [turn for turn in turns if turn["role"] == "user"]
+    if form.instruction and asked:
+        asked[-1]["content"] += form.instruction
+    options: dict[str, Any] = {"tools": form.tools} if form.tools else {}
+    if form.grammar is None:
+        return chat_prompt(tokenizer, turns, **options)
+    prompt, num_begun = chat_prompt(tokenizer, turns, **options, enable_thinking=False)
+    if num_begun and form.bounds_continuations:
+        return prompt, num_begun
+    if num_begun:
+        raise ValueError(
+            "a reply that follows a schema or calls a tool cannot continue one already begun: the "
+            "last message must not be an AIMessage"
+        )
+    tag = opened_reasoning(tokenizer, prompt)
+    closing = tag.replace("START", "END") if "START" in tag else f"{tag[:1]}/{tag[1:]}"
+    opening = (f"{closing}\n\n" if tag else "") + form.opening
+    return [*prompt, *encode_continuation(tokenizer, opening)], 0
+
+
+class Reply:
+    """One reply.
+
+    Args:
+        model: Who replies; see :func:`~local_backend.langchain.chat_format.sampling_params`.
+        messages: To what.
+        stop: Stop strings.
+        arguments: Further arguments of the call.
+
+    Raises:
+        ValueError: An argument or message is invalid.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        messages: Sequence[BaseMessage],
+        stop: Sequence[str] | None,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        self._engine: Engine = model.engine
+        self._model_name: str = model.model_name
+        tokenizer = self._engine.tokenizer
+        form = Form(tokenizer, arguments)
+        self._prompt, self._num_context_tokens = reply_prompt(tokenizer, messages, form)
+        self._references = arguments.get("references")
+        self._calls: CallReader | BoundReader | None = form.calls
+        if form.tools and form.grammar is None:
+            tag = opened_reasoning(tokenizer, self._prompt)
+            self._calls = CallReader(tokenizer, form.tools, str(tokenizer.decode(self._prompt)), tag)
+        self._params = replace(
+            sampling_params(model, stop, arguments),
+            grammar=form.grammar,
+            keep_special_tokens=isinstance(self._calls, CallReader),
+        )
+
+    def row(self, listener: Callable[[Update], None]) -> Row:
+        """Its row, to submit to the engine."""
+        return self._engine.make_row(
+            self._prompt,
+            listener,
+            params=self._params,
+            references=self._references,
+            num_context_tokens=self._num_context_tokens,
+        )
+
+    def chunk(self, update: Update) -> ChatGenerationChunk | None:
+        """A piece of the message, if there is something new."""
+        if not update.text and not update.is_last:
+            return None
+        chunk = chat_chunk(update, self._model_name, self._engine)
+        if self._calls is None:
+            return chunk
+        whole = chunk.message
+        assert isinstance(whole, AIMessageChunk)
+        read = self._calls.read(update.text, whole.response_metadata.get("finish_reason"))
+        if not (update.is_last or read.content or read.tool_call_chunks or read.additional_kwargs):
+            return None
+        message = AIMessageChunk(
+            content=read.content,
+            tool_call_chunks=read.tool_call_chunks,
+            additional_kwargs=read.additional_kwargs,
+            usage_metadata=whole.usage_metadata,
+            response_metadata=whole.response_metadata,
+            chunk_position=whole.chunk_position,
+        )
+        return ChatGenerationChunk(message=message)
+
+    def result(self, completion: Completion) -> ChatResult:
+        """The whole message."""
+        if self._calls is None:
+            return chat_result(completion, self._model_name, self._engine)
+        chunk = self.chunk(Update(completion.text, completion=completion))
+        assert chunk is not None
+        return ChatResult(generations=[ChatGeneration(message=message_chunk_to_message(chunk.message))])
+
+
+def warm_up(model: Any) -> None:
+    """Do now what the first reply would wait for, without a reply.
+
+    Imports LangChain's tracers, compiles the chat template, reads the vocabulary and runs first forwards.
+
+    Args:
+        model: As for :class:`Reply`.
+    """
+    CallbackManager.configure()
+    with suppress(Exception):  # a template that takes no such message will say so when it is asked
+        Reply(model, [HumanMessage("Hello")], None, {}).row(lambda _: None)
+    model.engine.warm_up()

@@ -1,1 +1,0 @@
-"""Attention functions: grouped heads read in place, and long prompts in blocks."""

@@ -1,1 +1,0 @@
-"""Forward passes written in few operations, for models whose layers are known."""

@@ -1,0 +1,309 @@
+"""One forward pass over rows of different lengths: token ids, positions and masks in, logits out.
+
+To the model, a prefill chunk and a row's last token with its draft are the same: new tokens after those the
+row already has, first those that are certain, then a tree of guesses. Knows the model and the cache. Does not
+know requests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from local_backend.caching.kv_cache import RaggedKVCache
+from local_backend.drafting.draft import EMPTY_DRAFT, Draft
+from local_backend.kernels.graphs import COLUMN_STEP, ForwardInputs, GraphedForwards
+from local_backend.kernels.llama_forward import LlamaForward
+from local_backend.kernels.prepacked_linear import prepacked_products
+from local_backend.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+# Decode forwards are padded to one of these widths, and beyond to multiples of the last: preparing kernels
+# for a new shape takes longer than computing the padding.
+_WIDTHS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+
+
+_CPU = torch.device("cpu")
+
+
+def padded_width(width: int) -> int:
+    """The padded width of a forward that decodes ``width`` tokens per row."""
+    if width > _WIDTHS[-1]:
+        return -(-width // _WIDTHS[-1]) * _WIDTHS[-1]
+    return _WIDTHS[bisect_left(_WIDTHS, width)]
+
+
+def widest_within(num_tokens: int) -> int:
+    """The largest padded width of at most ``num_tokens`` columns, where ``num_tokens`` is at least 1."""
+    if num_tokens > _WIDTHS[-1]:
+        return num_tokens // _WIDTHS[-1] * _WIDTHS[-1]
+    return _WIDTHS[bisect_right(_WIDTHS, num_tokens) - 1]
+
+
+def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
+    """Columns of a forward that reads ``num_unread`` tokens of each row and then verifies its draft."""
+    width = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
+    return padded_width(width) if max(num_unread) == 1 else width  # prompts rarely share a width anyway
+
+
+class Forward(Protocol):
+    """A forward pass over rows of a cache; :class:`ModelRunner` is one."""
+
+    def __call__(
+        self,
+        first_row: int,
+        unread: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
+        *,
+        with_logits: bool = True,
+    ) -> Tensor | None:
+        """See :meth:`ModelRunner.__call__`."""
+
+
+class ModelRunner:
+    """Runs the model on consecutive rows of its cache.
+
+    Args:
+        model: A decoder-only ``transformers`` model, in evaluation mode.
+        cache: KV cache of the rows.
+        architecture: How the model must be called.
+        is_prepacked: Whether prepared layers multiply with prepacked weights.
+        with_graphs: Whether decode forwards are replayed as CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: RaggedKVCache,
+        architecture: Architecture,
+        *,
+        is_prepacked: bool = True,
+        with_graphs: bool = False,
+    ) -> None:
+        self._is_prepacked = is_prepacked
+        self._model = model
+        self._cache = cache
+        self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
+        self._device = architecture.device
+        self._keeps_logits = architecture.keeps_logits
+        self._fused = LlamaForward.of(model, is_prepacked=is_prepacked)
+        self._graphed = None
+        if with_graphs and not cache.has_limit:
+            self._graphed = GraphedForwards(self._forward, cache, architecture.device)
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        first_row: int,
+        unread: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
+        *,
+        with_logits: bool = True,
+    ) -> Tensor | None:
+        """Run the unread tokens and draft of each row from ``first_row`` on; commits nothing.
+
+        Args:
+            first_row: Place of the first row.
+            unread: The next tokens of each row, at least one.
+            drafts: One for each row, rooted at the last of them.
+            with_logits: Whether to compute logits; prefill does not need them.
+
+        Returns:
+            Logits ``[rows, 1 + longest draft or more, vocabulary]``, at each row's last unread token and at
+            every place of its draft; beyond a draft they mean nothing.
+        """
+        if self._graphed is not None and with_logits and not first_row and max(map(len, unread)) == 1:
+            return self._replay(self._graphed, unread, drafts)
+        num_rows = len(unread)
+        num_unread = [len(tokens) for tokens in unread]
+        fewest = min(num_unread)
+        num_new = decode_width(num_unread, drafts) if with_logits else max(num_unread)
+        lengths = self._cache.lengths[first_row : first_row + num_rows]
+        num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
+        input_ids = torch.tensor(
+            [
+                [*tokens, *draft.token_ids] + [tokens[0]] * (num_new - len(tokens) - len(draft))
+                for tokens, draft in zip(unread, drafts, strict=True)
+            ],
+            device=self._device,
+        )  # [rows, new]
+        tree = TreeShape.of(lengths, num_unread, drafts, num_new)
+        first_logits = fewest - 1 if with_logits else None
+        if self._fused is not None and self._fused.is_intact():
+            masks = None if self._masks.are_needless(tree, lengths) else self._masks.build(tree, num_columns)
+            logits = self._fused(input_ids, tree.positions, masks, self._cache, first_logits=first_logits)
+        else:
+            logits = self._call_model(input_ids, tree, num_columns, first_logits)
+        if logits is None or max(num_unread) == fewest:
+            return logits
+        # Align rows whose drafts begin at different columns: all begin at the first column.
+        place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
+        row = torch.arange(num_rows)[:, None]
+        return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
+
+    def _call_model(
+        self, input_ids: Tensor, tree: TreeShape, num_columns: int, first_logits: int | None
+    ) -> Tensor | None:
+        """The model's own forward; arguments as for :class:`LlamaForward`."""
+        module = self._model if first_logits is not None else self._model.base_model
+        wanted = {}
+        if first_logits and self._keeps_logits:
+            wanted["logits_to_keep"] = input_ids.shape[1] - first_logits
+        with prepacked_products(self._is_prepacked):
+            output = module(
+                input_ids=input_ids,
+                position_ids=tree.positions.to(self._device),
+                attention_mask=self._masks.build(tree, num_columns, self._device),
+                past_key_values=self._cache,
+                use_cache=True,
+                **wanted,
+            )
+        if first_logits is None:
+            return None
+        logits: Tensor = output.logits[:, 0 if wanted else first_logits :]
+        return logits
+
+    def _replay(
+        self, graphed: GraphedForwards, unread: Sequence[Sequence[int]], drafts: Sequence[Draft]
+    ) -> Tensor:
+        """A forward of one unread token and a draft for each row from the first on."""
+        num_new = decode_width([1] * len(unread), drafts)
+        lengths = self._cache.begin_padded_forward(len(unread), num_new, COLUMN_STEP)
+        num_padding = len(lengths) - len(unread)
+        drafts = [*drafts, *[EMPTY_DRAFT] * num_padding]
+        tree = TreeShape.of(lengths, [1] * len(lengths), drafts, num_new)
+        last = [*(tokens[0] for tokens in unread), *[0] * num_padding]
+        ids = [
+            [token, *draft.token_ids] + [token] * (num_new - 1 - len(draft))
+            for token, draft in zip(last, drafts, strict=True)
+        ]
+        masks = self._masks.build(tree, self._cache.num_attended)
+        inputs = ForwardInputs(
+            input_ids=torch.tensor(ids),
+            positions=tree.positions,
+            masks=masks if isinstance(masks, dict) else {"": masks},
+            row_index=torch.arange(len(lengths))[:, None],
+            column_index=torch.tensor(lengths)[:, None] + torch.arange(num_new),
+        )
+        return graphed(inputs)[: len(unread)]
+
+    def _forward(self, inputs: ForwardInputs) -> Tensor:
+        self._cache.write_at(inputs.row_index, inputs.column_index)
+        logits: Tensor = self._model(
+            input_ids=inputs.input_ids,
+            position_ids=inputs.positions,
+            attention_mask=inputs.masks.get("", inputs.masks),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """Positions of the new tokens, and which of them attend to each other.
+
+    Attributes:
+        lengths: Tokens each row had before, ``[rows]``.
+        positions: ``[rows, new]``.
+        ancestors: Whether a new token (second axis) attends to another (third axis), ``[rows, new, new]``;
+            ``None`` if all drafts are chains, so that each token attends to those before it.
+    """
+
+    lengths: Tensor
+    positions: Tensor
+    ancestors: Tensor | None
+
+    @classmethod
+    def of(
+        cls, lengths: Sequence[int], num_unread: Sequence[int], drafts: Sequence[Draft], num_new: int
+    ) -> TreeShape:
+        """The shape of ``drafts``, each after ``num_unread`` new tokens of a row of ``lengths`` tokens."""
+        length = torch.tensor(lengths)
+        # Padding after a draft gets the last position of the draft: the model may have no further ones.
+        last = torch.tensor([count - 1 + len(draft) for count, draft in zip(num_unread, drafts, strict=True)])
+        depth = torch.arange(num_new).minimum(last[:, None])  # [rows, new]
+        if all(draft.is_chain for draft in drafts):
+            return cls(length, length[:, None] + depth, None)
+        # Through numpy: torch takes ten times as long to write single rows.
+        ancestors = np.tile(np.tri(num_new, dtype=bool), (len(drafts), 1, 1))
+        for row, (count, draft) in enumerate(zip(num_unread, drafts, strict=True)):
+            if draft.is_chain:
+                continue
+            root = count - 1  # the column of the draft's root
+            depths = draft.depths()
+            depth[row, count:] = root + max(depths)
+            depth[row, count : count + len(draft)] = torch.tensor(depths) + root
+            seen = ancestors[row]
+            seen[count:, count:] = np.eye(num_new - count, dtype=bool)
+            for place, parent in enumerate(draft.parents, count):
+                seen[place] |= seen[parent + count]
+        return cls(length, length[:, None] + depth, torch.from_numpy(ancestors))
+
+    def to(self, device: torch.device) -> TreeShape:
+        """The shape on another device."""
+        ancestors = None if self.ancestors is None else self.ancestors.to(device)
+        return TreeShape(self.lengths.to(device), self.positions.to(device), ancestors)
+
+
+class MaskRules:
+    """Builds attention masks in the form the model takes.
+
+    Args:
+        windows: Sliding window in tokens for each kind of layer, ``None`` for full attention.
+        dtype: A float type for additive masks, or ``torch.bool``.
+    """
+
+    def __init__(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> None:
+        self._windows = windows
+        self._dtype = dtype
+
+    def are_needless(self, tree: TreeShape, lengths: Sequence[int]) -> bool:
+        """Whether a causal kernel, or none for a single token, attends to the same columns."""
+        is_plain = tree.ancestors is None and not any(self._windows.values())
+        return is_plain and len({*lengths}) == 1 and (tree.positions.shape[1] == 1 or lengths[0] == 0)
+
+    def build(
+        self, tree: TreeShape, num_columns: int, device: torch.device = _CPU
+    ) -> Tensor | dict[str, Tensor]:
+        """Masks ``[rows, 1, new, columns]``; a dict by kind of layer if there are several kinds."""
+        tree = tree.to(device)  # made where they are read: a mask of a long prompt has millions of places
+        column = torch.arange(num_columns, device=device)
+        num_new = tree.positions.shape[1]
+        if tree.ancestors is None:
+            seen = column <= tree.positions[:, :, None]  # [rows, new, columns]
+        else:
+            seen = (column < tree.lengths[:, None, None]).expand(-1, num_new, -1).clone()
+            for row, length in enumerate(tree.lengths.tolist()):
+                seen[row, :, length : length + num_new] = tree.ancestors[row]
+        masks = {}
+        for kind, window in self._windows.items():
+            within = seen
+            if window is not None:
+                within = seen & (tree.positions[:, :, None] - self._column_positions(tree, column) < window)
+            masks[kind] = self._in_dtype(within)[:, None]
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _in_dtype(self, seen: Tensor) -> Tensor:
+        if self._dtype == torch.bool:
+            return seen
+        lowest = torch.finfo(self._dtype).min
+        return torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, lowest)
+
+    @staticmethod
+    def _column_positions(tree: TreeShape, column: Tensor) -> Tensor:
+        """Position of the token in each column, ``[rows, 1, columns]``; in a tree the two differ."""
+        positions = column.repeat(len(tree.lengths), 1)
+        if tree.ancestors is not None:
+            place = tree.lengths[:, None] + torch.arange(tree.positions.shape[1], device=column.device)
+            positions.scatter_(1, place, tree.positions)
+        return positions[:, None]

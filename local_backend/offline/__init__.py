@@ -1,0 +1,1 @@
+"""Batches from and to files, on one machine or on Ray."""

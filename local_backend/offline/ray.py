@@ -1,0 +1,167 @@
+"""Offline generation on a Ray cluster: every row of a dataset answered once, in the order of the input.
+
+The rows of a block are answered by the engine of the machine that takes the block, as the lines of a file
+are on one machine; there, too, the rows with the longest predicted answers are admitted first. A block is a
+Ray task without state: if its machine is lost, Ray runs it again on another one, with the same result. An
+engine lives as long as Ray's worker process and answers one block after another.
+
+Needs the ``ray`` extra, on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from local_backend.engine.engine import Engine
+from local_backend.models.loading import load
+from local_backend.offline.batch import OfflineRun
+from local_backend.offline.jsonl import JsonLine, read_lines
+from local_backend.sequences.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+    from ray.data import Dataset
+
+_ANSWER_COLUMNS = ("text", "finish_reason", "num_prompt_tokens", "num_tokens", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How blocks are answered.
+
+    Attributes:
+        model: Folder, GGUF file or hub name that every machine can read; ``None`` for the default model.
+        device: Where it runs; by default CUDA for tasks that ask for a GPU, else the CPU.
+        drafter: A drafter's name.
+        params: Parameters of rows that do not set them.
+        max_rows: Rows in a forward.
+        seed: Of the run; each row's own seed follows from it and the row.
+    """
+
+    model: str | None = None
+    device: str | None = None
+    drafter: str = "autoregressive"
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1024, temperature=0.0))
+    max_rows: int = 64
+    seed: int = 0
+
+
+def parallel_batch(
+    dataset: Dataset | Iterable[Mapping[str, Any]] | Path,
+    settings: BatchSettings | None = None,
+    *,
+    block_rows: int = 256,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+) -> Dataset:
+    """Answer every row of ``dataset`` on the cluster that ``ray.init`` has joined.
+
+    Args:
+        dataset: Rows as lines of the offline command, see
+            :func:`~local_backend.offline.batch.row_arguments`: a Ray dataset, records, or a file
+            of JSON lines.
+        settings: How they are answered.
+        block_rows: Rows answered together, and again if their machine is lost.
+        num_cpus: CPUs of one engine: those of a machine, for one engine on each.
+        num_gpus: GPUs of one engine.
+
+    Returns:
+        The rows with ``text``, ``finish_reason``, ``num_prompt_tokens`` and ``num_tokens``, or ``error`` for
+        those that could not be answered. Lazy, as all datasets of Ray: iterating it, or writing it, runs it.
+
+    Raises:
+        ImportError: The ``ray`` extra is not installed.
+    """
+    import ray.data
+
+    settings = settings or BatchSettings()
+    if num_gpus and settings.device is None:
+        settings = replace(settings, device="cuda")
+    if isinstance(dataset, Path):
+        dataset = (line.record() for line in read_lines(dataset))
+    if not isinstance(dataset, ray.data.Dataset):
+        # As text: a column of Arrow has one type, and takes a key that one record lacks as null.
+        rows = [{"line": line, "record": json.dumps(record)} for line, record in enumerate(dataset, 1)]
+        dataset = ray.data.from_items(rows)
+    dataset.context.execution_options.preserve_order = True
+    return dataset.map_batches(
+        answer_block,
+        batch_size=block_rows,
+        batch_format="pyarrow",
+        fn_kwargs={"settings": settings},
+        num_cpus=num_cpus,
+        num_gpus=num_gpus or None,
+    )
+
+
+def answer_block(block: Table, *, settings: BatchSettings) -> Table:
+    """Answer the rows of one block; on the machine that has taken it.
+
+    Args:
+        block: Rows as :func:`parallel_batch` takes them, or their numbers and JSON.
+        settings: How they are answered.
+    """
+    import pyarrow
+
+    lines = [_line_of(row) for row in block.to_pylist()]
+    answers = _Answers()
+    engine = _engine_of(replace(settings, params=SamplingParams(), seed=0))
+    OfflineRun(engine, lines, answers, defaults=settings.params, seed=settings.seed)()
+    columns: dict[str, list[Any]] = {name: [] for name in _ANSWER_COLUMNS}
+    for number in range(len(lines)):
+        answer = json.loads(answers.lines[number])
+        for name, column in columns.items():
+            column.append(answer.get(name))
+    types = {"num_prompt_tokens": pyarrow.int64(), "num_tokens": pyarrow.int64()}
+    kept = [name for name in block.column_names if name not in columns]
+    table = block.select(kept)
+    for name, column in columns.items():
+        table = table.append_column(name, pyarrow.array(column, types.get(name, pyarrow.string())))
+    return table
+
+
+class _Answers:
+    """Answers by their number in the block; see :class:`~local_backend.offline.batch.Output`."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, str] = {}
+        self.num_done = 0
+
+    def __contains__(self, number: object, /) -> bool:
+        return number in self.lines
+
+    def add(self, lines: Mapping[int, str]) -> None:
+        self.lines.update(lines)
+        self.num_done = len(self.lines)
+
+    def finish(self, num_lines: int) -> None:
+        assert self.num_done == num_lines
+
+
+def _line_of(row: Mapping[str, Any]) -> JsonLine:
+    """The row as a line of a file; its number, which its seed follows from, does not depend on its block."""
+    if row.keys() == {"line", "record"}:
+        return JsonLine(Path("the dataset"), row["line"], row["record"].encode())
+    content = json.dumps({name: value for name, value in row.items() if value is not None}, default=str)
+    return JsonLine(Path("the dataset"), zlib.crc32(content.encode()), content.encode())
+
+
+@lru_cache(maxsize=1)
+def _engine_of(settings: BatchSettings) -> Engine:
+    """The engine of this process; Ray runs one block at a time in it."""
+    model, tokenizer = load(settings.model, device=settings.device)
+    return Engine(
+        model,
+        tokenizer,
+        settings.drafter,
+        max_rows=settings.max_rows,
+        scheduling="longest_first",
+        stream_interval_seconds=math.inf,
+    )

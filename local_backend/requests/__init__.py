@@ -1,1 +1,0 @@
-"""One request: its parameters, its state while it runs, and its outputs."""

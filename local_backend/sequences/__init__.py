@@ -1,0 +1,1 @@
+"""Sequences: what is asked for, what is generated, and how it becomes text."""

@@ -1,0 +1,246 @@
+"""Checks a request and turns it into a row: its prompt, its parameters and the references it may copy from.
+
+Knows token ids and texts. Does not know the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from local_backend.sequences.detokenizing import Detokenizer
+from local_backend.sequences.grammar import GrammarRule
+from local_backend.sequences.logits import AnswerPenalties, LogitsProcessorLike, LogitsRules, MinTokens
+from local_backend.sequences.outputs import Update
+from local_backend.sequences.sampling import SamplingParams
+from local_backend.sequences.sequence import Row
+from local_backend.sequences.tokenizing import encode_plain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+TokenizedTexts = tuple[tuple[int, ...], ...]
+
+
+class References:
+    """Texts that an answer may copy from, e.g. retrieved documents.
+
+    ``repr``, equality and hash are short and depend only on the texts, and the object is not iterable. So it
+    can be part of cache keys and traces, where the texts themselves should not appear.
+
+    Args:
+        texts: The texts, in order.
+
+    Raises:
+        TypeError: ``texts`` is a single string or contains non-strings.
+    """
+
+    __slots__ = ("_digest", "_texts")
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError(
+                f"references are a sequence of texts: give a list of str, got {type(texts).__name__}"
+            )
+        self._texts = tuple(texts)
+        hashed = hashlib.sha256()
+        for text in self._texts:
+            encoded = text.encode("utf-8", "surrogatepass")
+            hashed.update(len(encoded).to_bytes(8, "little"))
+            hashed.update(encoded)
+        self._digest = hashed.hexdigest()
+
+    @classmethod
+    def of(cls, texts: Sequence[str] | References) -> References:
+        """Wrap ``texts``; a ``References`` object is returned unchanged."""
+        return texts if isinstance(texts, References) else cls(texts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts, in order."""
+        return self._texts
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the texts, hexadecimal."""
+        return self._digest
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, References) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return int(self._digest[:15], 16)  # the same in every process, unlike the hash of a str
+
+    def __repr__(self) -> str:
+        return f"References({len(self)} texts, {self._digest[:16]})"
+
+
+class ReferenceTokens:
+    """Tokenizes references and caches the token ids. Thread-safe.
+
+    Equal references give the same object, so data built from it can be looked up by identity.
+
+    Args:
+        tokenizer: Encodes texts, in which control tokens are text.
+        max_tokens: Maximum number of cached tokens; the least recently used references are dropped first.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 500_000) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._kept: OrderedDict[str, TokenizedTexts] = OrderedDict()
+        self._num_tokens = 0
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Replace the lock, in a child made by ``os.fork``, whose parent may have held it."""
+        self._lock = threading.Lock()
+
+    def __call__(self, references: Sequence[str] | References | None) -> TokenizedTexts:
+        """Token ids of each text.
+
+        Raises:
+            TypeError: ``references`` is a single string or contains non-strings.
+        """
+        if references is None or not len(references):
+            return ()
+        handle = References.of(references)
+        with self._lock:
+            if handle.digest in self._kept:
+                self._kept.move_to_end(handle.digest)
+                return self._kept[handle.digest]
+        tokens = tuple(tuple(encode_plain(self._tokenizer, text)) for text in handle.texts)
+        with self._lock:
+            if handle.digest in self._kept:  # another thread was faster
+                return self._kept[handle.digest]
+            self._kept[handle.digest] = tokens
+            self._num_tokens += sum(map(len, tokens))
+            while self._num_tokens > self._max_tokens and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                self._num_tokens -= sum(map(len, dropped))
+        return tokens
+
+
+class RowMaker:
+    """Makes rows for one model.
+
+    Args:
+        tokenizer: The model's.
+        rules: End tokens, stop strings and logits processors that apply to all rows.
+        require_memory: Raises ``ValueError`` if a row of that many tokens cannot fit into memory.
+        max_positions: Maximum tokens of prompt and answer together.
+        vocabulary_size: How many token ids the model can read.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        rules: LogitsRules,
+        require_memory: Callable[[int], None],
+        *,
+        max_positions: int,
+        vocabulary_size: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._rules = rules
+        self._require_memory = require_memory
+        self._max_positions = max_positions
+        self._vocabulary_size = vocabulary_size
+        self._with_stop: dict[frozenset[str], frozenset[int]] = {}
+        self._reference_tokens = ReferenceTokens(tokenizer)
+        self.renew_lock = self._reference_tokens.renew_lock
+
+    def __call__(
+        self,
+        prompt: Sequence[int],
+        listener: Callable[[Update], None],
+        params: SamplingParams,
+        references: Sequence[str] | References | None,
+        *,
+        num_context_tokens: int,
+    ) -> Row:
+        """Check one request and create its row; see :meth:`local_backend.engine.engine.Engine.make_row`.
+
+        Raises:
+            ValueError: The request is invalid.
+            TypeError: The prompt is text, or a single token.
+        """
+        if isinstance(prompt, str | int):
+            raise TypeError(
+                f"a prompt is a sequence of token ids, got {prompt!r:.60}: give a list of prompts, each "
+                "of them encoded by the engine's tokenizer; ChatLocal takes text"
+            )
+        prompt = tuple(prompt)
+        if not prompt:
+            raise ValueError("the prompt is empty: give at least one token")
+        if len(prompt) >= self._max_positions:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens, but the model has positions for {self._max_positions} "
+                "with the answer: shorten it"
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
+            raise ValueError(
+                f"the prompt has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
+                f"{self._vocabulary_size - 1}: is the tokenizer another model's?"
+            )
+        self._require_memory(len(prompt) + 1)
+        room = self._max_positions - len(prompt)
+        max_length = len(prompt) + min(room, params.max_tokens or room)
+        context = prompt[len(prompt) - num_context_tokens :] if num_context_tokens else ()
+        processors: tuple[LogitsProcessorLike, ...] = params.logits_processors
+        if params.presence_penalty or params.frequency_penalty:
+            num_before = len(prompt) - num_context_tokens
+            penalties = AnswerPenalties(num_before, params.presence_penalty, params.frequency_penalty)
+            processors = (penalties, *processors)
+        end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_end:
+            end_token_ids |= self._rules.end_token_ids
+        stop = params.stop + self._rules.stop
+        if params.min_tokens:
+            ending = torch.tensor(sorted(end_token_ids | self._tokens_with(stop)), dtype=torch.long)
+            processors = (*processors, MinTokens(len(prompt), params.min_tokens, ending))
+        if params.grammar is not None:
+            bounds = (len(prompt), end_token_ids, self._vocabulary_size)
+            processors = (*processors, GrammarRule(self._tokenizer, params.grammar, *bounds))
+        return Row(
+            prompt_token_ids=prompt,
+            params=params,
+            end_token_ids=end_token_ids,
+            max_length=max_length,
+            detokenizer=Detokenizer(
+                self._tokenizer, stop, context, keep_special_tokens=params.keep_special_tokens
+            ),
+            listener=listener,
+            references=self._reference_tokens(references),
+            logits=self._rules.for_row(prompt, max_length, processors),
+        )
+
+    def _tokens_with(self, stop: Sequence[str]) -> frozenset[int]:
+        """The tokens whose text contains one of ``stop``."""
+        key = frozenset(stop)
+        if key and key not in self._with_stop:
+            token_ids = range(min(len(self._tokenizer), self._vocabulary_size))
+            texts = self._tokenizer.batch_decode([[token_id] for token_id in token_ids])
+            self._with_stop[key] = frozenset(
+                token_id
+                for token_id, text in zip(token_ids, texts, strict=True)
+                if any(string in text for string in key)
+            )
+        return self._with_stop.get(key, frozenset())
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """How many token ids a model can read."""
+    embeddings = model.get_input_embeddings()
+    return int(getattr(embeddings, "num_embeddings", 0)) or int(
+        model.config.get_text_config(decoder=True).vocab_size
+    )

@@ -1,0 +1,200 @@
+"""One request's row: its tokens, how many of them are cached, and its listener.
+
+Knows nothing of the model, the cache or drafts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from local_backend.sequences.detokenizing import Detokenizer
+from local_backend.sequences.logits import RowLogits
+from local_backend.sequences.outputs import Completion, FinishReason, Stats, TokenLogprob, Update
+from local_backend.sequences.sampling import SamplingParams
+
+
+class State(Enum):
+    """State of a row: WAITING for a place, PREFILLING its prompt, WRITING (decoding), FINISHED."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    WRITING = "writing"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Row:
+    """One request in the engine.
+
+    Attributes:
+        prompt_token_ids: The prompt.
+        params: How its tokens are chosen.
+        references: Texts that may be copied, as token ids.
+        listener: Called with every update, on the engine's thread; must return at once.
+        token_ids: Prompt and all emitted tokens.
+        num_cached: How many of ``token_ids`` have their keys and values in the cache.
+        max_length: Maximum length of ``token_ids``.
+        logits: Its logits processors, if there are any.
+        error: The error that ends the row at the end of the step.
+        logprobs: One for each emitted token, if requested.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    end_token_ids: frozenset[int]
+    max_length: int
+    detokenizer: Detokenizer
+    listener: Callable[[Update], None]
+    references: tuple[tuple[int, ...], ...] = ()
+    logits: RowLogits | None = None
+    state: State = State.WAITING
+    token_ids: list[int] = field(init=False)
+    num_cached: int = 0
+    stats: Stats = field(default_factory=Stats)
+    finish_reason: FinishReason | None = None
+    cancelled: bool = False
+    error: Exception | None = None
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    _generator: torch.Generator | None = None
+    _untold: list[int] = field(default_factory=list)
+    _num_told: int = 0
+    _num_told_tokens: int = 0
+    _told_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.stats.submitted_seconds = time.monotonic()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens left to prefill: all that are not cached but the last, which the decode forward reads."""
+        return max(0, len(self.token_ids) - 1 - self.num_cached)
+
+    @property
+    def unread(self) -> list[int]:
+        """The tokens that are not cached: the last, and possibly others before the first decode forward."""
+        return self.token_ids[self.num_cached :]
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the row may emit."""
+        return self.max_length - len(self.token_ids)
+
+    @property
+    def takes_most_likely(self) -> bool:
+        """Whether decoding is plain greedy, without logits processors or log probabilities."""
+        return self.logits is None and self.params.is_greedy and self.params.logprobs is None
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The row's own random generator."""
+        if self._generator is None:
+            self._generator = torch.Generator()
+            if self.params.seed is None:
+                self._generator.seed()
+            else:
+                self._generator.manual_seed(self.params.seed)
+        return self._generator
+
+    def append(self, token_ids: Sequence[int]) -> int:
+        """Append emitted tokens until the row ends; returns how many were appended.
+
+        Sets ``finish_reason`` at an end token, a stop string, or the last token there is room for. An
+        exception while detokenizing is stored in ``error``.
+        """
+        taken = 0
+        for token in token_ids:
+            self.token_ids.append(token)
+            self._untold.append(token)
+            taken += 1
+            if token in self.end_token_ids or self._reaches_stop():
+                self.finish_reason = "stop"
+            if self.finish_reason is None and self.room <= 0:
+                self.finish_reason = "length"
+            if self.finish_reason is not None or self.error is not None:
+                break
+        self.stats.num_tokens += taken
+        return taken
+
+    def _reaches_stop(self) -> bool:
+        if not self.detokenizer.has_stop:
+            return False
+        try:
+            self._detokenize()
+        except Exception as error:
+            self.error = error
+        return self.detokenizer.stopped
+
+    def _detokenize(self) -> None:
+        self.text += self.detokenizer.push(self._untold)
+        self._untold.clear()
+
+    def _news(self, completion: Completion | None = None) -> Update:
+        """Text and tokens since the last call."""
+        text, self._num_told = self.text[self._num_told :], len(self.text)
+        first = self.num_prompt_tokens + self._num_told_tokens
+        token_ids = tuple(self.token_ids[first:])
+        self._num_told_tokens += len(token_ids)
+        return Update(text, token_ids, completion)
+
+    def emit(self, *, min_interval_seconds: float, now: float) -> None:
+        """Send new text to the listener, at most once per ``min_interval_seconds``."""
+        if self.stats.first_token_seconds is None:
+            self.stats.first_token_seconds = now
+        elif now - self._told_seconds < min_interval_seconds:
+            return
+        self._detokenize()
+        self._told_seconds = now
+        self.listener(self._news())
+
+    def finish(self, reason: FinishReason) -> None:
+        """Send the rest of the text and the completion to the listener."""
+        if self.state is State.FINISHED:
+            return
+        self._detokenize()
+        self.text += self.detokenizer.finish()
+        self.state = State.FINISHED
+        self.stats.finished_seconds = time.monotonic()
+        completion = Completion(
+            self.token_ids[self.num_prompt_tokens :],
+            self.text,
+            reason,
+            self.stats,
+            self.num_prompt_tokens,
+            # Drop those of tokens beyond the row's end.
+            self.logprobs[: self.stats.num_tokens] if self.params.logprobs is not None else None,
+            self.references,
+        )
+        self.listener(self._news(completion))
+
+    def fail(self, error: BaseException) -> None:
+        """End the row and send the error to its listener."""
+        if self.state is State.FINISHED:
+            return
+        self.state = State.FINISHED
+        self.stats.finished_seconds = time.monotonic()
+        self.listener(Update(error=error))
+
+
+def notify_safely(row: Row, emit: Callable[[], None]) -> None:
+    """Run ``emit``; an exception ends only this row and is sent to its listener."""
+    try:
+        emit()
+    except Exception as error:  # a listener is the caller's code and may raise anything
+        row.cancelled = True
+        row.state = State.FINISHED
+        try:
+            row.listener(Update(error=error))
+        except Exception:  # the listener itself is gone, e.g. its event loop is closed: nobody to tell
+            return

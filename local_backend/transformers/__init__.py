@@ -1,0 +1,1 @@
+"""The engine behind ``transformers`` generate()."""

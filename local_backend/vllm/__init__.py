@@ -1,0 +1,1 @@
+"""Reference copy as a proposer of vLLM."""

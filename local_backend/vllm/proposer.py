@@ -1,0 +1,217 @@
+"""Reference copy as a speculative proposer of vLLM: the class that ``speculative_config`` names.
+
+::
+
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 32,
+        "model": "local_backend.vllm.proposer.ReferenceCopyProposer"}'
+
+Copies from the prompt, which holds retrieved documents; from ``extra_body={"vllm_xargs": {"references":
+[TEXT, ...]}}`` of a request; and from earlier answers. vLLM verifies chains, so no token tree is proposed but
+its likeliest path. Needs nothing of torch and nothing of this project but the drafters, so that vLLM's
+environment needs this folder on ``PYTHONPATH`` alone.
+
+Written for vLLM 0.32, whose interface for custom proposers is experimental.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from local_backend.drafting.copy_chain import CopyChain
+from local_backend.drafting.draft import EMPTY_DRAFT, Outcome
+
+# Probability with which a drafted token must be accepted: until steps were timed, and its bounds.
+_FIRST_PROBABILITY, _LOWEST_PROBABILITY, _HIGHEST_PROBABILITY = 0.2, 0.04, 0.9
+_MIN_TIMED_STEPS, _MEMORY = 6, 0.98
+_NUM_EARLIER_ANSWERS, _MIN_ANSWER_TOKENS = 64, 8
+_MAX_REFERENCE_SETS = 256
+
+
+class _Row:
+    """One request as the drafter sees it; see :class:`~local_backend.drafting.drafter.RowView`.
+
+    Args:
+        token_ids: Prompt and the tokens emitted so far.
+        num_prompt_tokens: Tokens of the prompt.
+        references: Token ids of the texts to copy from; without any, the prompt is copied.
+    """
+
+    def __init__(
+        self, token_ids: list[int], num_prompt_tokens: int, references: Sequence[Sequence[int]]
+    ) -> None:
+        self.token_ids = token_ids
+        self.num_prompt_tokens = num_prompt_tokens
+        self.references = references
+        self.room = 0
+
+
+class StepCost:
+    """What a drafted token must promise, from how long vLLM's steps take with more and with fewer tokens.
+
+    One more token in a step is worth its time if it is accepted more often than the step's tokens are emitted
+    in that time. On a GPU with few requests a token is nearly free; on a CPU with many it costs as much as
+    it can save. Steps are fitted by a line, the older the less. How fast tokens are emitted is asked of that
+    line, for as many requests as there are now: their number changes faster than steps are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        # Sums over steps: 1, tokens, their squares, seconds, seconds times tokens, emitted tokens, requests.
+        self._sums = [0.0] * 7
+
+    def add(self, num_tokens: int, seconds: float, num_emitted: int, num_requests: int) -> None:
+        """One step: the tokens in it, how long it took, and what all requests together emitted."""
+        self._num_steps += 1
+        new = (1, num_tokens, num_tokens**2, seconds, seconds * num_tokens, num_emitted, num_requests)
+        self._sums = [_MEMORY * old + each for old, each in zip(self._sums, new, strict=True)]
+
+    def min_probability(self, num_requests: int) -> float:
+        """The lowest probability of acceptance at which a token is worth its time."""
+        steps, tokens, squares, seconds, products, emitted, requests = self._sums
+        spread = steps * squares - tokens**2
+        if self._num_steps < _MIN_TIMED_STEPS or spread < steps**2:  # a deviation of less than one token
+            return _FIRST_PROBABILITY
+        seconds_per_token = max(0.0, (steps * products - tokens * seconds) / spread)
+        seconds_of_none = max(0.0, (seconds - seconds_per_token * tokens) / steps)
+        each = num_requests / requests
+        step_seconds = seconds_of_none + seconds_per_token * tokens * each
+        value = seconds_per_token * emitted * each / step_seconds if step_seconds else 0.0
+        return min(_HIGHEST_PROBABILITY, max(_LOWEST_PROBABILITY, value))
+
+
+class ReferenceCopyProposer:
+    """Proposes, for each request of a batch, the likeliest copy of what it may quote.
+
+    That is its references or prompt, its own text, and earlier answers, which all vote for the next token.
+
+    Args:
+        vllm_config: vLLM's configuration.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._max_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._max_positions = int(vllm_config.model_config.max_model_len)
+        self._tokenizer_name = vllm_config.model_config.tokenizer
+        self._drafter = CopyChain(max_draft_tokens=self._max_draft_tokens)
+        self._cost = StepCost()
+        self._last_step: tuple[list[str], int, float] = ([], 0, 0.0)  # its requests, tokens and beginning
+        self._rows: dict[str, _Row] = {}
+        self._answers: deque[tuple[int, ...]] = deque(maxlen=_NUM_EARLIER_ANSWERS)
+        self._references: OrderedDict[tuple[str, ...], tuple[tuple[int, ...], ...]] = OrderedDict()
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Does nothing: there is no model to load."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """The proposed tokens of each request, possibly none.
+
+        Args:
+            sampled_token_ids: What each request emitted in the last step; empty while its prompt is read.
+            num_tokens_no_spec: Tokens of each request, these included.
+            token_ids_cpu: Prompt and emitted tokens of each request, ``[requests, positions]``.
+            slot_mappings: Not used.
+        """
+        # vLLM gives a custom proposer neither the names of the requests nor their parameters, and refuses
+        # logits processors beside speculation, which would be the other way to them: its caller has both.
+        runner = sys._getframe(1).f_locals["self"]
+        return self.propose_for(
+            runner.input_batch.req_ids,
+            [len(sampled) for sampled in sampled_token_ids],
+            lambda index, start: token_ids_cpu[index, start : num_tokens_no_spec[index]].tolist(),
+            runner.requests,
+        )
+
+    def propose_for(
+        self,
+        names: Sequence[str],
+        num_sampled: Sequence[int],
+        tokens_of: Callable[[int, int], list[int]],
+        requests: Mapping[str, Any],
+    ) -> list[list[int]]:
+        """:meth:`propose` with what vLLM knows of the requests.
+
+        Args:
+            names: Of the requests of the batch.
+            num_sampled: How many tokens each of them has emitted in the last step.
+            tokens_of: The tokens of a request, by its index, from a position on.
+            requests: vLLM's state of each request that has not ended, by its name.
+        """
+        now = time.perf_counter()
+        last_names, num_tokens, began = self._last_step
+        if last_names == list(names) and all(num_sampled):  # nothing but decoding, and no pause before it
+            self._cost.add(num_tokens, now - began, sum(num_sampled), len(names))
+        self._forget_all_but(requests)
+        self._drafter.min_probability = self.min_probability_of(len(names))
+        proposals: list[list[int]] = []
+        for index, does_decode in enumerate(num_sampled):
+            draft = EMPTY_DRAFT
+            if does_decode:
+                (draft,) = self._drafter.propose([self._advance(names[index], index, tokens_of, requests)])
+            proposals.append(list(draft.token_ids))
+        self._last_step = (list(names), sum(1 + len(each) for each in proposals), now)
+        return proposals
+
+    def min_probability_of(self, num_requests: int) -> float:
+        """A token is drafted if it is accepted with this probability, all before it included."""
+        return self._cost.min_probability(num_requests)
+
+    def _advance(
+        self,
+        name: str,
+        index: int,
+        tokens_of: Callable[[int, int], list[int]],
+        requests: Mapping[str, Any],
+    ) -> _Row:
+        """The row of a request, after the last step."""
+        if name not in self._rows:
+            self._rows[name] = self._begin(tokens_of(index, 0), requests[name])
+        row = self._rows[name]
+        new = tokens_of(index, len(row.token_ids))
+        row.token_ids.extend(new)
+        row.room = self._max_positions - len(row.token_ids)
+        self._drafter.observe([row], [Outcome((), tuple(new))])
+        return row
+
+    def _begin(self, token_ids: list[int], request: Any) -> _Row:
+        num_prompt_tokens = len(request.prompt_token_ids or token_ids)
+        texts = ((request.sampling_params and request.sampling_params.extra_args) or {}).get("references")
+        return _Row(token_ids, num_prompt_tokens, self._tokens_of_texts(texts))
+
+    def _tokens_of_texts(self, texts: object) -> tuple[tuple[int, ...], ...]:
+        """Token ids of references; equal references give the same object, which is indexed once."""
+        texts = [texts] if isinstance(texts, str) else texts
+        key = tuple(str(text) for text in texts if text) if isinstance(texts, Sequence) else ()
+        if key not in self._references:
+            self._references[key] = tuple(
+                tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in key
+            )
+            if len(self._references) > _MAX_REFERENCE_SETS:
+                self._references.popitem(last=False)
+        self._references.move_to_end(key)
+        return self._references[key]
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._tokenizer_name)
+
+    def _forget_all_but(self, names: Collection[str]) -> None:
+        """Drops the requests that have ended, and keeps what they have answered."""
+        for name in [name for name in self._rows if name not in names]:
+            row = self._rows.pop(name)
+            answer = tuple(row.token_ids[row.num_prompt_tokens :])
+            if len(answer) >= _MIN_ANSWER_TOKENS:
+                self._answers.append(answer)
+                self._drafter.earlier = tuple(self._answers)

@@ -1,0 +1,1 @@
+"""Asyncio helpers: tasks, and synchronous calls of asynchronous code."""

@@ -1,0 +1,1 @@
+"""Stream filters: text in, text out, one fault each."""

@@ -1,0 +1,175 @@
+"""The reply to a skeleton request while it is being written: which points of it are certain by now.
+
+Knows skeletons, not models: what a reply was begun with is asked of the caller.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Sequence
+
+from sot_chains.outline.list_parser import OutlineParser
+from sot_chains.outline.skeleton import Point, Skeleton
+from sot_chains.outline.words import num_words
+
+_MAX_CHARACTERS = 20_000  # a longer reply is no outline
+_MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer already
+
+
+def outline_grammar(first: int, last: int, num_words: int) -> str:
+    """A grammar of what follows the first number of an outline: short headings, one a line, nothing else.
+
+    Left alone, some small models explain each point behind a colon or write headings that are sentences,
+    which takes longer than the points themselves. It is one of ``llguidance``, in the syntax of Lark.
+
+    Args:
+        first: The number it begins with, which is written already.
+        last: The number of the last heading that there may be.
+        num_words: How many words a heading has at most.
+    """
+    lines = ""
+    for number in range(last, first, -1):
+        lines = f' ("\\n{number}." HEADING{lines})?'
+    word = r"[^\s:：–—]{1,40}"
+    return f"start: HEADING{lines}\nHEADING: / ?{word}( {word}){{0,{num_words - 1}}}/"
+
+
+def fault_of(headings: Sequence[str], example_headings: Collection[str]) -> str | None:
+    """Why ``headings`` are no outline of an answer; ``None`` if they are one.
+
+    Args:
+        headings: The headings of the outline.
+        example_headings: Those of the examples that the model was shown, with case folded.
+    """
+    if len(headings) < 2:
+        found = "1 usable point" if headings else "no usable points"
+        return f"the skeleton has {found}, fewer than 2"
+    if 2 * sum(heading.casefold() in example_headings for heading in headings) >= len(headings):
+        return "the skeleton copies the headings of the examples"
+    words = statistics.median(map(num_words, headings))
+    if words > _MAX_WORDS:
+        return f"the points of the skeleton are whole paragraphs, of {words:g} words by the median"
+    return None
+
+
+class OutlineReader:
+    """Reads the reply to a skeleton request and gives out each point as soon as it is certain.
+
+    What was given out stays: another attempt at the reply only adds to it. The first point is held back
+    until a second one is certain, because fewer than two make no outline.
+
+    Args:
+        reply_start: Returns what the reply was begun with, asked when its text begins. A model may continue
+            it or start again: the reading counts in which the second point begins first.
+        max_points: How many points to take, at least 2; ``None`` takes all.
+        most_alike: See :class:`~sot_chains.outline.list_parser.OutlineParser`.
+    """
+
+    def __init__(
+        self, reply_start: Callable[[], str | None], max_points: int | None, most_alike: float = 1.0
+    ) -> None:
+        self._reply_start = reply_start
+        self._most_alike = most_alike
+        self._max_points = max_points
+        self._given: list[str] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the reply, because another attempt follows."""
+        self._pieces: list[str] = []
+        self._num_characters = 0
+        self._readings: list[OutlineParser] = []
+        self._is_ended = False
+
+    def feed(self, text: str) -> None:
+        """Reads the next piece of the reply."""
+        self._begin()
+        self._pieces.append(text)
+        self._num_characters += len(text)
+        for reading in self._readings:
+            reading.feed(text)
+
+    def end(self, *, is_cut: bool = False) -> None:
+        """Reads the end of the reply.
+
+        Args:
+            is_cut: Whether it was broken off, so that the point being written may not be whole. It is left
+                away.
+        """
+        self._begin()
+        for reading in self._readings:
+            _end(reading, is_cut=is_cut)
+        if len(self._readings) > 1 and not self._given and len(self._headings()) < 2:
+            other = OutlineParser("", self._most_alike)  # the model began a list of another kind
+            other.feed(self.text)
+            _end(other, is_cut=is_cut)
+            self._readings.append(other)
+        self._is_ended = True
+
+    @property
+    def text(self) -> str:
+        """The reply so far."""
+        return "".join(self._pieces)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that follows in the reply can add a point."""
+        if not self._readings or self._num_characters > _MAX_CHARACTERS:
+            return bool(self._readings)
+        reading = self._reading
+        return reading.is_over or reading.has_repeated or len(reading.headings) == self._max_points
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The points given out so far; at the end of a reply without an outline, the one it has, if any."""
+        if self._is_ended and not self._given:
+            return Skeleton.of(self._headings()[:1])
+        return Skeleton.of(self._given)
+
+    def take(self) -> list[Point]:
+        """The points that have become certain since the last call."""
+        headings = self._headings()
+        if not self._given and not self._has_two(headings):
+            return []
+        given = {heading.casefold() for heading in self._given}
+        new = [heading for heading in headings[len(given) :] if heading.casefold() not in given]
+        num_before = len(given)
+        self._given = [*self._given, *new][: self._max_points]
+        return [Point(number, text) for number, text in enumerate(self._given, 1) if number > num_before]
+
+    def _begin(self) -> None:
+        if not self._readings:
+            start = self._reply_start()
+            # Beside a reply that goes on, bullets and letters are likelier to be items below a point.
+            anew = OutlineParser("", self._most_alike, takes_numbers_only=bool(start))
+            self._readings = [OutlineParser(start, self._most_alike), anew] if start else [anew]
+
+    @property
+    def headings(self) -> list[str]:
+        """The headings read so far, without repetitions."""
+        return self._headings()[: self._max_points]
+
+    def _headings(self) -> list[str]:
+        return self._reading.headings if self._readings else []
+
+    @property
+    def _reading(self) -> OutlineParser:
+        outlines = [reading for reading in self._readings if reading.second_line is not None]
+        if outlines:
+            return min(outlines, key=lambda reading: reading.second_line or 0)
+        return max(self._readings, key=lambda reading: len(reading.headings))
+
+    def _has_two(self, headings: list[str]) -> bool:
+        if len(headings) != 1 or self._is_ended or self.is_over:  # over: the begun heading is left away
+            return len(headings) > 1
+        begun = self._reading.begun_heading.casefold()
+        return any(map(str.isalnum, begun)) and not headings[0].casefold().startswith(begun)
+
+
+def _end(reading: OutlineParser, *, is_cut: bool) -> None:
+    if not is_cut:
+        reading.end()
+    elif len(reading.headings) < 2 and not reading.has_repeated:
+        num_whole = len(reading.headings)
+        reading.end()  # a list on one line is taken apart now
+        del reading.headings[max(num_whole, len(reading.headings) - 1) :]

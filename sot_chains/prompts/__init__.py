@@ -1,0 +1,1 @@
+"""What a model is asked: wording, examples, the conversation."""

@@ -1,0 +1,308 @@
+"""The requests Skeleton-of-Thought sends: one for the skeleton, one for each point.
+
+Small models see examples as earlier chat turns, strong ones a short request alone. If the model continues a
+begun reply, it is begun for it, so that it cannot wander off. The language of the question picks the wording
+and the examples, and with them the language of the answer. What all points share comes first and the point
+itself last, so that a model which caches prefixes reads the shared part once.
+
+This module knows text. It does not know messages, models or providers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from string import Formatter
+from typing import get_args
+
+from sot_chains.outline.skeleton import Point, Skeleton
+from sot_chains.prompts.examples import CHINESE_EXAMPLES, ENGLISH_EXAMPLES, Detail, Example
+
+_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+_KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
+_LATIN_WORD = re.compile(r"[A-Za-z]+")
+
+
+def language_of(text: str) -> str:
+    """``"zh"`` for text written mainly in Chinese characters, otherwise ``"en"``.
+
+    One Chinese character counts as much as one Latin word, so that a Chinese question about
+    "Python" stays Chinese. Japanese and Korean take the English wording, which asks for the
+    language of the question.
+    """
+    if _KANA_OR_HANGUL.search(text):
+        return "en"
+    return "zh" if len(_HAN.findall(text)) > len(_LATIN_WORD.findall(text)) else "en"
+
+
+def _check_fields(
+    template: str, *, name: str, required: set[str], optional: frozenset[str] = frozenset()
+) -> None:
+    found = {field_name for _, field_name, _, _ in Formatter().parse(template) if field_name}
+    if found - optional != required:
+        raise ValueError(
+            f"the {name} template must use exactly the fields {sorted(required)}, got {sorted(found)}; "
+            "write literal braces as {{ and }}"
+        )
+
+
+@dataclass(frozen=True)
+class PromptTemplates:
+    """The two requests in one language. Fields are in braces, as for ``str.format``.
+
+    Attributes:
+        skeleton: Request for the skeleton; uses ``{question}``.
+        expansion: Request for one point; uses ``{question}``, ``{skeleton}``, ``{number}``, ``{point}``, and
+            ``{length}`` for how long the text should be, if it likes.
+        lengths: What ``{length}`` is in each level of detail.
+        introduction: Request for what stands before the points, which small local models write beside the
+            skeleton; uses ``{question}``. ``""`` for none.
+        skeleton_needs: Added to ``skeleton`` if points may build on each other.
+        needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
+        conclusion: Request for what follows from all points; uses ``{question}`` and ``{points}``.
+        thought_length: Added to the request for a given thought if the model is tiny; uses ``{length}``.
+        examples: Shown to small models as earlier turns, before the request.
+        skeleton_prefill: What the reply to ``skeleton`` is begun with, if the model allows it.
+        expansion_prefill: What the reply to ``expansion`` is begun with; uses ``{number}``, ``{point}``.
+        skeleton_opening: Added to ``skeleton`` if the reply cannot be begun for the model.
+        expansion_opening: Added to ``expansion`` if the reply cannot be begun for the model.
+        separator: Stands between a point's heading and its text in the finished answer.
+
+    Raises:
+        ValueError: A template misses a field or names an unknown one.
+    """
+
+    skeleton: str
+    expansion: str
+    lengths: Mapping[Detail, str] = field(default_factory=lambda: _ENGLISH_LENGTHS)
+    introduction: str = ""
+    skeleton_needs: str = (
+        "\n\nIf a point can only be written once others are, name them behind its heading, for example "
+        '"5. Total cost (needs 2, 4)". Mark no other points.'
+    )
+    needed: str = "\n\nYour point builds on these, which are written already:\n\n{points}"
+    conclusion: str = (
+        "{question}\n\nThese points of the answer are written already:\n\n{points}\n\n"
+        "Write only the conclusion: in one to three sentences, the answer that follows from these points, in "
+        "the language of the question."
+    )
+    thought_length: str = "\n\nWrite {length}."
+    examples: tuple[Example, ...] = ()
+    skeleton_prefill: str = "1."
+    expansion_prefill: str = "{number}. {point}:"
+    skeleton_opening: str = '\n\nBegin your reply with "1."'
+    expansion_opening: str = "\n\nBegin your reply with the first word of the explanation."
+    separator: str = ": "
+
+    def __post_init__(self) -> None:
+        _check_fields(self.skeleton, name="skeleton", required={"question"})
+        fields = {"question", "skeleton", "number", "point"}
+        _check_fields(self.expansion, name="expansion", required=fields, optional=frozenset({"length"}))
+        _check_fields(self.expansion_prefill, name="expansion_prefill", required={"number", "point"})
+        _check_fields(self.needed, name="needed", required={"points"})
+        _check_fields(self.conclusion, name="conclusion", required={"question", "points"})
+        _check_fields(self.thought_length, name="thought_length", required={"length"})
+        if self.introduction:
+            _check_fields(self.introduction, name="introduction", required={"question"})
+        if missing := set(get_args(Detail)) - set(self.lengths):
+            raise ValueError(f"lengths need an entry for {sorted(missing)}, got {sorted(self.lengths)}")
+
+    def skeleton_request(self, question: str, *, prefill: bool) -> str:
+        """The text of the message that asks for the skeleton of an answer to ``question``."""
+        request = self.skeleton.format(question=question)
+        return request if prefill else request + self.skeleton_opening
+
+    def expansion_request(
+        self, question: str, skeleton: Skeleton, point: Point, *, detail: Detail, prefill: bool
+    ) -> str:
+        """The text of the message that asks for ``point`` of ``skeleton`` to be written out."""
+        request = self.expansion.format(
+            question=question,
+            skeleton=skeleton.text,
+            number=point.number,
+            point=point.text,
+            length=self.lengths[detail],
+        )
+        return request if prefill else request + self.expansion_opening
+
+    def introduction_request(self, question: str) -> str:
+        """The text of the message that asks for the introduction of an answer to ``question``."""
+        return self.introduction.format(question=question)
+
+    def introduction_examples(self) -> list[tuple[str, str]]:
+        """Requests for the introductions of ``examples``, and replies."""
+        return [(self.introduction_request(each.question), each.introduction) for each in self.examples]
+
+    def skeleton_examples(self, *, prefill: bool) -> list[tuple[str, str]]:
+        """Requests for the skeletons of ``examples``, and replies."""
+        return [
+            (self.skeleton_request(example.question, prefill=prefill), example.skeleton.text)
+            for example in self.examples
+        ]
+
+    def expansion_examples(self, *, detail: Detail, prefill: bool) -> list[tuple[str, str]]:
+        """Requests for one point of each of ``examples``, and replies."""
+        turns = []
+        for example in self.examples:
+            request = self.expansion_request(
+                example.question, example.skeleton, example.point, detail=detail, prefill=prefill
+            )
+            text = example.texts[detail]
+            turns.append(
+                (request, f"{self.expansion_reply_start(example.point)} {text}" if prefill else text)
+            )
+        return turns
+
+    def expansion_reply_start(self, point: Point) -> str:
+        """What the reply to :meth:`expansion_request` is begun with."""
+        return self.expansion_prefill.format(number=point.number, point=point.text)
+
+    @cached_property
+    def example_headings(self) -> frozenset[str]:
+        """The headings of ``examples``, with case folded, to notice a model that copies them."""
+        return frozenset(heading for example in self.examples for heading in example.skeleton.folded)
+
+
+_ENGLISH_LENGTHS: dict[Detail, str] = {
+    "brief": "one full sentence",
+    "normal": "two to four full sentences",
+    "full": "a full paragraph, with a list or code where it helps",
+}
+_CHINESE_LENGTHS: dict[Detail, str] = {
+    "brief": "一句完整的话",
+    "normal": "两到四句完整的话",
+    "full": "一个完整的段落，必要时可以用列表或代码",
+}
+
+ENGLISH = PromptTemplates(
+    examples=ENGLISH_EXAMPLES,
+    introduction=(
+        "Question: {question}\n\n"
+        "Write only the opening of an answer to this question: two or three sentences that say in general "
+        "what the answer is, in the words and the language of the question. Do not give a list."
+    ),
+    skeleton=(
+        "Write only the outline of an answer to this question, not the answer: five to eight numbered "
+        "points, one a line, each a heading of two to five words that can be worked out without reading the "
+        "others. "
+        "Use the language of the question.\n\n"
+        "Question: {question}"
+    ),
+    expansion=(
+        "Question: {question}\n\n"
+        "Outline of the answer:\n{skeleton}\n\n"
+        "Several writers work on this outline at once and each takes one point. "
+        "Write out your point in {length}, in the language of the question, and name what the question is "
+        "about. Leave the other points alone, do not repeat the heading, and add no introduction.\n\n"
+        "Your point is {number}. {point}"
+    ),
+)
+
+CHINESE = PromptTemplates(
+    skeleton_needs=(
+        '\n\n如果某个要点必须等其他要点写完才能写，请在小标题后注明，例如"5. 总费用（需要 2、4）"，'
+        "其他要点不要注明。"
+    ),
+    needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
+    conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
+    lengths=_CHINESE_LENGTHS,
+    thought_length="\n\n请写{length}。",
+    examples=CHINESE_EXAMPLES,
+    introduction=(
+        "问题：{question}\n\n请只写出回答的开头：用两三句话、用问题中的词语概括答案，不要列要点。请使用中文。"
+    ),
+    skeleton=(
+        "请只写出下面问题的回答提纲，不要写正文：五到八个带编号的要点，每行一个，"
+        "每个是简短的小标题，不看其他要点也能单独展开。请使用中文。\n\n"
+        "问题：{question}"
+    ),
+    expansion=(
+        "问题：{question}\n\n"
+        "回答的提纲：\n{skeleton}\n\n"
+        "几位作者同时撰写这份提纲，每人只负责一个要点。请用{length}写出你负责的要点，使用中文，"
+        "不要涉及其他要点，不要重复小标题，也不要加开场白。\n\n"
+        "你负责的要点是 {number}. {point}"
+    ),
+    expansion_prefill="{number}. {point}：",
+    skeleton_opening="\n\n请直接以“1.”开头。",
+    expansion_opening="\n\n请直接从正文的第一个字开始。",
+    separator="：",
+)
+
+# For strong models: they need no examples, and every point reads its request again.
+SHORT_ENGLISH = PromptTemplates(
+    skeleton=(
+        "{question}\n\nReply only with an outline of the answer: 5 to 8 numbered headings of two to five "
+        "words, one a line, in the language of the question."
+    ),
+    expansion=(
+        "{question}\n\nOutline:\n{skeleton}\n\nIn {length} and without a heading, write only "
+        "point {number}. {point}"
+    ),
+    skeleton_opening="",
+    expansion_opening="",
+)
+
+SHORT_CHINESE = PromptTemplates(
+    skeleton_needs=(
+        '\n\n如果某个要点必须等其他要点写完才能写，请在小标题后注明，例如"5. 总费用（需要 2、4）"，'
+        "其他要点不要注明。"
+    ),
+    needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
+    conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
+    lengths=_CHINESE_LENGTHS,
+    thought_length="\n\n请写{length}。",
+    skeleton="{question}\n\n只回复提纲：5到8个带编号的小标题，每行一个。",
+    expansion="{question}\n\n提纲：\n{skeleton}\n\n用{length}只写这一要点，不要小标题：{number}. {point}",
+    expansion_prefill="{number}. {point}：",
+    skeleton_opening="",
+    expansion_opening="",
+    separator="：",
+)
+
+# Names under which vendors and servers offer models that need no examples.
+_STRONG = re.compile(
+    r"gpt-[3-9]|chatgpt|(?:^|/)o[1-9](?:-|$)|claude|gemini|grok|deepseek-(?:v|r|chat|reasoner)|"
+    r"mistral-(?:large|medium)|command-(?:r|a)|kimi|glm-[4-9]|minimax|qwen[0-9.]*-(?:max|plus|turbo)|(?:[2-9][0-9]|[1-9][0-9]{2})b(?![a-z0-9])",
+    re.IGNORECASE,
+)
+
+
+def is_strong(model_name: str) -> bool:
+    """Whether the model of that name is known to need no examples."""
+    return bool(_STRONG.search(model_name))
+
+
+def common_length(one: str, other: str) -> int:
+    """How many characters two requests have in common at their beginnings."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The templates by language. Replace them to phrase the requests your own way.
+
+    Attributes:
+        templates: From what ``language`` answers to :class:`PromptTemplates`; ``"en"`` is the fallback.
+    """
+
+    templates: Mapping[str, PromptTemplates] = field(default_factory=lambda: {"en": ENGLISH, "zh": CHINESE})
+
+    def __post_init__(self) -> None:
+        if "en" not in self.templates:
+            raise ValueError(f"prompts need an 'en' entry to fall back to, got {sorted(self.templates)}")
+
+    @classmethod
+    def short(cls) -> Prompts:
+        """Requests of about half the length and without examples, for strong models."""
+        return cls({"en": SHORT_ENGLISH, "zh": SHORT_CHINESE})
+
+    def for_question(self, question: str) -> PromptTemplates:
+        """The templates in the language ``question`` is written in."""
+        return self.templates.get(language_of(question), self.templates["en"])

@@ -1,1 +1,0 @@
-"""Pure functions of text: outlines, requests, replies, conversations. No model is known here."""

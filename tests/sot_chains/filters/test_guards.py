@@ -1,0 +1,224 @@
+"""What a guard gives out stays, does not depend on how the text is cut, and ends where it should."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sot_chains.filters.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound
+from sot_chains.outline.skeleton import Point
+from sot_chains.providers.loops import LoopGuard
+
+HEADINGS = ["Fixed hours", "Dark room", "Less coffee", "Sport"]
+
+
+def guarded(guard: Guard, text: str, lengths: list[int]) -> str:
+    given, start = "", 0
+    for length in [*lengths, len(text)]:
+        if guard.is_over or start >= len(text):
+            break
+        given += guard.feed(text[start : start + length])
+        start += length
+    return given if guard.is_over else given + guard.end()
+
+
+def overrun(number: int) -> OverrunGuard:
+    return OverrunGuard(Point(number, HEADINGS[number - 1]), [heading.casefold() for heading in HEADINGS])
+
+
+OWN = "Close the curtains. It helps."
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(
+            "3. Less coffee: Drink none.",
+            "3) Less coffee",
+            "(3) Less coffee",
+            "**3.** Less",
+            "### 3. Less coffee",
+        ),
+        *("３．Less coffee", "3、Less coffee", "4. Sport", "5. More", "1. Fixed hours: Go to bed."),
+        *(
+            "Less coffee: Drink none.",
+            "**Less coffee**",
+            "Less coffee\nDrink none.",
+            "LESS COFFEE:",
+            "- Sport: Run.",
+        ),
+    ],
+)
+def test_a_point_ends_where_another_one_begins(other: str, size: int) -> None:
+    for between in ("\n", "\n\n", "\n  "):
+        guard = overrun(2)
+        text = OWN + between + other + "\nMore."
+        assert guarded(guard, text, [size] * len(text)).rstrip() == OWN
+        assert guard.is_over
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (2, OWN),
+        (2, "Do it thus:\n1. Close the door\n2. Close the window\n3. Close the curtains\nThen sleep."),
+        (1, "Do it thus:\n1. Rise at six\n2. Rise again\n3. Stay up"),
+        (2, "In\n2024. the year, it was dark.\n3.5 lux are enough."),
+        (2, "Less coffee helps, too.\nSport is another matter."),
+        (2, "```\n3. Less coffee\nSport:\n```\nThat is all."),
+        (2, "2. Dark room, again"),
+        (2, "A line\n\n\nand another"),
+        (3, "Drink none.\n*  or tea"),
+    ],
+)
+def test_a_point_that_writes_itself_is_left_as_it_is(number: int, text: str, size: int) -> None:
+    guard = overrun(number)
+    assert guarded(guard, text, [size] * len(text)) == text
+    assert not guard.is_over
+
+
+def test_an_overrun_at_the_beginning_leaves_nothing() -> None:
+    guard = overrun(2)
+    assert guarded(guard, "3. Less coffee: Drink none.", [1] * 40) == ""
+    assert guard.is_over
+
+
+LINE = "the cat sat on the mat and looked at me"
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_loop_ends_before_its_first_repetition(size: int) -> None:
+    for text, kept in (
+        (f"Well: {LINE}, {LINE}, {LINE}, {LINE}.", f"Well: {LINE},"),
+        (f"{LINE} {LINE} and then something else. {LINE}", f"{LINE} {LINE} and then something else."),
+        ("very " * 40, "very"),
+        ("我们应该保护环境因为环境重要，" * 5, "我们应该保护环境因为环境重要，"),
+    ):
+        guard = LoopGuard()
+        assert guarded(guard, text, [size] * len(text)) == kept
+        assert guard.is_over
+    twice = f"{LINE}; {LINE}."
+    guard = LoopGuard()
+    assert guarded(guard, twice, [size] * len(twice)) == twice
+    assert not guard.is_over
+
+
+@pytest.mark.parametrize("size", [1, 6, 1000])
+def test_a_bound_ends_with_a_sentence(size: int) -> None:
+    text = "One two three four. Five six seven! Eight nine ten eleven? Twelve."
+    for most, kept in ((1, "One two three four."), (5, "One two three four. Five six seven!"), (99, text)):
+        guard = SentenceBound(most)
+        assert guarded(guard, text, [size] * len(text)) == kept
+        assert guard.is_over == (most < 99)
+    chinese = "环境很重要。我们保护它。大家都来。"
+    assert guarded(SentenceBound(4), chinese, [size] * len(chinese)) == "环境很重要。我们保护它。"
+
+
+words = st.lists(
+    st.sampled_from(
+        ["a", "b", "c ", " ", "\n", "1", "2.", "3. ", "Dark room", ":", "``", "`", "Sport", ".", "好"]
+    ),
+    max_size=40,
+).map("".join)
+
+
+@given(
+    words,
+    st.lists(st.integers(1, 4), max_size=60),
+    st.sampled_from(["overrun", "loop", "bound", "sentences", "echo"]),
+)
+def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: list[int], kind: str) -> None:
+    def made() -> Guard:
+        return {
+            "overrun": lambda: overrun(1),
+            "loop": LoopGuard,
+            "echo": lambda: EchoGuard(["a a 1 2. Sport a a c Dark room " * 3, ". "]),
+            "bound": lambda: SentenceBound(3),
+            "sentences": lambda: SentenceBound(3, gives_sentences=True),
+        }[kind]()
+
+    whole = guarded(made(), text, [])
+    assert guarded(made(), text, lengths).rstrip() == whole.rstrip()
+    assert text.startswith(whole)
+
+
+EXAMPLE = "Railway timetables only work when every station keeps the same time. Nobody minded before."
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (f"{EXAMPLE} Then more.", ""),
+        (f"Read the description. {EXAMPLE}", "Read the description. "),
+        (f"Your answer is 1. A shared clock: {EXAMPLE}", "Your answer is 1. A shared clock: "),
+        ("Nobody minded before.", "Nobody minded before."),  # short: a coincidence
+        ("Railway timetables only work when I am late.", "Railway timetables only work when I am late."),
+        (f"Subrailway {EXAMPLE[1:]}", f"Subrailway {EXAMPLE[1:]}"),
+        (f"铁路需要统一的时间。{EXAMPLE}", "铁路需要统一的时间。"),
+    ],
+)
+def test_a_copied_example_is_cut_wherever_it_begins(text: str, kept: str, size: int) -> None:
+    guard = EchoGuard([EXAMPLE])
+    assert guarded(guard, text, [size] * len(text)) == kept
+    assert guard.is_over == (kept != text)
+    read = EchoGuard([], [EXAMPLE])  # what the model read elsewhere it may quote, but not begin with
+    assert guarded(read, text, [size] * len(text)) == ("" if text.startswith(EXAMPLE[:45]) else text)
+
+
+def test_no_half_sentence_is_left_before_a_copied_example() -> None:
+    guards = Guarded({"echo": EchoGuard([EXAMPLE]), "length": SentenceBound(60, gives_sentences=True)})
+    text = f"Read the description. Your answer is 1. A shared clock: {EXAMPLE}"
+    given = ""
+    for character in text:
+        if not guards.stopped_by:
+            given += guards.feed(character)
+    assert given == "Read the description."
+    assert guards.stopped_by == "echo"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_bounded_text_ends_with_a_sentence_where_its_model_was_cut(size: int) -> None:
+    def read(text: str, *, is_cut: bool) -> str:
+        guard = SentenceBound(60, gives_sentences=True)
+        given = "".join(guard.feed(text[place : place + size]) for place in range(0, len(text), size))
+        return given + guard.end(is_cut=is_cut)
+
+    assert read("Water it well. Then feed it ev", is_cut=True) == "Water it well."
+    assert read("Water it well. Then feed it", is_cut=False) == "Water it well. Then feed it"
+    assert read("Water it well. Use these:", is_cut=False) == "Water it well."
+    assert read("Water it ev", is_cut=True) == "Water it ev"  # there is nothing else
+    assert read("Do this. As here:\n- one\n- tw", is_cut=True) == "Do this. As here:\n- one"
+
+
+def test_a_loop_is_cut_back_to_a_sentence() -> None:
+    line = "The best way to keep it alive is to give it {} and then to wait."
+    text = " ".join(line.format(what) for what in ("light", "water", "soil", "air", "food"))
+    guard = LoopGuard()
+    given = "".join(guard.feed(piece + " ") for piece in text.split(" "))
+    assert guard.is_over
+    assert given.rstrip().endswith("and then to wait.")
+
+
+def test_a_number_of_a_list_is_no_sentence() -> None:
+    item = "Keep it in the light of a window that looks to the south."
+    for between in ("\n\n", " "):
+        text = "".join(f"{number}. {item}{between}" for number in range(1, 9))
+        guard = LoopGuard()
+        given = "".join(guard.feed(piece + " ") for piece in text.split(" "))
+        assert guard.is_over
+        assert given.rstrip().endswith("south.")
+    bound = SentenceBound(6, gives_sentences=True)
+    written = "The first thing. Then:\n\n1. light\n2. water\n3. so"
+    given = "".join(bound.feed(character) for character in written) + bound.end(is_cut=True)
+    assert given.rstrip().endswith("water")
+
+
+def test_lines_without_sentences_go_on_being_streamed_after_a_repetition() -> None:
+    guard = LoopGuard()
+    given = guard.feed(f"{LINE}\n{LINE}\n")  # from here on sentences or lines are given out whole
+    for number in range(9):
+        given += guard.feed(f"row {number} has {number * 7} and {number * 11}\n")
+        assert given.count("row") >= number
+    assert not guard.is_over

@@ -1,0 +1,89 @@
+"""Small models see earlier turns that show what is asked for; nobody else pays for them."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from langchain_core.messages import HumanMessage, SystemMessage
+
+from sot_chains import CHINESE, ENGLISH, PromptTemplates
+from sot_chains.outline.skeleton import parse_skeleton
+from sot_chains.prompts.conversation import Conversation
+from sot_chains.prompts.examples import Detail
+from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to, is_introduction_request, sot_of
+
+
+@pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
+def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
+    turns = templates.skeleton_examples(prefill=True)
+    for example, (request, reply) in zip(templates.examples, turns, strict=True):
+        assert parse_skeleton(reply) == example.skeleton
+        assert example.question in request
+    for detail in get_args(Detail):
+        turns = templates.expansion_examples(detail=detail, prefill=True)
+        for example, (request, reply) in zip(templates.examples, turns, strict=True):
+            assert reply.startswith(templates.expansion_reply_start(example.point))
+            assert "\n" not in reply
+            assert templates.lengths[detail] in request
+            assert request.endswith(example.point.text)
+        # Without a begun reply, the examples show none either.
+        for example, (_, reply) in zip(
+            templates.examples, templates.expansion_examples(detail=detail, prefill=False), strict=True
+        ):
+            assert reply == example.texts[detail]
+
+
+def test_they_stand_behind_system_messages_and_before_the_conversation() -> None:
+    conversation = Conversation.of(
+        [SystemMessage("Be brief."), HumanMessage("Hello"), HumanMessage("And now?")]
+    )
+    messages = conversation.asking("request", reply_start="1.", examples=[("asked", "replied")])
+    assert [message.text for message in messages] == [
+        "Be brief.",
+        "asked",
+        "replied",
+        "Hello",
+        "request",
+        "1.",
+    ]
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(continues: bool) -> None:
+    model = PacedChatModel(answer=answer_to, supports_assistant_prefill=continues)
+    trace = (await sot_of(model).ainvoke(QUESTION, stop=["END"])).response_metadata["sot"]
+    for messages, parameters in zip(model.requests, model.parameters, strict=True):
+        is_point = messages[-1].text.endswith(":")
+        is_continued = messages[-1].text.endswith("4.")  # the outline, since three points are few
+        is_introduction = is_introduction_request(messages[-1].text)
+        if continues and trace["route"] == "sot":
+            assert len(messages) == 2 * len(ENGLISH.examples) + (1 if is_introduction else 2)
+            assert parameters["stop"] == ["END", "\n" if is_point or is_introduction else "\n\n"]
+            assert parameters["max_tokens"] == (125 if is_point else 60 if is_continued else 110)
+        if not continues:  # nothing but the beginning of the next point ends a text
+            assert len(messages) == 1
+            assert parameters["stop"][0] == "END"
+            assert all(stop.startswith("\n") for stop in parameters["stop"][1:])
+            assert "max_tokens" not in parameters
+
+
+async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
+    model = PacedChatModel(answer=answer_to, supports_assistant_prefill=True)
+    bound = model.bind(stop=["OWN"], max_tokens=7)
+    await sot_of(bound.with_config(tags=["a"])).ainvoke(QUESTION)
+    await sot_of(model).ainvoke(QUESTION, max_tokens=500)
+    (first, *_), last = model.parameters, model.parameters[-1]
+    assert (first["stop"], first["max_tokens"]) == (["OWN", "\n\n"], 7)
+    assert last["max_tokens"] == 500
+
+
+async def test_a_model_the_user_vouches_for_gets_the_requests_alone() -> None:
+    model = PacedChatModel(answer=answer_to)
+    trace = (await sot_of(model, prefill=True).ainvoke(QUESTION)).response_metadata["sot"]
+    assert trace["route"] == "sot"
+    assert {len(messages) for messages in model.requests} == {2}  # the question and the reply's beginning
+    assert all("max_tokens" not in parameters for parameters in model.parameters)
+    outline, first, *_ = (parameters.get("stop") for parameters in model.parameters)
+    assert not outline
+    assert first == ["\n2. Dark room", "\n**2. Dark room", "\n2. **Dark room"]
