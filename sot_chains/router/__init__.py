@@ -29,26 +29,38 @@ __all__ = [
     "TrainedRouter",
     "auto_router",
     "first_certain_of",
+    "make_router",
     "router_of",
 ]
 
 
 @cache
 def auto_router() -> Router:
-    """The router that chains use unless told otherwise: the rules, then the classifier that ships."""
+    """The default router: the rules, then the classifier that ships."""
     return first_certain_of(RulesRouter(), TrainedRouter())
 
 
-def router_of(
-    router: Runnable[LanguageModelInput, Any] | Literal["auto"] | None,
+def make_router(
+    router: Runnable[LanguageModelInput, Any] | Literal["auto", "always"],
 ) -> Runnable[LanguageModelInput, Any] | None:
-    """The router meant by the argument ``router`` of a chain.
+    """The router meant by the argument ``router`` of a chain; ``None`` if Skeleton-of-Thought is always used.
 
     Raises:
-        TypeError: It is none.
+        ValueError: ``router`` is neither a Runnable nor ``"auto"`` or ``"always"``.
     """
-    if isinstance(router, str) and router == "auto":
-        return auto_router()
-    if router is None or isinstance(router, Runnable):
+    if isinstance(router, Runnable):
         return router
-    raise TypeError(f'router must be a Runnable, "auto" or None, got {router!r}')
+    if router == "auto":
+        return auto_router()
+    if router == "always":
+        return None
+    raise ValueError(
+        f'router must be a Runnable, "auto" or "always" (always use Skeleton-of-Thought), got {router!r}'
+    )
+
+
+def router_of(
+    router: Runnable[LanguageModelInput, Any] | Literal["auto", "always"] | None,
+) -> Runnable[LanguageModelInput, Any] | None:
+    """:func:`make_router` for a chain that still means "always" by ``None``."""
+    return None if router is None else make_router(router)
