@@ -21,11 +21,11 @@ from rich.table import Table
 from benchmarks.copy_speed import Contest
 from benchmarks.copy_workloads import SHAPES, forced_tasks, random_llama
 from benchmarks.peers import Run, Task, aside, run_engine
+from benchmarks.pictures import new_figure
 from benchmarks.results import save
 from benchmarks.span_copy import SpanCopy
 from local_backend import ChatLocal, Drafter
 from local_backend.drafting import drafter_of
-from local_backend.plots import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

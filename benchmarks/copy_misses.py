@@ -25,13 +25,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.copy_fit import KnownAnswer, KnownRow, decode_known
 from benchmarks.copy_steps import load_cases, small_trees, tokenizer_of
 from benchmarks.results import save
 from local_backend.drafting.copy_sources import CopySources
 from local_backend.drafting.copy_tree import Source
 from local_backend.drafting.draft import Draft
 from local_backend.drafting.suffix_index import SuffixIndex
-from local_backend.training.copying import KnownAnswer, KnownRow, decode_known
 
 _LONGEST_SPAN = 19  # of the oracle
 

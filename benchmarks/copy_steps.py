@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.copy_fit import KnownAnswer, decode_known
 from benchmarks.results import save
 from local_backend.drafting import Drafter, ReferenceCopy, RowView
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.offline.jsonl import read_lines
-from local_backend.training.copying import KnownAnswer, decode_known
 
 # The best settings of a small grid that draft about as much as the others.
 _SUFFIX_SETTINGS = {

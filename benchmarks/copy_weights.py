@@ -3,7 +3,7 @@
 The answers are the given ones and, unless ``--free 0``, what a model writes by itself when it is asked the
 same questions: a model repeats itself and its prompt more often than the people or models do whose answers
 are given. Its answers count twice, with the documents as references and with nothing but the prompt to copy.
-How weights are fitted stands in :mod:`local_backend.training.copying`.
+How weights are fitted stands in ``benchmarks.copy_fit``.
 
 Prints the weights as they stand in ``local_backend/drafting/reference_copy.py``, then one JSON line with the
 tokens per forward on cases the weights were not fitted to (cross-validation over halves).
@@ -22,12 +22,12 @@ from typing import cast
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.copy_fit import KnownAnswer, decode_known, fit_copy_weights
 from benchmarks.copy_steps import load_cases, small_trees
 from benchmarks.workloads import add_model_argument
 from local_backend import Engine, SamplingParams
 from local_backend.models.loading import load
 from local_backend.offline.jsonl import read_lines
-from local_backend.training.copying import KnownAnswer, decode_known, fit_copy_weights
 
 _REQUESTS = (
     "{documents}\n\n{query}\nAnswer with sentences from the text above.",

@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.copy_fit import fit_to_answers
 from benchmarks.decoding_ways import BASELINE, Prompt, Way, engine_way, run_alternating
 from benchmarks.results import save
 from local_backend import Drafter, Jacobi, ReferenceCopy
@@ -32,7 +33,6 @@ from local_backend.training import (
     Trajectory,
     TuneOptions,
     collect_trajectories,
-    fit_to_answers,
     load_for_training,
     read_prompts,
 )

@@ -157,7 +157,7 @@ def _table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
 
 def _picture(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     """Tokens a second of each way, end to end, by kind of prompts."""
-    from local_backend.plots import new_figure
+    from benchmarks.pictures import new_figure
 
     columns = 2
     rows = -(-len(results) // columns)

@@ -68,7 +68,6 @@ LAYERS = {
         ["sequences"],
         ["scheduling"],
         ["engine"],
-        ["plots"],
         ["langchain", "transformers", "vllm"],
         ["offline"],
         ["lengths", "training"],

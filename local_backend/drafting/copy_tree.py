@@ -6,7 +6,7 @@ sources that disagree share. The tree always adds the token, anywhere in it, tha
 until no token reaches the minimum probability. So a single certain match gives a chain, and ten short matches
 that disagree give a wide tree.
 
-:mod:`local_backend.training.copying` fits the weights to known answers by maximum likelihood.
+``benchmarks.copy_fit`` fits the weights to known answers by maximum likelihood.
 
 Pure: places and tokens in, a draft out. Knows no rows and no model.
 """

@@ -1,7 +1,6 @@
-"""Command line of training and fitting: ``python -m local_backend.training``.
+"""Command line of training: ``python -m local_backend.training``.
 
-``tune`` goes from prompts to a tuned model; ``collect``, ``train`` and ``evaluate`` are its stages. ``fit``
-changes no model: it fits the drafter ``reference_copy`` to answers that ``collect`` stored.
+``tune`` goes from prompts to a tuned model; ``collect``, ``train`` and ``evaluate`` are its stages.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        commands = {"tune": _tune, "collect": _collect, "train": _train, "evaluate": _evaluate, "fit": _fit}
+        commands = {"tune": _tune, "collect": _collect, "train": _train, "evaluate": _evaluate}
         commands[given.command](given)
     except (ValueError, OSError, ImportError) as error:
         parser.exit(2, f"{parser.prog} {given.command}: {error}\n")
@@ -40,9 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     collect = commands.add_parser("collect", help="decode prompts and store the trajectories")
     train = commands.add_parser("train", help="train on stored trajectories")
     evaluate = commands.add_parser("evaluate", help="measure speed on prompts")
-    fit = commands.add_parser("fit", help="fit reference copy to stored answers, in seconds")
-    fit.add_argument("--answers", type=Path, required=True, help="folder that collect wrote")
-    fit.add_argument("--output", type=Path, required=True, help="JSON file of the weights")
     for command in (tune, collect, train, evaluate):
         command.add_argument(
             "--model", required=True, help='folder or name of a transformers causal LM, or "default"'
@@ -126,22 +122,6 @@ def _train(given: argparse.Namespace) -> None:
     trajectories = StoredTrajectories(given.trajectories, model, tokenizer)
     train_round(model, tokenizer, trajectories, given.output, _options(given))
     print(f"written to {given.output / 'model'}")
-
-
-def _fit(given: argparse.Namespace) -> None:
-    from local_backend.training import StoredTrajectories, fit_to_answers
-
-    stored = StoredTrajectories(given.answers)
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    found = fit_to_answers([(each.prompt_ids, each.answer_ids) for each in stored])
-    report = {
-        "num_fitted": found.num_fitted,
-        "num_held_out": found.num_held_out,
-        "tokens_per_forward": round(found.tokens_per_forward, 3),
-        "tokens_per_forward_before": round(found.tokens_per_forward_before, 3),
-    }
-    given.output.write_text(json.dumps({**found.weights.to_dict(), "report": report}) + "\n", "utf-8")
-    print(json.dumps(report))
 
 
 def _collect(given: argparse.Namespace) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from local_backend.offline.prompt_file import read_examples, read_prompts
-from local_backend.plots import draw_progress
 from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import claim, has_model, write_model, write_whole
 from local_backend.training.evaluation import Evaluation, Likeness, Quality, evaluate, likeness
@@ -228,7 +227,6 @@ def tune(
     if not is_complete:
         tell("the time was up: the same command trains it further")
     write_whole(output / "report.json", json.dumps(report.as_dict(), indent=1) + "\n")
-    draw_progress(history).savefig(output / "progress.png", dpi=110)
     return report
 
 

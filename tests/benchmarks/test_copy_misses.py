@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks.copy_fit import KnownAnswer
 from benchmarks.copy_misses import kind_of_miss, longest_span, misses
 from benchmarks.copy_steps import oracle_forwards
 from local_backend import Draft
 from local_backend.drafting.copy_tree import Source
-from local_backend.training.copying import KnownAnswer
 
 DOCUMENT = (1, 2, 3, 4, 5, 6, 7, 8)
 

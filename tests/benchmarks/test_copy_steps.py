@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.copy_fit import KnownAnswer, decode_known
 from benchmarks.copy_steps import FirstMatch, PromptLookup, main, measure, oracle_forwards
 from benchmarks.span_copy import SpanCopy
 from local_backend import Draft, Drafter
 from local_backend.drafting import drafter_of
-from local_backend.training.copying import KnownAnswer, decode_known
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

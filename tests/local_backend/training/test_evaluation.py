@@ -1,18 +1,16 @@
-"""What is measured is what happened, and pictures show it."""
+"""What is measured is what happened."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from io import BytesIO
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from local_backend import Completion, Engine, Jacobi, SamplingParams
-from local_backend.plots import trajectory_cells
-from local_backend.training import Trajectory, draw_progress, draw_trajectories, evaluate, perplexity
+from local_backend.training import Trajectory, evaluate, perplexity
 from local_backend.training.evaluation import likeness, num_stationary, rouge_l
 
 # Place 0 lands by itself; 2 and 3 are right from the start behind a wrong 1; 4 is right, then wrong, then
@@ -26,15 +24,6 @@ def test_stationary_tokens_are_right_behind_a_wrong_one_and_stay() -> None:
     assert num_stationary(TRAJECTORY) == 2
     assert num_stationary(Trajectory((1,), (5, 6), (0,), ((5, 6),))) == 0
     assert num_stationary(Trajectory((1,), (5, 6), (0, 1), ((4, 4), (4,)))) == 0
-
-
-def test_cells_tell_settled_right_and_wrong() -> None:
-    assert trajectory_cells(TRAJECTORY) == [
-        [1, 1, 2, 2, 2],
-        [3, 1, 2, 2, 1],
-        [3, 3, 2, 2, 2],
-        [3, 3, 3, 3, 3],
-    ]
 
 
 def test_an_evaluation_agrees_with_the_engine(
@@ -96,16 +85,3 @@ def test_likeness_compares_answers_with_the_plain_ones(model: LlamaForCausalLM) 
     assert told.perplexity == perplexity(model, list(zip(prompts, plain, strict=True)))
     with pytest.raises(ValueError, match="no text"):
         likeness(model, [], [], [])
-
-
-def test_pictures_are_drawn() -> None:
-    figure = draw_trajectories({"plain": TRAJECTORY, "tuned": TRAJECTORY})
-    assert [axes.get_title() for axes in figure.axes] == ["plain: 3 forwards", "tuned: 3 forwards"]
-    history = [{"step": 0, "tokens_per_forward": 1.0, "quality": 0.5}, {"step": 9, "tokens_per_forward": 4.0}]
-    for picture in (figure, draw_progress(history)):
-        buffer = BytesIO()
-        picture.savefig(buffer, format="png")
-        assert buffer.getvalue().startswith(b"\x89PNG")
-    for draw in (draw_trajectories, draw_progress):
-        with pytest.raises(ValueError, match="nothing to draw"):
-            draw({} if draw is draw_trajectories else [])  # type: ignore[operator]  # one of two

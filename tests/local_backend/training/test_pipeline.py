@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -98,7 +99,6 @@ def test_prompts_become_a_tuned_model(folder: Path) -> None:
     assert written["tuned"]["perplexity"] > 1
     assert written["after"]["speedup"] > 0
     assert len(written["counts"]) == 2
-    assert (folder / "tuned" / "progress.png").stat().st_size > 1000
 
 
 class _KilledError(Exception):
@@ -486,20 +486,16 @@ def test_importing_the_package_does_not_import_training() -> None:
     code = (
         "import sys, local_backend; local_backend.Engine; "
         "assert not [name for name in sys.modules if name.startswith('local_backend.training')]; "
-        "assert 'datasets' not in sys.modules and 'peft' not in sys.modules; "
-        "import local_backend.training; assert 'datasets' not in sys.modules"
+        "assert 'datasets' not in sys.modules and 'peft' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_the_extra_an_error_names_it() -> None:
-    code = (
-        "import sys; sys.modules['datasets'] = None; sys.modules['peft'] = None\n"
-        "import local_backend.training as training\n"
-        "from pathlib import Path\n"
-        "for name in ('StoredTrajectories', 'tune'):\n"
-        "    try:\n        getattr(training, name)\n"
-        "    except ImportError as error:\n        assert '[training]' in str(error), error\n"
-        "    else:\n        raise SystemExit(f'no error for {name}')\n"
+def test_without_the_extra_an_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "local_backend.training")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "peft" else find_spec(name, *more)
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(ImportError, match=r"training needs peft: pip install '\.\[training\]'"):
+        importlib.import_module("local_backend.training")

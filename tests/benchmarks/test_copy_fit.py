@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.copy_fit import fit_to_answers, main
 from local_backend import ReferenceCopy
 from local_backend.drafting.copy_sources import TRAITS
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.sequences.outputs import Trajectory
-from local_backend.training import fit_to_answers
-from local_backend.training.__main__ import main
 from local_backend.training.trajectory_store import _FORMAT as FORMAT
 from local_backend.training.trajectory_store import write_part
 
@@ -60,7 +59,7 @@ def test_the_command_writes_weights_that_the_drafter_takes(
     stored = [Trajectory(prompt, answer, (), ()) for prompt, answer in answers(40)]
     write_part(tmp_path, {"format": FORMAT, "parts": {}}, 0, stored, {"kept": len(stored)})
     file = tmp_path / "fitted" / "weights.json"
-    main(["fit", "--answers", str(tmp_path), "--output", str(file)])
+    main(["--answers", str(tmp_path), "--output", str(file)])
     report = json.loads(capsys.readouterr().out)
     written = json.loads(file.read_text("utf-8"))
     assert written["report"] == report
@@ -69,5 +68,5 @@ def test_the_command_writes_weights_that_the_drafter_takes(
 
 def test_a_folder_without_answers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["fit", "--answers", str(tmp_path / "none"), "--output", str(tmp_path / "weights.json")])
+        main(["--answers", str(tmp_path / "none"), "--output", str(tmp_path / "weights.json")])
     assert "none" in capsys.readouterr().err

@@ -5,15 +5,19 @@ follows it; the answer shows which votes were right, then which of those were ri
 weights maximise the likelihood of these outcomes under the mixture that ``copy_tree.grow`` computes, with a
 small ridge penalty. The forwards depend on the drafter's weights, so fitting alternates with decoding.
 
-Knows token ids. Does not know models, and changes none: drafts by other weights give the same text.
+``python -m benchmarks.copy_fit`` fits them to the answers that ``python -m local_backend.training collect``
+stored. It changes no model: drafts by other weights give the same text.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -27,6 +31,7 @@ from local_backend.drafting.drafter import Drafter
 from local_backend.drafting.reference_copy import FITTED, ReferenceCopy
 from local_backend.drafting.suffix_index import BORDER, SharedIndexes, SuffixIndex
 from local_backend.engine.verification import verify
+from local_backend.training import StoredTrajectories
 
 _NUM_CLASSES = len(FITTED.by_length)
 _MAX_DEPTH = 20
@@ -275,3 +280,28 @@ def fit_to_answers(answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, se
     return CopyFit(
         weights, len(fitted), len(held_out), tokens_per_forward(weights), tokens_per_forward(FITTED)
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.copy_fit", description=__doc__)
+    parser.add_argument("--answers", type=Path, required=True, help="folder that collect wrote")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file of the weights")
+    options = parser.parse_args(arguments)
+    try:
+        stored = StoredTrajectories(options.answers)
+        found = fit_to_answers([(each.prompt_ids, each.answer_ids) for each in stored])
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    report = {
+        "num_fitted": found.num_fitted,
+        "num_held_out": found.num_held_out,
+        "tokens_per_forward": round(found.tokens_per_forward, 3),
+        "tokens_per_forward_before": round(found.tokens_per_forward_before, 3),
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({**found.weights.to_dict(), "report": report}) + "\n", "utf-8")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

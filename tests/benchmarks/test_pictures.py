@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from benchmarks.pictures import CopiedText, landings
 from local_backend import Engine, SamplingParams
-from local_backend.plots import CopiedText, landings
 from local_backend.sequences.outputs import Completion, Stats
 from tests.local_backend.conftest import ragged_prompts
 
