@@ -144,14 +144,14 @@ async def _by_sot(sot: SkeletonOfThought, num: int, config: RunnableConfig | Non
 
 async def sot_chains(num: int, seconds: float) -> int:
     """Ours, over a provider."""
-    return await _by_sot(SkeletonOfThought(PacedProvider(seconds), router=None), num)
+    return await _by_sot(SkeletonOfThought(PacedProvider(seconds), router="always"), num)
 
 
 async def sot_chains_callbacks(num: int, seconds: float) -> int:
     """Ours, over a provider, with LangChain's usage callback attached."""
     handler = UsageMetadataCallbackHandler()
     num_points = await _by_sot(
-        SkeletonOfThought(PacedProvider(seconds), router=None), num, {"callbacks": [handler]}
+        SkeletonOfThought(PacedProvider(seconds), router="always"), num, {"callbacks": [handler]}
     )
     counted = handler.usage_metadata["paced"]["total_tokens"]
     assert counted == num * (_NUM_POINTS + 1) * _USAGE["total_tokens"], counted
@@ -160,7 +160,7 @@ async def sot_chains_callbacks(num: int, seconds: float) -> int:
 
 async def sot_chains_chat_model(num: int, seconds: float) -> int:
     """Ours, over a LangChain chat model."""
-    return await _by_sot(SkeletonOfThought(PacedChatModel(seconds=seconds), router=None), num)
+    return await _by_sot(SkeletonOfThought(PacedChatModel(seconds=seconds), router="always"), num)
 
 
 async def raw_asyncio(num: int, seconds: float) -> int:

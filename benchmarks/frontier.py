@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 async def measure_one(server: PacedServer, name: str, **options: Any) -> dict[str, float]:
     """Seconds, price and tokens of one answer under the setting ``name``."""
     before = server.input_tokens, server.output_tokens
-    settings = {"prompts": _PROMPTS, "prices": PRICE, "router": None, **SETTINGS[name], **options}
+    settings = {"prompts": _PROMPTS, "prices": PRICE, "router": "always", **SETTINGS[name], **options}
     sot = SkeletonOfThought("openai:paced", base_url=server.url, **settings)
     begin = time.perf_counter()
     if name == "plain answer":

@@ -74,7 +74,7 @@ def most_in_a_window(starts: Sequence[tuple[float, int]], window_seconds: float)
 async def measure_limit(limits: Limits, *, by_tokens: bool, num_questions: int) -> dict[str, Any]:
     """How well ``num_questions`` concurrent questions respect and use up a limit."""
     provider = Metered(0.02)
-    sot = SkeletonOfThought(provider, limits=limits, router=None)
+    sot = SkeletonOfThought(provider, limits=limits, router="always")
     finished: list[int] = []
 
     async def answer(number: int) -> None:

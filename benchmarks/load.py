@@ -98,7 +98,7 @@ def engine_service(chat: ChatLocal, rates: Sequence[float], *, num_needed: int) 
     busy = LoadAwareRouter(chat.engine, num_needed=num_needed)
     chains = {
         "plain": SkeletonOfThought(chat, router=_Plainly()),
-        "sot": SkeletonOfThought(chat, router=None),
+        "sot": SkeletonOfThought(chat, router="always"),
         "sot_r": SkeletonOfThought(chat, router=TrainedRouter()),
         "load_aware": SkeletonOfThought(chat, router=busy),
     }

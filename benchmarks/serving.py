@@ -132,7 +132,7 @@ async def measure(
     port: int, pid: int, upstream: str, num_clients: int, repeats: int
 ) -> dict[str, list[dict[str, float]]]:
     """What each repeat took, for both; the two alternate."""
-    chain = SkeletonOfThought(provider_of(_MODEL, base_url=upstream), router=None)
+    chain = SkeletonOfThought(provider_of(_MODEL, base_url=upstream), router="always")
     ways: dict[str, Callable[[str], Awaitable[float | None]]] = {
         "direct": lambda question: _ask_chain(chain, question),
         "server": lambda question: _ask_server(port, question),

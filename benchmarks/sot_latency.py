@@ -59,7 +59,7 @@ async def measure_all(questions: Sequence[str], *, repeats: int, **loading: Any)
     """
     cases = []
     with ChatLocal.from_pretrained(**loading) as chat:
-        sot = SkeletonOfThought(chat, router=None)
+        sot = SkeletonOfThought(chat, router="always")
         for warm_up in questions[:2]:
             await measure(chat, sot, warm_up, sot_first=False)
         for number, question in enumerate(track(questions, "Answering", console=Console(stderr=True))):

@@ -149,7 +149,7 @@ async def measure_all(
 
 
 def _router(options: argparse.Namespace) -> dict[str, Any]:
-    return {} if options.router else {"router": None}
+    return {} if options.router else {"router": "always"}
 
 
 def draw(cases: Sequence[dict[str, Any]], path: Path) -> None:

@@ -56,7 +56,7 @@ async def measure(
     sot = SkeletonOfThought(
         f"openai:{options.model}",
         base_url=options.base_url,
-        router=None,
+        router="always",
         detail=options.detail,
         limits=Limits(max_concurrent=256, key="sot_vllm"),
     )

@@ -65,7 +65,7 @@ async def over_longest_path(edges: Edges, seconds: float) -> float:
 
 async def measure(model: ChatLocal, question: str, *, graph_first: bool) -> dict[str, Any]:
     """One question, plainly and as a graph."""
-    graph = SkeletonOfThought(model, router=None, dependencies=True, conclusion=True)
+    graph = SkeletonOfThought(model, router="always", dependencies=True, conclusion=True)
     case: dict[str, Any] = {"question": question}
     for way in ("graph", "plain") if graph_first else ("plain", "graph"):
         begin = time.perf_counter()

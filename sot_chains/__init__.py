@@ -6,7 +6,6 @@ message = await sot.ainvoke("How do I get more done in a day?")
 
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.answering.point_writer import PointDelta
-from sot_chains.calls.budget import Budget, BudgetError
 from sot_chains.calls.rate_limits import Limits
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
@@ -21,8 +20,6 @@ from sot_chains.thought_graph import ThoughtGraph
 __all__ = [
     "CHINESE",
     "ENGLISH",
-    "Budget",
-    "BudgetError",
     "CallTrace",
     "DeadlineError",
     "Delta",

@@ -33,7 +33,6 @@ from sot_chains.answering.answer import Answer
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.answering.point_writer import PointDelta
 from sot_chains.answering.shown import run_of, shown_text
-from sot_chains.calls.budget import Budget
 from sot_chains.calls.options import (
     CallOptions,
     OnFailure,
@@ -81,7 +80,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         model: A LangChain chat model, another Runnable that answers messages with a message,
             ``"openai:MODEL"`` or ``"anthropic:MODEL"``.
         router: Decides which questions are answered this way and which plainly, see :mod:`sot_chains.router`.
-            ``"auto"`` are the rules and the trained router, some 10 ms; ``None`` takes all questions apart.
+            ``"auto"`` are the rules and the trained router, some 10 ms; ``"always"`` always uses
+            Skeleton-of-Thought.
         prompts: The requests sent to the model. By default short ones for models that are known to be strong
             by their name, and ones with examples as earlier turns for small local models and for servers
             other than the vendors' own.
@@ -104,7 +104,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         deadline_seconds: After how long an answer is returned with what is there, marked in the trace.
         limits: What the account may send, shared by all chains that use it.
         prices: What models cost, by name, so that the trace tells the price.
-        budget: What answers may cost.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on, see
             :func:`~sot_chains.providers.provider_of`.
 
@@ -115,7 +114,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         ProviderError: When called: the model could not be asked, or nothing could be written. Its ``trace``
             holds what had been, for ``resume``.
         DeadlineError: When called: the deadline passed before there was anything to return.
-        BudgetError: When called: the budget is too small.
 
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
@@ -131,7 +129,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         self,
         model: str | Runnable[Any, Any] | Provider,
         *,
-        router: Runnable[LanguageModelInput, Route] | Literal["auto"] | None = "auto",
+        router: Runnable[LanguageModelInput, Route] | Literal["auto", "always"] = "auto",
         prompts: Prompts | None = None,
         detail: Detail = "normal",
         loop_guard: bool = True,
@@ -145,12 +143,11 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         deadline_seconds: float | None = None,
         limits: Limits | None = None,
         prices: Mapping[str, Price] | Price | None = None,
-        budget: Budget | None = None,
         **options: Any,
     ) -> None:
         if isinstance(model, str) and "max_retries" in options:  # as the SDKs call it, but counted by us
             retries = retries or Retries(max_attempts=options.pop("max_retries") + 1)
-        from sot_chains.router import router_of  # NumPy and a tokenizer, which an import need not wait for
+        from sot_chains.router import make_router  # NumPy and a tokenizer, which an import need not wait for
 
         provider = provider_of(model, **options)
         account = provider.account if isinstance(provider, VendorProvider) else None
@@ -169,10 +166,9 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             retries=retries or Retries(),
             limiter=limiter_for(limits, account),
             prices=prices,
-            budget=budget,
-            router=router_of(router),
+            router=make_router(router),
         )
-        if budget is not None or (self.method.limiter and self.method.limiter.counts_tokens):
+        if self.method.limiter and self.method.limiter.counts_tokens:
             fetch_vocabulary()
 
     @property

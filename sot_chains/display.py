@@ -290,8 +290,6 @@ def _rows(trace: SotTrace) -> list[tuple[str, CallTrace, str]]:
     rows: list[tuple[str, CallTrace, str]] = []
     if trace["skeleton_call"]:
         rows.append(("skeleton", trace["skeleton_call"], _SKELETON))
-    if introduction := trace.get("introduction"):
-        rows.append(("introduction", introduction, _POINT))
     for point in trace["points"]:
         label = f"{point['number']}. {point['label']}"
         shortened = label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"

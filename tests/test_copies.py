@@ -12,7 +12,7 @@ import pytest
 from langchain_core.documents import Document
 
 from retrieval_copy import BM25Retriever, RetrievalCopyChain
-from sot_chains import Budget, Limits, Price, Retries, SkeletonOfThought
+from sot_chains import Limits, Price, Retries, SkeletonOfThought
 from sot_chains.calls.rate_limits import limiter_for
 from sot_chains.router import LoadAwareRouter, PromptedRouter, RulesRouter
 from tests.sot_chains.fakes import ANSWER, QUESTION, sot_of
@@ -40,7 +40,6 @@ def test_a_copy_answers_and_shares_the_limits(
         prefill=False,
         limits=Limits(requests_per_minute=500, tokens_per_minute=10**6),
         prices={MODEL: Price(1.0, 2.0)},
-        budget=Budget(tokens=10**6, scope="total"),
         retries=Retries(max_attempts=2, longest_wait_seconds=7.0),
     )
     assert sot.invoke(QUESTION).text == ANSWER
@@ -50,7 +49,6 @@ def test_a_copy_answers_and_shares_the_limits(
     assert copied.method.retries == sot.method.retries
     assert repr(copied.provider) == repr(sot.provider)
     assert set(server.keys) == {"s3cret"}
-    assert (copied.method.budget is sot.method.budget) == (way in (copy.copy, copy.deepcopy))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -70,7 +68,7 @@ def test_routers_travel(way: Callable[[Any], Any], router: str) -> None:
         "rules": RulesRouter(),
         "prompted": PromptedRouter("openai:m"),
     }
-    sot = SkeletonOfThought("openai:m", api_key="k", router=routers.get(router))
+    sot = SkeletonOfThought("openai:m", api_key="k", router=routers.get(router, "always"))
     if router == "load":
         load = sot.method.limiter
         assert load is not None
@@ -82,7 +80,7 @@ def test_routers_travel(way: Callable[[Any], Any], router: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_chain_that_retrieves(way: Callable[[Any], Any], server: ChatServer) -> None:
     documents = [Document("Close the curtains."), Document("Drink no coffee.")]
-    model = SkeletonOfThought(f"openai:{MODEL}", base_url=server.url, router=None)
+    model = SkeletonOfThought(f"openai:{MODEL}", base_url=server.url, router="always")
     for chain in (
         RetrievalCopyChain(BM25Retriever(documents=documents), f"openai:{MODEL}", base_url=server.url),
         RetrievalCopyChain(BM25Retriever(documents=documents), model),
@@ -102,7 +100,7 @@ def test_another_process_answers_with_a_pickled_chain(server: ChatServer) -> Non
 
 
 def test_a_client_of_ones_own_stays_where_it_is() -> None:
-    sot = SkeletonOfThought("openai:m", router=None, http_client=httpx2.AsyncClient())
+    sot = SkeletonOfThought("openai:m", router="always", http_client=httpx2.AsyncClient())
     assert copy.deepcopy(sot).provider is sot.provider
     with pytest.raises(TypeError, match=r"http_client=\.\.\. cannot be pickled"):
         pickle.dumps(sot)

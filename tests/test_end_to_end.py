@@ -34,7 +34,7 @@ def chat(default_chat: ChatLocal) -> ChatLocal:
 @pytest.fixture(scope="module")
 def chain(chat: ChatLocal) -> Runnable[dict[str, Any], str]:
     prompt = ChatPromptTemplate.from_messages([("user", "{question}")])
-    return prompt | SkeletonOfThought(chat, router=None, detail="brief", max_points=3) | StrOutputParser()
+    return prompt | SkeletonOfThought(chat, router="always", detail="brief", max_points=3) | StrOutputParser()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ async def test_it_composes_in_all_six_ways(
 def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
     """Lossless: sharing a batch and a prefix changes no word."""
     question = QUESTION["question"]
-    sot = SkeletonOfThought(chat, router=None, loop_guard=False, max_points=4)
+    sot = SkeletonOfThought(chat, router="always", loop_guard=False, max_points=4)
     trace = sot.invoke(question).response_metadata["sot"]
     json.dumps(trace)
     assert trace["route"] == "sot"
@@ -94,17 +94,17 @@ def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
 
 async def test_points_share_forwards(chat: ChatLocal) -> None:
     before = chat.engine.stats.num_forwards
-    message = await SkeletonOfThought(chat, router=None).ainvoke(QUESTION["question"])
+    message = await SkeletonOfThought(chat, router="always").ainvoke(QUESTION["question"])
     forwards = chat.engine.stats.num_forwards - before
     assert forwards < chat.get_num_tokens(message.text)
 
 
 async def test_leaving_early_frees_every_row(chat: ChatLocal) -> None:
-    async for chunk in SkeletonOfThought(chat, router=None).astream(QUESTION["question"]):
+    async for chunk in SkeletonOfThought(chat, router="always").astream(QUESTION["question"]):
         if chunk.text:
             break
     assert await _is_idle(chat)
-    task = asyncio.create_task(SkeletonOfThought(chat, router=None).ainvoke(QUESTION["question"]))
+    task = asyncio.create_task(SkeletonOfThought(chat, router="always").ainvoke(QUESTION["question"]))
     await asyncio.sleep(0.1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -114,15 +114,15 @@ async def test_leaving_early_frees_every_row(chat: ChatLocal) -> None:
 
 async def test_bad_input_is_named_and_nothing_is_left_running(chat: ChatLocal) -> None:
     with pytest.raises(ValueError, match="empty"):
-        await SkeletonOfThought(chat, router=None).ainvoke("  ")
+        await SkeletonOfThought(chat, router="always").ainvoke("  ")
     with pytest.raises(ValueError, match="positions for 8192"):
-        await SkeletonOfThought(chat, router=None).ainvoke("bread " * 9000)
+        await SkeletonOfThought(chat, router="always").ainvoke("bread " * 9000)
     assert await _is_idle(chat)
 
 
 async def test_a_model_that_writes_garbage_answers_plainly(chat: ChatLocal) -> None:
     garbage = chat.bind(temperature=50.0, seed=1, max_tokens=30)
-    message = await SkeletonOfThought(garbage, router=None, prefill=False).ainvoke(QUESTION["question"])
+    message = await SkeletonOfThought(garbage, router="always", prefill=False).ainvoke(QUESTION["question"])
     trace = message.response_metadata["sot"]
     assert trace["route"] == "plain"
     assert "usable point" in trace["route_reason"]

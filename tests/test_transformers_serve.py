@@ -26,7 +26,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 async def test_it_answers_point_by_point_over_http(base_url: str) -> None:
-    sot = SkeletonOfThought(f"openai:{WEIGHTS}", router=None, base_url=base_url)
+    sot = SkeletonOfThought(f"openai:{WEIGHTS}", router="always", base_url=base_url)
     message = await sot.ainvoke(QUESTION, max_tokens=32)
     trace = message.response_metadata["sot"]
     assert trace["route"] == "sot", trace
@@ -37,12 +37,12 @@ async def test_it_answers_point_by_point_over_http(base_url: str) -> None:
 
 async def test_a_wrong_model_and_a_server_that_is_down_are_named(base_url: str) -> None:
     with pytest.raises(ProviderError, match="no-such-model"):
-        await SkeletonOfThought("openai:no-such-model", router=None, base_url=base_url).ainvoke(
+        await SkeletonOfThought("openai:no-such-model", router="always", base_url=base_url).ainvoke(
             "How do I sleep well?"
         )
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(ProviderError, match=nobody):
-        await SkeletonOfThought("openai:any", router=None, base_url=nobody, max_retries=0).ainvoke(
+        await SkeletonOfThought("openai:any", router="always", base_url=nobody, max_retries=0).ainvoke(
             "How do I sleep well?"
         )
 
@@ -52,7 +52,7 @@ async def test_every_eighth_vicuna_question_is_answered_over_http(base_url: str)
     if not VICUNA.exists():
         pytest.skip(f"the Vicuna questions are not part of the project, and {VICUNA} is not here")
     questions = [json.loads(line)["question"] for line in VICUNA.read_text("utf-8").splitlines()[::8]]
-    sot = SkeletonOfThought(f"openai:{WEIGHTS}", router=None, base_url=base_url)
+    sot = SkeletonOfThought(f"openai:{WEIGHTS}", router="always", base_url=base_url)
     async with asyncio.timeout(1800):
         messages = [await sot.ainvoke(question, max_tokens=64) for question in questions]
     assert len(messages) == len(questions)

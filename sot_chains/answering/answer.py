@@ -23,7 +23,6 @@ from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import CallOptions, SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, SotTrace
-from sot_chains.filters.repeats import RepeatedSentences
 from sot_chains.filters.reply_text import AnswerRenderer
 from sot_chains.outline.marks import MarkReader
 from sot_chains.outline.reader import OutlineReader, fault_of
@@ -62,7 +61,6 @@ class Answer:
         self._marks = MarkReader()
         self._is_whole = False  # all points are taken over from an earlier answer
         self._place_of: dict[int, PointState] = {}  # by the number of the point
-        self._plain = PointState(None)  # begun beside the outline, and the answer if it is whole before
         self._requests = Requests(method, conversation)
         self._caller = Caller(method, setting)
         self._record = AnswerRecord(method)
@@ -80,9 +78,8 @@ class Answer:
             tasks = Tasks()
 
             async def outline_and_points() -> None:
-                # 1. The model writes an outline; a local one begins an introduction and a plain answer beside
-                #    it. Points come when the outline is whole or, if the method is eager, each one as soon as
-                #    the next begins. There are none if the answer is to be plain.
+                # 1. The model writes an outline. Points come when it is whole or, if the method is eager,
+                #    each one as soon as the next begins. There are none if the answer is to be plain.
                 async for place, request in self._points():
                     # 2. All points are written at once, each by a call of its own.
                     tasks.start(self._writer.write(place, request))
@@ -113,8 +110,6 @@ class Answer:
                 async for place, piece in pieces:
                     if text := renderer.add(place.point, piece):
                         yield text
-            if text := renderer.end():
-                yield text
             await writing
         finally:
             await cancel_and_wait([writing])
@@ -131,13 +126,7 @@ class Answer:
         return AIMessageChunk(content="", chunk_position="last", **particulars)
 
     def _renderer(self) -> AnswerRenderer:
-        repeats = RepeatedSentences() if self._is_guarded else None
-        return AnswerRenderer(self._requests.templates.separator, repeats)
-
-    @property
-    def _is_guarded(self) -> bool:
-        """Whether sentences that the answer has said before are left out of it."""
-        return self._requests.is_small and self._method.loop_guard
+        return AnswerRenderer(self._requests.templates.separator)
 
     # --- the points
 
@@ -150,20 +139,9 @@ class Answer:
         elif reason := await self._reason_for_plain():
             self._record.route_reason = reason
         else:
-            introduction = self._record.introduction = PointState(None, part="introduction")
-            if self._conclusion != "first" and (request := self._requests.introduction()):
-                yield introduction, request
-            begins_plain = self._requests.begins_plain and not self._conclusion
-            if begins_plain:
-                yield self._plain, self._requests.plain()
             async with aclosing(self._outlined()) as points:
                 async for begun in points:
                     yield begun
-            if not self._record.places:
-                introduction.end("omitted", "the answer is plain")
-                if begins_plain and not self._plain.has_failed:
-                    self._record.is_plain = True
-                    self._writer.announce(self._plain)
         if self._record.places and self._conclusion:
             yield self._concluding()
         self._record.is_outlined = True
@@ -189,40 +167,23 @@ class Answer:
         """The points of an outline that the model writes now."""
         record, is_eager = self._record, self._method.eager
         reader = self._requests.outline_reader(lambda: self._requests.skeleton_reply_start)
-        request: Request | None = self._requests.skeleton()
-        num_calls, fault = 0, None
-        while request is not None:
-            num_calls, has_failed = num_calls + 1, False
-            call = record.begin(Call("skeleton", "skeleton"))
-            record.skeleton_call = record.skeleton_call or call
-            try:
-                async with aclosing(self._caller.stream(call, request)) as events:
-                    async for event in events:
-                        match event:
-                            case TextDelta(text):
-                                reader.feed(text)
-                                if is_eager and (points := self._marked(reader.take())):
-                                    skeleton = self._skeleton_of(reader)
-                                    for point in points:
-                                        yield self._begun(point, skeleton)
-                            case Restarted():
-                                reader.restart()
-                        if reader.is_over or self._plain_is_whole:
-                            break
-            except Exception:  # whatever a local model raises: the points there are make an answer, too
-                if num_calls == 1:
-                    raise
-                has_failed = bool(call.pieces)  # in the middle of a heading
-            reader.end(is_cut=reader.is_over or call.is_cut_off or has_failed)
-            fault = fault_of(reader.headings, self._requests.templates.example_headings)
-            if self._plain_is_whole:
-                fault = "the plain answer was whole before the outline"
-            if is_eager or fault or call.is_out_of_tokens:
-                break
-            if request := self._requests.more_points(reader.headings, num_calls):
-                reader = self._requests.outline_reader(lambda: None)
-                reader.feed(self._requests.templates.skeleton_prefill + request.written + " ")
-        record.skeleton_seconds = call.end_seconds - (record.skeleton_call or call).start_seconds
+        call = record.skeleton_call = record.begin(Call("skeleton", "skeleton"))
+        async with aclosing(self._caller.stream(call, self._requests.skeleton())) as events:
+            async for event in events:
+                match event:
+                    case TextDelta(text):
+                        reader.feed(text)
+                        if is_eager and (points := self._marked(reader.take())):
+                            skeleton = self._skeleton_of(reader)
+                            for point in points:
+                                yield self._begun(point, skeleton)
+                    case Restarted():
+                        reader.restart()
+                if reader.is_over:
+                    break
+        reader.end(is_cut=reader.is_over or call.is_cut_off)
+        fault = fault_of(reader.headings, self._requests.templates.example_headings)
+        record.skeleton_seconds = call.end_seconds - call.start_seconds
         points = self._marked(reader.take())
         record.plain_share = self._requests.plain_share()
         skeleton = self._skeleton_of(reader)
@@ -238,17 +199,7 @@ class Answer:
         marked = self._marks.points
         return Skeleton(tuple(marked)) if marked else reader.skeleton
 
-    @property
-    def _plain_is_whole(self) -> bool:
-        """Whether a plain answer was written sooner than the first point could be begun."""
-        plain = self._plain
-        return plain.status == "complete" and not plain.stopped_by and not self._record.places
-
     def _begun(self, point: Point, skeleton: Skeleton) -> Begun:
-        self._plain.end("omitted", "the answer is written point by point")
-        introduction = self._record.introduction
-        if introduction and introduction.call and introduction not in self._record.places:
-            self._writer.announce(introduction)
         if self._conclusion == "first" and not self._record.places:
             self._announce_conclusion()
         needs = [self._place_of[number] for number in point.needs]
@@ -281,10 +232,6 @@ class Answer:
         self._record.route_reason = f"resumed: {num_missing} of {len(skeleton)} points were missing"
         if resume.get("route") == "graph":
             self._record.is_graph, self._conclusion = True, self._conclusion or bool(resume.get("conclusion"))
-        introduction = resume.get("introduction")
-        if introduction and introduction["status"] == "complete":
-            place = place_of(None, introduction, part="introduction")
-            self._record.introduction = self._writer.announce(place)
         if self._conclusion == "first":
             self._announce_conclusion()
         begun: list[Begun] = []

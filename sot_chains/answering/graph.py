@@ -10,8 +10,6 @@ from typing import Any
 
 from sot_chains.answering.answer import Answer, Begun
 from sot_chains.answering.resuming import place_of, whole_of
-from sot_chains.filters.repeats import RepeatedSentences
-from sot_chains.filters.reply_text import AnswerRenderer
 from sot_chains.outline.skeleton import Skeleton
 from sot_chains.outline.thoughts import Thought, numbered
 
@@ -49,12 +47,3 @@ class GraphAnswer(Answer):
         if self._conclusion:
             yield self._concluding()
         self._record.is_outlined = True
-
-    def _renderer(self) -> AnswerRenderer:
-        """As that of any answer, but a tiny model does not say again what it builds on.
-
-        A larger one may have been asked to: to correct a text, for example.
-        """
-        if not (self._requests.is_tiny and self._is_guarded):
-            return super()._renderer()
-        return AnswerRenderer(self._requests.templates.separator, RepeatedSentences(most_times=1))

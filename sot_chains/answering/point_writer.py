@@ -12,12 +12,11 @@ from typing import NamedTuple, cast
 
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
-from sot_chains.calls.budget import BudgetError
 from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import SotOptions
 from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, Status, StoppedBy
-from sot_chains.filters.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound, sentences
+from sot_chains.filters.guards import Guard, Guarded, OverrunGuard, SentenceBound
 from sot_chains.filters.reply_text import HeadingStripper
 from sot_chains.outline.skeleton import Point
 from sot_chains.providers.loops import LoopGuard
@@ -30,7 +29,7 @@ class PointDelta(NamedTuple):
     """A text delta of one point.
 
     Attributes:
-        point: The point it belongs to; ``None`` for an introduction, and if the model answers plainly.
+        point: The point it belongs to; ``None`` for a conclusion, and if the model answers plainly.
         text: What was added; ``""`` to announce that the point is being written.
     """
 
@@ -121,10 +120,10 @@ class PointWriter:
         self._order.wake()
 
     def _asking_again(self, request: Request) -> Request | None:
-        """The request for a text that came out empty or a copy; ``None`` if the reply would be the same."""
+        """The request for a text that came out empty; ``None`` if the reply would be the same."""
         if not (self._method.prefills and request.prefill):
             return None
-        return replace(request, prefill=False, may_repeat_needs=True)
+        return replace(request, prefill=False)
 
     async def _has_what_it_needs(self, place: PointState) -> bool:
         """Waits for the places that ``place`` builds on; if one of them has failed, so has it."""
@@ -167,11 +166,6 @@ class PointWriter:
         guards: dict[str, Guard] = {}
         if place.point:
             guards["heading"] = HeadingStripper(place.point)
-        read = (
-            [] if request.may_repeat_needs else [one for need in place.needs for one in sentences(need.text)]
-        )
-        if request.examples or read:
-            guards["echo"] = EchoGuard(request.examples, read)
         if place.point:
             guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
         if self._method.loop_guard:
@@ -184,9 +178,8 @@ class PointWriter:
     def _add(self, place: PointState, text: str) -> None:
         if text:
             place.pieces.append(text)
-            if place in self._record.places:  # an introduction waits for the first point
-                self._note_first_text()
-                self._tell(place, text)
+            self._note_first_text()
+            self._tell(place, text)
 
     def _tell(self, place: PointState, text: str) -> None:
         if self._on_arrival:
@@ -207,9 +200,7 @@ class PointWriter:
         place.has_failed = True
         self.errors.append(error)
         reason = f"{type(error).__name__}: {error}"
-        # A budget that is spent is no failure of the model: the answer has the points that fit.
-        policy = "retry" if isinstance(error, BudgetError) else self._method.policy(place.point, error)
-        match policy:
+        match self._method.policy(place.point, error):
             case "raise":
                 raise error
             case "plain" if self._order.has_begun or self._on_arrival:

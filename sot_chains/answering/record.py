@@ -18,8 +18,7 @@ class AnswerRecord:
 
     Attributes:
         calls: Every call, in the order they were begun.
-        places: What is shown: a place for each point, after the introduction, or one for the plain answer.
-        introduction: The place before the points, to be shown with the first of them.
+        places: What is shown: a place for each point, or one for the plain answer.
         conclusion: The place that is written with all points in view.
         is_plain: Whether the model answers in one piece.
         is_graph: Whether points may build on each other because the router, or the user, says so.
@@ -35,7 +34,6 @@ class AnswerRecord:
         self._method = method
         self.calls: list[Call] = []
         self.places: list[PointState] = []
-        self.introduction: PointState | None = None
         self.conclusion: PointState | None = None
         self.skeleton = Skeleton()
         self.skeleton_call: Call | None = None
@@ -118,10 +116,7 @@ class AnswerRecord:
     def trace(self) -> SotTrace:
         """The record as plain values."""
         points = [] if self.is_plain else [place.trace() for place in self.places if place.point]
-        introduction, conclusion = (
-            place.trace() if place and place in self.places else None
-            for place in (self.introduction, self.conclusion)
-        )
+        conclusion = self.conclusion.trace() if self.conclusion in self.places else None
         failures = [
             Failure(number=p["number"], label=p["label"], status=p["status"], reason=p["reason"] or "")
             for p in (*points, *([conclusion] if conclusion else ()))
@@ -151,7 +146,6 @@ class AnswerRecord:
             skeleton=[point.text for point in self.skeleton],
             skeleton_reply=self.skeleton_reply,
             skeleton_call=skeleton_call.trace() if skeleton_call else None,
-            introduction=introduction,
             points=points,
             conclusion=conclusion,
             plain_call=plain.call.trace() if plain and plain.call else None,

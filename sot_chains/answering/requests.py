@@ -36,21 +36,18 @@ _POINT: dict[Detail, ReplyBounds] = {
     "full": ReplyBounds(max_words=300),
 }
 _HEADING_WORDS, _MARK_WORDS = 8, 4
-_MOST_CONTINUATIONS = 2  # of an outline: small models lose count
 # A tiny model answers at length or in loops, and ends a point after anything from ten tokens to ninety. The
 # longest point decides how long the answer takes, so that the others may as well be as long. Models above
 # that size answer plainly in some three hundred tokens, so that their points are fewer and shorter.
-_TINY_HEADINGS, _HEADINGS = (7, 8), (5, 6)  # at least, at most
+_TINY_HEADINGS, _HEADINGS = 8, 6
 _MIN_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 80, "full": 0}
 _LARGER_POINT = ReplyBounds(stop=("\n",), max_tokens=90, max_words=24)
-# Longer than most outlines, beside which it is written, would delay the points.
-_INTRODUCTION, _INTRODUCTION_TOKENS = ReplyBounds(stop=("\n",), max_tokens=110, max_words=60), 50
+_CONCLUSION = ReplyBounds(stop=("\n",), max_tokens=110, max_words=60)
 _MIN_THOUGHT_TOKENS: dict[Detail, int] = {"brief": 0, "normal": 50, "full": 50}
 _CONCLUSION_TOKENS = 30
 _PRESENCE_PENALTY = 1.5  # from 1.0 to 1.5, loops of the default model become rare and its words more varied
 _MOST_ALIKE = 0.7  # a small model varies a word of its last heading and takes that for another point
 _SMALL_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=110)
-_MORE_OUTLINE = ReplyBounds(stop=("\n\n",), max_tokens=60)
 
 
 class Requests:
@@ -62,8 +59,6 @@ class Requests:
         is_small: Whether the model is a local or a tiny one, shown examples and stopped at the line's end.
         is_tiny: Whether it is known to be one of the smallest, which repeat what they have read.
         marks_needs: Whether the outline is asked for marks of what points build on.
-        begins_plain: Whether a plain answer is begun beside the outline, in case it is a short one. That
-            costs little in the batch of a local model, and a call to pay for elsewhere.
     """
 
     def __init__(self, method: SotOptions, conversation: Conversation) -> None:
@@ -84,7 +79,7 @@ class Requests:
         # Greedily, a small model writes the same sentence again and again. Only a model that has the setting
         # and leaves it at that takes the penalty; one that is given for a call goes before.
         self._point_settings: dict[str, Any] = {}
-        self._takes_grammars, self.begins_plain, may_be_tiny = False, False, self.is_tiny
+        self._takes_grammars, may_be_tiny = False, self.is_tiny
         if self.is_tiny and isinstance(provider, VendorProvider) and provider.vendor == "openai":
             self._point_settings = {"presence_penalty": _PRESENCE_PENALTY} if method.loop_guard else {}
             if method.prefills:
@@ -95,12 +90,11 @@ class Requests:
             may_be_tiny = num_parameters < TINY_PARAMETERS
             # Tiny ones write sentences for headings, whose beginnings are too much alike to be points.
             self._takes_grammars = provider.setting("takes_grammars") is True and not may_be_tiny
-            self.begins_plain = bool(num_parameters and method.router) and not method.budget
             if provider.setting("min_tokens") == 0 and may_be_tiny:
                 self._point_settings["min_tokens"] = _MIN_TOKENS[method.detail]
         self.marks_needs = method.dependencies
         self._examples = GRAPH_EXAMPLES[language_of(conversation.question)]
-        self._fewest, most = _TINY_HEADINGS if may_be_tiny else _HEADINGS
+        most = _TINY_HEADINGS if may_be_tiny else _HEADINGS
         self._max_points = method.max_points or (most if self.is_small else None)
         self._point_bounds = (_SMALL_POINT if self.is_small else _POINT)[method.detail]
         if self.is_small and not may_be_tiny and method.detail == "normal":
@@ -115,64 +109,27 @@ class Requests:
             self._skeleton_messages,
             prefix=prefix,
             bounds=_SMALL_OUTLINE if self.is_small else None,
-            parameters=self._outline_form(1),
+            parameters=self._outline_form(),
         )
 
-    def _outline_form(self, first: int) -> dict[str, Any]:
-        """What bounds an outline from its point ``first`` on, for models that take a grammar."""
+    def _outline_form(self) -> dict[str, Any]:
+        """What bounds an outline, for models that take a grammar."""
         if not (self._takes_grammars and self._method.prefills):
             return {}
         num_words = _HEADING_WORDS + (_MARK_WORDS if self.marks_needs else 0)
-        return {"grammar": outline_grammar(first, self._max_points or _TINY_HEADINGS[1], num_words)}
-
-    def introduction(self) -> Request | None:
-        """Asks a small local model for what stands before the points, beside the outline.
-
-        ``None`` for models that are asked over a network, where it would be one more call to pay for.
-        """
-        examples = [example.introduction for example in self.templates.examples]
-        is_near = self.is_small and not self._is_cached
-        is_wanted = is_near and self._method.detail != "brief" and not self._method.budget
-        if not (is_wanted and self.templates.introduction and all(examples)):
-            return None
-        parameters = self._settings(_INTRODUCTION_TOKENS)
-        return Request(
-            self._introduction_messages, bounds=_INTRODUCTION, parameters=parameters, examples=examples
-        )
+        return {"grammar": outline_grammar(1, self._max_points or _TINY_HEADINGS, num_words)}
 
     def outline_reader(self, reply_start: Callable[[], str | None]) -> OutlineReader:
         """A reader of the reply to :meth:`skeleton`, which was begun with what ``reply_start`` returns."""
         most_alike = _MOST_ALIKE if self.is_small else 1.0
         return OutlineReader(reply_start, self._max_points, most_alike)
 
-    def more_points(self, headings: Sequence[str], attempt: int) -> Request | None:
-        """Asks a small model that repeats itself, or has ended early, for more headings behind those it has.
-
-        Greedily it would say the same again, so it samples, in a way that is the same every time.
-
-        Args:
-            headings: The headings so far, without repetitions.
-            attempt: How often this has been asked.
-
-        Returns:
-            ``None`` if there are enough, or the model cannot be made to go on.
-        """
-        fewest = min(self._fewest, self._max_points or self._fewest)
-        is_enough = len(headings) >= fewest or len(headings) < 2
-        if is_enough or not (self.is_small and self._method.prefills) or attempt > _MOST_CONTINUATIONS:
-            return None
-        begun = f"{Skeleton.of(headings).text}\n{len(headings) + 1}."
-        written = begun.removeprefix(self.templates.skeleton_prefill)
-        parameters = {**self._outline_form(len(headings) + 1), **_sampled(attempt)}
-        return replace(self.skeleton(), written=written, parameters=parameters, bounds=_MORE_OUTLINE)
-
     def conclusion(self, places: Sequence[PointState]) -> Request:
         """Asks for what follows from all points, which stand in ``places``."""
         return Request(
             partial(self._conclusion_messages, places),
-            bounds=_INTRODUCTION if self.is_small else None,
+            bounds=_CONCLUSION if self.is_small else None,
             parameters=self._settings(_CONCLUSION_TOKENS),
-            examples=[example.conclusion for example in self._examples] if self._shows_examples else (),
         )
 
     def thought(self, thought: Thought, place: PointState) -> Request:
@@ -186,8 +143,6 @@ class Requests:
             place.point,
             bounds=self._point_bounds if self.is_tiny else None,
             parameters=self._settings(_MIN_THOUGHT_TOKENS[self._method.detail]),
-            examples=[text for example in self._examples for text in example.texts],
-            may_repeat_needs=not (self.is_tiny and self._method.prefills),
         )
 
     def _settings(self, min_tokens: int) -> dict[str, Any]:
@@ -207,7 +162,6 @@ class Requests:
             needs: The places of the points it builds on, whose text it is shown.
         """
         prefix = self._shared_prefix(skeleton) if is_whole else None
-        detail = self._method.detail
         bounds = self._point_bounds
         if not self.is_small:
             bounds = replace(bounds, stop=_beginnings_of_next(skeleton, point))
@@ -219,7 +173,6 @@ class Requests:
             bounds,
             parameters=self._point_settings,
             skeleton=skeleton,
-            examples=[example.texts[detail] for example in self.templates.examples],
         )
 
     def plain(self) -> Request:
@@ -261,11 +214,6 @@ class Requests:
             self.templates.expansion_examples(detail=detail, prefill=prefill) if self._shows_examples else []
         )
         return self._asking(request, start, written, examples)
-
-    def _introduction_messages(self, *, prefill: bool, written: str = "") -> list[BaseMessage]:
-        request = self.templates.introduction_request(self._conversation.question)
-        examples = self.templates.introduction_examples() if self._shows_examples else []
-        return self._asking(request, "" if prefill and written else None, written, examples)
 
     def _conclusion_messages(
         self, places: Sequence[PointState], *, prefill: bool, written: str = ""
@@ -334,10 +282,6 @@ def _written(places: Sequence[PointState]) -> str:
         for place in places
         if place.point and place.pieces
     )
-
-
-def _sampled(attempt: int) -> dict[str, Any]:
-    return {"temperature": 0.8, "top_p": 0.9, "seed": attempt}
 
 
 def _beginnings_of_next(skeleton: Skeleton, point: Point) -> tuple[str, ...]:

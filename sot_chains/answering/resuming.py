@@ -30,7 +30,7 @@ def whole_of(
 
 
 def place_of(
-    point: Point | None, earlier: PointTrace | None, part: Literal["introduction", "conclusion"] | None = None
+    point: Point | None, earlier: PointTrace | None, part: Literal["conclusion"] | None = None
 ) -> PointState:
     """A place, with the text that it has in an earlier answer if that is complete."""
     if earlier is None or earlier["status"] != "complete":

@@ -1,4 +1,4 @@
-"""One model call with rate limiting, a budget, timing, usage accounting and retries.
+"""One model call with rate limiting, timing, usage accounting and retries.
 
 A call is a stream of events that its reader pulls: text, and the news that a failed attempt starts over. The
 stream ends with the reply and raises what the last attempt failed with. Knows requests and replies; which
@@ -17,13 +17,12 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.options import CallOptions, ReplyBounds, SotOptions
 from sot_chains.calls.rate_limits import Limiter, log_wait
 from sot_chains.calls.reply import Event, ReplyReader, Restarted, TextDelta
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
 from sot_chains.calls.trace import Call
-from sot_chains.calls.usage import NO_TOKENS, Tokens, num_message_tokens, num_tokens, tokens_of, vocabulary
+from sot_chains.calls.usage import NO_TOKENS, num_message_tokens, num_tokens
 from sot_chains.outline.skeleton import Point, Skeleton
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import nobody_listens
@@ -50,8 +49,6 @@ class Request:
         written: What a begun reply has besides what it is begun with.
         parameters: What the model is told besides the parameters of the answer, which go before.
         skeleton: The outline shown with a point.
-        examples: Texts shown as examples, of which the reply must not be a copy.
-        may_repeat_needs: Whether the reply may begin with a sentence of the texts it builds on.
     """
 
     messages: Callable[..., list[BaseMessage]]
@@ -62,8 +59,6 @@ class Request:
     written: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     skeleton: Skeleton = field(default_factory=Skeleton)
-    examples: Sequence[str] = ()
-    may_repeat_needs: bool = True
 
 
 class Caller:
@@ -79,7 +74,6 @@ class Caller:
         self._setting = setting
         self._begin = time.perf_counter()
         self._vendor = method.provider if isinstance(method.provider, VendorProvider) else None
-        self._account = BudgetAccount(method.budget, method.price) if method.budget else None
 
     def now(self) -> float:
         """Seconds since the answer was begun."""
@@ -182,11 +176,11 @@ class Caller:
     def _admitted(
         self, call: Call, request: Request, messages: Sequence[BaseMessage]
     ) -> AbstractAsyncContextManager[None]:
-        """Waits until the budget, the bound on calls in flight and the rate limits admit a call."""
+        """Waits until the bound on calls in flight and the rate limits admit a call."""
         limiter = self._method.limiter
         if limiter is not None and limiter.is_unlimited:
             limiter = None
-        if limiter is None and self._account is None and self._setting.limit is None:
+        if limiter is None and self._setting.limit is None:
             return _AT_ONCE
         return self._admitted_by(limiter, call, request, messages)
 
@@ -194,31 +188,18 @@ class Caller:
     async def _admitted_by(
         self, limiter: Limiter | None, call: Call, request: Request, messages: Sequence[BaseMessage]
     ) -> AsyncIterator[None]:
-        account, expected, is_sent = self._account, None, False
-        if account:
-            await vocabulary()
-        if account or (limiter and limiter.counts_tokens):
-            expected = self._expected_tokens(call, request, messages)
-        if account and expected:
-            account.reserve(expected, call.name)
-        try:
-            async with self._setting.limit or _AT_ONCE:
-                estimate = expected["input_tokens"] + expected["output_tokens"] if expected else 0
-                permit = None
-                if limiter:
-                    longest = self._method.retries.longest_wait_seconds
-                    number = self._setting.question_number
-                    permit = await limiter.admit(number, estimate, longest_wait_seconds=longest)
-                is_sent = True
-                try:
-                    yield
-                finally:
-                    if permit:
-                        permit.release(call.usage["total_tokens"] if call.usage else None)
-        finally:
-            if account and expected:
-                used = tokens_of([call.usage]) if call.usage else call.attempt or expected
-                account.correct(expected, used if is_sent else NO_TOKENS)
+        async with self._setting.limit or _AT_ONCE:
+            permit = None
+            if limiter:
+                estimate = self._expected_tokens(call, request, messages) if limiter.counts_tokens else 0
+                longest = self._method.retries.longest_wait_seconds
+                number = self._setting.question_number
+                permit = await limiter.admit(number, estimate, longest_wait_seconds=longest)
+            try:
+                yield
+            finally:
+                if permit:
+                    permit.release(call.usage["total_tokens"] if call.usage else None)
 
     @asynccontextmanager
     async def _sent(
@@ -291,18 +272,14 @@ class Caller:
             model, num_tokens = self._method.provider.model_name, call.reasoning_tokens or written
             raise without_answer(model, call.finish_reason, num_tokens)
 
-    def _expected_tokens(self, call: Call, request: Request, messages: Sequence[BaseMessage]) -> Tokens:
-        """What a call is expected to use."""
+    def _expected_tokens(self, call: Call, request: Request, messages: Sequence[BaseMessage]) -> int:
+        """The tokens that a call is expected to use."""
         parameters = self._setting.parameters
         most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
         expected = self._method.expectations.output_tokens(call.stage)
         if request.bounds and request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
-        return {
-            **NO_TOKENS,
-            "input_tokens": num_message_tokens(messages),
-            "output_tokens": most if isinstance(most, int) else expected,
-        }
+        return num_message_tokens(messages) + (most if isinstance(most, int) else expected)
 
     def _bounded(self, bounds: ReplyBounds) -> dict[str, Any]:
         """The bounds together with those of the user, be they of this call or of the model."""

@@ -11,7 +11,6 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from sot_chains.calls.budget import Budget
 from sot_chains.calls.rate_limits import Limiter
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
@@ -84,7 +83,6 @@ class SotOptions:
     retries: Retries = field(default_factory=Retries)
     limiter: Limiter | None = None
     prices: Mapping[str, Price] | Price | None = None
-    budget: Budget | None = None
     router: Runnable[LanguageModelInput, Any] | None = None
     detail: Detail = "normal"
     loop_guard: bool = True
@@ -103,11 +101,6 @@ class SotOptions:
             raise ValueError(f"conclusion must be True, False or 'first', got {self.conclusion!r}")
         if not callable(self.on_failure) and self.on_failure not in POLICIES:
             raise ValueError(f"on_failure must be one of {POLICIES} or a function, got {self.on_failure!r}")
-        if self.budget is not None and self.budget.price is not None and self.price is None:
-            raise ValueError(
-                f"a budget in money needs the price of {self.provider.model_name!r}: "
-                "prices={...: Price(...)}"
-            )
 
     @property
     def prompts_in_use(self) -> Prompts:

@@ -19,7 +19,7 @@ from sot_chains.outline.skeleton import Point
 from sot_chains.providers.base import Delta, is_filtered, is_out_of_tokens
 
 Status = Literal["complete", "cut", "failed", "omitted"]
-StoppedBy = Literal["echo", "overrun", "loop", "length"]
+StoppedBy = Literal["overrun", "loop", "length"]
 
 
 class CallTrace(TypedDict):
@@ -42,14 +42,13 @@ class CallTrace(TypedDict):
 
 
 class PointTrace(CallTrace):
-    """One point, or the introduction, and the call that wrote it.
+    """One point, or the conclusion, and the call that wrote it.
 
     Attributes:
         status: ``"complete"``; ``"cut"`` if the text ends before its end; ``"failed"`` if there is none;
             ``"omitted"`` if the point was left out of the answer because it failed.
         reason: Why, if it is not complete.
-        stopped_by: Why its text was ended before the model ended it: ``"echo"`` if it was the copy of an
-            example, which leaves it empty; ``"overrun"`` if another point began,
+        stopped_by: Why its text was ended before the model ended it: ``"overrun"`` if another point began,
             ``"loop"`` if it repeated itself, ``"length"`` at the end of a sentence once it was long enough.
         is_resumed: Whether it was written for an earlier answer that this one goes on with; what it took
             then is not part of this answer's usage.
@@ -88,8 +87,6 @@ class SotTrace(TypedDict):
         skeleton: The headings of the points; on the plain route, of what little was found.
         skeleton_reply: What the model replied to the skeleton request, ``None`` if it was not asked.
         skeleton_call: The call of the first stage, ``None`` if it was not made.
-        introduction: The call that wrote what stands before the points, beside the skeleton's; ``None`` if
-            there is nothing.
         points: The calls of the second stage, in reading order.
         conclusion: The call that wrote the conclusion with all points in view, ``None`` if there is none.
         plain_call: The call of the plain route, else ``None``.
@@ -111,7 +108,6 @@ class SotTrace(TypedDict):
     skeleton: list[str]
     skeleton_reply: str | None
     skeleton_call: CallTrace | None
-    introduction: PointTrace | None
     points: list[PointTrace]
     conclusion: PointTrace | None
     plain_call: CallTrace | None
@@ -247,7 +243,7 @@ class PointState:
     reason: str | None = None
     stopped_by: StoppedBy | None = None
     resumed: PointTrace | None = None
-    part: Literal["introduction", "conclusion"] | None = None
+    part: Literal["conclusion"] | None = None
     needs: Sequence[PointState] = ()
     has_failed: bool = False
     _ended: asyncio.Event | None = None
@@ -275,7 +271,7 @@ class PointState:
         return "".join(self.pieces)
 
     def trace(self) -> PointTrace:
-        """The point as it goes into the answer's trace. An introduction has the number 0."""
+        """The point as it goes into the answer's trace. A conclusion has the number 0."""
         if self.resumed is not None:
             return {"needs": [], **self.resumed, "is_resumed": True}
         call = (self.call or Call("", "points")).trace()

@@ -106,7 +106,7 @@ async def collect_answers(
     """
     chains = {
         "plain": SkeletonOfThought(model, router=PLAINLY),
-        "sot": SkeletonOfThought(model, router=None),
+        "sot": SkeletonOfThought(model, router="always"),
     }
     collected = []
     for number, question in enumerate(watch(questions, f"{label} answers", len(questions))):

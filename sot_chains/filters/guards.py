@@ -1,4 +1,4 @@
-"""Ends a text where its model went wrong: at another point, in a copy, or past the length asked for.
+"""Ends a text where its model went wrong: at another point, or past the length asked for.
 
 Guards take the pieces of a text as it is streamed and give back those that are sure to stay. Pure functions
 of text. Do not know models or calls.
@@ -7,15 +7,12 @@ of text. Do not know models or calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sot_chains.outline.skeleton import Point, marker_of
 from sot_chains.outline.words import HAN as _HAN
 from sot_chains.outline.words import num_words
-
-# From which on a beginning, and a sentence in the middle, is a copy and no coincidence.
-_NUM_COPIED, _MIN_COPIED_WORDS = 40, 7
 
 
 class Guard(Protocol):
@@ -51,9 +48,8 @@ class Guarded:
         """The text that is sure to stay now."""
         for name, guard in self._guards.items():
             if self.stopped_by is not None:
-                is_cut = self.stopped_by == "echo"  # anywhere in a sentence; others end texts between two
                 piece = guard.feed(piece) if piece else ""
-                piece += "" if guard.is_over else guard.end(is_cut=is_cut)
+                piece += "" if guard.is_over else guard.end()
             elif piece:
                 piece = guard.feed(piece)
             if guard.is_over and self.stopped_by is None:
@@ -173,93 +169,9 @@ class OverrunGuard:
         return False
 
 
-# --- copied examples
-
-_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
-
-
-class EchoGuard:
-    """Ends a text where it copies the examples that the model was shown, before the first copied character.
-
-    Args:
-        examples: Their texts. Their longer sentences are found wherever they begin in the text, too.
-        read: Sentences that the model has read elsewhere; the text must not begin as one of them.
-    """
-
-    def __init__(self, examples: Sequence[str], read: Sequence[str] = ()) -> None:
-        self.is_over = False
-        self._sentences = {
-            one[:_NUM_COPIED].casefold()
-            for example in examples
-            for one in sentences(example)
-            if num_words(one) >= _MIN_COPIED_WORDS
-        }
-        self._firsts = {one[0] for one in self._sentences}
-        self._beginnings = {one[:_NUM_COPIED].casefold() for one in (*examples, *read)} | self._sentences
-        self._held = ""  # while it may become a copy
-        self._before = ""  # the character before it
-
-    def feed(self, piece: str) -> str:
-        """The text that is sure to be no copy."""
-        self._held += piece
-        given = ""
-        if self._beginnings:
-            begun = self._held.lstrip()
-            match self._copies(begun, self._beginnings):
-                case True:
-                    self.is_over, self._held = True, ""
-                    return ""
-                case None:
-                    return ""
-            self._beginnings = set()
-            given = self._held[: len(self._held) - len(begun) + 1]
-            self._give(len(given))
-        return given + self._feed_further()
-
-    def end(self, *, is_cut: bool = False) -> str:
-        """The rest, after the last piece."""
-        return self._held
-
-    def _feed_further(self) -> str:
-        for place, character in enumerate(self._held if self._firsts else ""):
-            before = self._held[place - 1] if place else self._before
-            if character.casefold()[0] not in self._firsts or _is_within_word(before):
-                continue
-            copies = self._copies(self._held[place:], self._sentences)
-            if copies is not False:
-                given = self._give(place)
-                if copies:
-                    self.is_over, self._held = True, ""
-                return given
-        return self._give(len(self._held))
-
-    def _give(self, num_characters: int) -> str:
-        given, self._held = self._held[:num_characters], self._held[num_characters:]
-        self._before = given[-1:] or self._before
-        return given
-
-    @staticmethod
-    def _copies(begun: str, beginnings: Collection[str]) -> bool | None:
-        """Whether ``begun`` goes on from one of ``beginnings``; ``None`` if more of it is needed to tell."""
-        begun = begun[: 2 * _NUM_COPIED].casefold()
-        if any(begun.startswith(beginning) for beginning in beginnings):
-            return True
-        return None if any(beginning.startswith(begun) for beginning in beginnings) else False
-
-
-def sentences(text: str) -> list[str]:
-    """The sentences and lines of ``text``."""
-    return [one for one in _BETWEEN_SENTENCES.split(text) if one]
-
-
-def _is_within_word(character: str) -> bool:
-    return character.isalnum() and not _ONE_HAN.match(character)
-
-
 # --- length
 
 _TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
-_ONE_HAN = re.compile(rf"[{_HAN}]")
 _SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
 _NUMBER = re.compile(r"\s*[0-9]{1,2}\.")  # most likely of an item of a list: it ends no sentence
 

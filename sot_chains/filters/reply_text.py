@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sot_chains.filters.repeats import RepeatedSentences
 from sot_chains.outline.skeleton import Point
 
 _AROUND_HEADING = "* \t\n:：.。-–—"
@@ -112,51 +111,28 @@ class AnswerRenderer:
 
     Args:
         separator: Stands between a heading and its text.
-        repeats: Leaves out what has been said before.
     """
 
-    def __init__(self, separator: str, repeats: RepeatedSentences | None = None) -> None:
+    def __init__(self, separator: str) -> None:
         self._separator = separator
-        self._repeats = repeats
         self._point: Point | None = None
-        self._introduction = ""
-        self._concludes = False
-        self._has_text = False  # of the point
+        self._has_any = False
+        self._has_text = False  # of the point or of what stands around the points
 
     def add(self, point: Point | None, text: str) -> str:
         """What to write when ``text`` is added to ``point``. Points come in order."""
-        if point is None and self._point is None:
-            self._introduction += text
-            return text
-        if point is None:  # what concludes the points
-            written = "" if self._concludes or not text else f"{self.end()}\n\n"
-            self._concludes |= bool(text)
-            return written + (self._repeats.feed(text) if self._repeats else text)
         written = ""
         if point is not self._point:
-            written = self.end() + f"{self._gap()}{point.number}. **{point.text}**"
+            written = "\n\n" if self._has_any else ""
             self._point, self._has_text = point, False
-        return written + self._separated(self._repeats.feed(text) if self._repeats else text)
-
-    def end(self) -> str:
-        """What is left to write when nothing more is added to a point."""
-        if not (self._repeats and self._point):
-            return ""
-        rest = self._repeats.end()
-        return rest if self._concludes else self._separated(rest)
+            if point is not None:
+                written += f"{point.number}. **{point.text}**"
+        if text and point is not None and not self._has_text:
+            written += self._separator
+        self._has_text |= bool(text)
+        self._has_any |= bool(written or text)
+        return written + text
 
     def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
         """The finished answer, from each point and its text."""
-        return "".join(self.add(point, text) for point, text in texts) + self.end()
-
-    def _gap(self) -> str:
-        """What stands before the next point."""
-        if not self._point and self._repeats:
-            self._repeats.note(self._introduction)
-        return "\n\n" if self._point or self._introduction else ""
-
-    def _separated(self, text: str) -> str:
-        """``text`` of a point behind what stands between the heading and it."""
-        separator = self._separator if text and not self._has_text else ""
-        self._has_text |= bool(text)
-        return separator + text
+        return "".join(self.add(point, text) for point, text in texts)

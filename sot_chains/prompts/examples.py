@@ -22,14 +22,12 @@ class Example:
         skeleton: The skeleton of its answer.
         number: The number of the expanded point.
         texts: The expansion, in each level of detail.
-        introduction: What stands before the points of the answer.
     """
 
     question: str
     skeleton: Skeleton
     number: int
     texts: Mapping[Detail, str]
-    introduction: str = ""
 
     @property
     def point(self) -> Point:
@@ -71,11 +69,6 @@ ENGLISH_EXAMPLES = (
                 "look at the soil before you reach for the can."
             ),
         },
-        (
-            "A houseplant stays alive when it gets the light, water and soil that its kind needs, and when "
-            "its owner notices early that something is wrong. Most houseplants die of too much care rather "
-            "than too little, so it pays to know what keeps a houseplant healthy through the year."
-        ),
     ),
     Example(
         "What made the railway so important?",
@@ -112,11 +105,6 @@ ENGLISH_EXAMPLES = (
                 "needed them."
             ),
         },
-        (
-            "The railway was so important because it carried people and goods farther, faster and more "
-            "cheaply than anything before it. It changed where people lived, what they ate and how they kept "
-            "time, and so the railway shaped its century as few other inventions did."
-        ),
     ),
 )
 
@@ -141,8 +129,6 @@ CHINESE_EXAMPLES = (
                 "会在土面留下白色的痕迹。叶子下垂可能是缺水，也可能是水太多，所以浇水之前先看看土壤。"
             ),
         },
-        "养好室内植物，关键是给它合适的光照、水分和土壤，并及早发现问题。多数室内植物死于照顾过度而不是照顾不足，"
-        "所以要了解它一年四季的需要。",
     ),
     Example(
         "铁路为什么这么重要？",
@@ -162,7 +148,5 @@ CHINESE_EXAMPLES = (
                 "国被分成几个区域，每个区域使用同一个钟点。今天的时区就来自铁路的需要。"
             ),
         },
-        "铁路之所以重要，是因为它运送人和货物比以往任何方式都更远、更快、更便宜。铁路改变了人们住在哪里、吃什么、"
-        "怎样计时，很少有发明像它这样塑造了一个世纪。",
     ),
 )

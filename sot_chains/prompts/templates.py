@@ -57,8 +57,6 @@ class PromptTemplates:
         expansion: Request for one point; uses ``{question}``, ``{skeleton}``, ``{number}``, ``{point}``, and
             ``{length}`` for how long the text should be, if it likes.
         lengths: What ``{length}`` is in each level of detail.
-        introduction: Request for what stands before the points, which small local models write beside the
-            skeleton; uses ``{question}``. ``""`` for none.
         skeleton_needs: Added to ``skeleton`` if points may build on each other.
         needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
         conclusion: Request for what follows from all points; uses ``{question}`` and ``{points}``.
@@ -77,7 +75,6 @@ class PromptTemplates:
     skeleton: str
     expansion: str
     lengths: Mapping[Detail, str] = field(default_factory=lambda: _ENGLISH_LENGTHS)
-    introduction: str = ""
     skeleton_needs: str = (
         "\n\nIf a point can only be written once others are, name them behind its heading, for example "
         '"5. Total cost (needs 2, 4)". Mark no other points.'
@@ -104,8 +101,6 @@ class PromptTemplates:
         _check_fields(self.needed, name="needed", required={"points"})
         _check_fields(self.conclusion, name="conclusion", required={"question", "points"})
         _check_fields(self.thought_length, name="thought_length", required={"length"})
-        if self.introduction:
-            _check_fields(self.introduction, name="introduction", required={"question"})
         if missing := set(get_args(Detail)) - set(self.lengths):
             raise ValueError(f"lengths need an entry for {sorted(missing)}, got {sorted(self.lengths)}")
 
@@ -126,14 +121,6 @@ class PromptTemplates:
             length=self.lengths[detail],
         )
         return request if prefill else request + self.expansion_opening
-
-    def introduction_request(self, question: str) -> str:
-        """The text of the message that asks for the introduction of an answer to ``question``."""
-        return self.introduction.format(question=question)
-
-    def introduction_examples(self) -> list[tuple[str, str]]:
-        """Requests for the introductions of ``examples``, and replies."""
-        return [(self.introduction_request(each.question), each.introduction) for each in self.examples]
 
     def skeleton_examples(self, *, prefill: bool) -> list[tuple[str, str]]:
         """Requests for the skeletons of ``examples``, and replies."""
@@ -178,11 +165,6 @@ _CHINESE_LENGTHS: dict[Detail, str] = {
 
 ENGLISH = PromptTemplates(
     examples=ENGLISH_EXAMPLES,
-    introduction=(
-        "Question: {question}\n\n"
-        "Write only the opening of an answer to this question: two or three sentences that say in general "
-        "what the answer is, in the words and the language of the question. Do not give a list."
-    ),
     skeleton=(
         "Write only the outline of an answer to this question, not the answer: five to eight numbered "
         "points, one a line, each a heading of two to five words that can be worked out without reading the "
@@ -210,9 +192,6 @@ CHINESE = PromptTemplates(
     lengths=_CHINESE_LENGTHS,
     thought_length="\n\n请写{length}。",
     examples=CHINESE_EXAMPLES,
-    introduction=(
-        "问题：{question}\n\n请只写出回答的开头：用两三句话、用问题中的词语概括答案，不要列要点。请使用中文。"
-    ),
     skeleton=(
         "请只写出下面问题的回答提纲，不要写正文：五到八个带编号的要点，每行一个，"
         "每个是简短的小标题，不看其他要点也能单独展开。请使用中文。\n\n"

@@ -119,7 +119,7 @@ def lane_of(
         bars = [] if seconds is None else [Bar("answer", 0.0, first_text_seconds, seconds)]
         return replace(lane, blocks=(block,), bars=tuple(bars), num_calls=1)
     if trace["route"] != "plain":
-        parts = (trace.get("introduction"), *trace["points"], trace.get("conclusion"))
+        parts = (*trace["points"], trace.get("conclusion"))
         blocks = [
             Block(
                 f"{point['number']}. {point['label']}" if point["number"] else "",
@@ -146,8 +146,6 @@ def lane_of(
 
 def _bars(trace: SotTrace) -> list[Bar]:
     bars = [_bar("outline", trace["skeleton_call"])] if trace["skeleton_call"] else []
-    if introduction := trace.get("introduction"):
-        bars.append(_bar("introduction", introduction))
     bars += [_bar(f"{point['number']}. {point['label']}{_after(point)}", point) for point in trace["points"]]
     if conclusion := trace.get("conclusion"):
         bars.append(_bar("conclusion", conclusion))

@@ -30,7 +30,6 @@ __all__ = [
     "auto_router",
     "first_certain_of",
     "make_router",
-    "router_of",
 ]
 
 
@@ -57,10 +56,3 @@ def make_router(
     raise ValueError(
         f'router must be a Runnable, "auto" or "always" (always use Skeleton-of-Thought), got {router!r}'
     )
-
-
-def router_of(
-    router: Runnable[LanguageModelInput, Any] | Literal["auto", "always"] | None,
-) -> Runnable[LanguageModelInput, Any] | None:
-    """:func:`make_router` for a chain that still means "always" by ``None``."""
-    return None if router is None else make_router(router)

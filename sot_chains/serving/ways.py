@@ -82,7 +82,7 @@ class ServedModel:
         self.price = price_for(self.provider.model_name, prices)
         self.plain = SkeletonOfThought(self.provider, router=PLAINLY, loop_guard=False, prices=prices)
         self.guarded = SkeletonOfThought(self.provider, router=PLAINLY, prices=prices)
-        self.sot = SkeletonOfThought(self.provider, router=None, prices=prices)
+        self.sot = SkeletonOfThought(self.provider, router="always", prices=prices)
 
     @property
     def names(self) -> dict[str, str]:

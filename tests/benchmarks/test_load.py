@@ -16,16 +16,16 @@ def provider() -> PacedProvider:
 
 
 async def test_the_paced_api_writes_outlines_points_and_answers(provider: PacedProvider) -> None:
-    message = await SkeletonOfThought(provider, router=None).ainvoke("How do I sleep?")
+    message = await SkeletonOfThought(provider, router="always").ainvoke("How do I sleep?")
     trace = message.response_metadata["sot"]
     assert trace["route"] == "sot"
     assert 5 <= len(trace["points"]) <= 8
-    again = await SkeletonOfThought(provider, router=None).ainvoke("How do I sleep?")
+    again = await SkeletonOfThought(provider, router="always").ainvoke("How do I sleep?")
     assert again.text == message.text
 
 
 async def test_every_question_that_arrives_is_answered(provider: PacedProvider) -> None:
-    figures = await run(SkeletonOfThought(provider, router=None), questions_of(20), 1000.0, seed=1)
+    figures = await run(SkeletonOfThought(provider, router="always"), questions_of(20), 1000.0, seed=1)
     assert figures["share_of_sot"] == 1.0
     assert 0 < figures["median_seconds"] <= figures["p95_seconds"]
     assert figures["answers_per_second"] > 0

@@ -502,7 +502,7 @@ async def test_each_point_of_a_skeleton_retrieves_for_itself() -> None:
         return [CLAY]
 
     paced = sot_fakes.PacedChatModel()
-    sot = SkeletonOfThought(RetrievalCopyChain(RunnableLambda(search), paced), router=None)
+    sot = SkeletonOfThought(RetrievalCopyChain(RunnableLambda(search), paced), router="always")
     message = await sot.ainvoke(sot_fakes.QUESTION)
     assert message.response_metadata["sot"]["route"] == "sot"
     num_points = len(message.response_metadata["sot"]["points"])

@@ -132,11 +132,13 @@ def test_skeletons_compose_in_both_orders(chat: ChatLocal, plain: ChatLocal) -> 
             retriever(CLAY), chat, prompt=QUESTION_AND_TURNS, references=references, condense_prompt=None
         )
         assert (
-            SkeletonOfThought(inner, router=None).invoke(ASKED).text
-            == SkeletonOfThought(plain, router=None).invoke(ASKED).text
+            SkeletonOfThought(inner, router="always").invoke(ASKED).text
+            == SkeletonOfThought(plain, router="always").invoke(ASKED).text
         )
-    outer = RetrievalCopyChain(retriever(CLAY), SkeletonOfThought(chat, router=None), prompt=QUESTION_ALONE)
+    outer = RetrievalCopyChain(
+        retriever(CLAY), SkeletonOfThought(chat, router="always"), prompt=QUESTION_ALONE
+    )
     answer = outer.invoke(ASKED)
     assert answer.response_metadata["retrieval"]["copied_as"] == "references"
-    assert answer.text == SkeletonOfThought(plain, router=None).invoke(ASKED).text
+    assert answer.text == SkeletonOfThought(plain, router="always").invoke(ASKED).text
     assert answer.response_metadata["citations"] == []

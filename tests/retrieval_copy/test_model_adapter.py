@@ -45,7 +45,7 @@ def server() -> Iterator[ChatServer]:
 
 def test_wrappers_are_looked_through(chat: ChatLocal) -> None:
     other = FakeListChatModel(responses=["x"])
-    for local in (chat, chat.bind(max_tokens=3), chat.with_retry(), SkeletonOfThought(chat, router=None)):
+    for local in (chat, chat.bind(max_tokens=3), chat.with_retry(), SkeletonOfThought(chat, router="always")):
         assert way_of(local) == "references"
     assert way_of(chat.with_fallbacks([chat])) == "references"
     assert way_of(chat.with_fallbacks([other])) is None
@@ -86,7 +86,7 @@ def test_a_local_model_is_bounded_unless_the_user_has_bounded_it(chat: ChatLocal
     def given(model: Any) -> dict[str, Any]:
         return limits(model, ours)
 
-    assert given(chat) == given(chat.with_retry()) == given(SkeletonOfThought(chat, router=None)) == ours
+    assert given(chat) == given(chat.with_retry()) == given(SkeletonOfThought(chat, router="always")) == ours
     assert given(chat.bind(max_tokens=3)) == given(chat.bind(max_new_tokens=3)) == {"stop": ours["stop"]}
     assert given(chat.model_copy(update={"max_tokens": None}).with_retry()) == {"stop": ours["stop"]}
     assert given(chat.bind(stop=["END"])) == {"max_tokens": 9}
@@ -105,7 +105,7 @@ def test_small_local_models_quote_unless_the_user_asks_otherwise(
     assert quotes(chat, True, has_own_prompt=True)
     assert not quotes(chat, False)
     assert not quotes(chat, has_own_prompt=True)
-    assert not quotes(SkeletonOfThought(chat, router=None))
+    assert not quotes(SkeletonOfThought(chat, router="always"))
     assert not quotes(FakeListChatModel(responses=["x"]))
     with pytest.raises(ValueError, match="quotes=True needs a ChatLocal"):
         quotes(FakeListChatModel(responses=["x"]), True)

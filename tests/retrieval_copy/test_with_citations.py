@@ -33,7 +33,7 @@ def outline_or_quote(messages: Sequence[BaseMessage]) -> str:
 
 async def test_every_point_of_a_skeleton_is_cited_in_the_whole_answer() -> None:
     chain = RetrievalCopyChain(retriever(CLAY, GLAZE), QuotingModel(answer=outline_or_quote))
-    whole = WithCitations(SkeletonOfThought(chain, router=None))
+    whole = WithCitations(SkeletonOfThought(chain, router="always"))
     answer = whole.invoke(QUESTION)
     assert len(answer.response_metadata["sot"]["points"]) == 3
     assert len(answer.response_metadata["citations"]) >= 3

@@ -32,17 +32,13 @@ ANSWER = (
 
 def sot_of(model: Any, **options: Any) -> SkeletonOfThought:
     """A chain that takes every question apart, whatever it is."""
-    return SkeletonOfThought(model, **{"router": None, **options})
+    return SkeletonOfThought(model, **{"router": "always", **options})
 
 
 def is_skeleton_request(text: str) -> bool:
     templates = [t.skeleton for t in (ENGLISH, CHINESE)]
     wordings = (max(wording.split("{question}"), key=len) for wording in templates)
     return any(wording[:40] in text for wording in wordings)
-
-
-def is_introduction_request(text: str) -> bool:
-    return any(t.introduction.partition("{question}")[2] in text for t in (ENGLISH, CHINESE))
 
 
 def point_asked_for(text: str) -> str | None:
@@ -55,12 +51,10 @@ def point_asked_for(text: str) -> str | None:
 
 
 def answer_to(messages: Sequence[BaseMessage]) -> str:
-    """What the fakes answer by default: an outline, a point, no introduction, or a plain answer."""
+    """What the fakes answer by default: an outline, a point or a plain answer."""
     request = next(str(m.text) for m in reversed(messages) if m.type == "human")
     if (label := point_asked_for(request)) is not None:
         return EXPANSIONS[label]
-    if is_introduction_request(request):
-        return ""
     return OUTLINE if is_skeleton_request(request) else PLAIN
 
 

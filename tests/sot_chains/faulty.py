@@ -13,7 +13,6 @@ from langchain_core.runnables import RunnableConfig
 from sot_chains import Delta, ProviderError
 from tests.sot_chains.fakes import (
     answer_to,
-    is_introduction_request,
     is_skeleton_request,
     point_asked_for,
     words,
@@ -26,10 +25,8 @@ BUSY = ProviderError("come back later", is_retryable=True, was_refused=True, sta
 
 
 def what(messages: Sequence[BaseMessage]) -> str:
-    """``"outline"``, ``"introduction"``, the heading of the point asked for, or ``"plain"``."""
+    """``"outline"``, the heading of the point asked for, or ``"plain"``."""
     text = next(str(message.text) for message in reversed(messages) if message.type == "human")
-    if is_introduction_request(text):
-        return "introduction"
     return "outline" if is_skeleton_request(text) else point_asked_for(text) or "plain"
 
 

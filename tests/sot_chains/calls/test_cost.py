@@ -1,20 +1,19 @@
-"""What an answer costs, before and after: estimates, prices, budgets."""
+"""What an answer costs, before and after: estimates and prices."""
 
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 
-from sot_chains import Budget, BudgetError, Price
+from sot_chains import Limits, Price
 from sot_chains.calls import usage
-from sot_chains.calls.budget import BudgetAccount
 from sot_chains.calls.usage import (
     NO_TOKENS,
     Tokens,
@@ -24,8 +23,8 @@ from sot_chains.calls.usage import (
     price_for,
     tokens_of,
 )
-from tests.sot_chains.fakes import ANSWER, QUESTION, sot_of
-from tests.sot_chains.faulty import FaultyProvider, what
+from tests.sot_chains.fakes import ANSWER, sot_of
+from tests.sot_chains.faulty import FaultyProvider
 
 # --- estimates
 
@@ -83,7 +82,7 @@ async def test_with_a_vocabulary_control_tokens_in_a_question_are_text(
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
     await usage.vocabulary()
     assert num_tokens("<|endoftext|>") == 13
-    sot = sot_of(FaultyProvider(), budget=Budget(tokens=100_000))
+    sot = sot_of(FaultyProvider(), limits=Limits(tokens_per_minute=100_000))
     assert (await sot.ainvoke("What does <|endoftext|> mean?")).text == ANSWER
 
 
@@ -137,120 +136,3 @@ def test_counts_of_a_cache_are_among_those_read() -> None:
         "cache_write_tokens": 0,
     }
     assert tokens_of([]) == NO_TOKENS
-
-
-# --- budgets
-
-
-def provider(num_points: int = 8) -> FaultyProvider:
-    def answer(messages: Sequence[BaseMessage]) -> str:
-        if what(messages) == "outline":
-            return "\n".join(f"{number}. Point number {number}" for number in range(1, num_points + 1))
-        return "Yes."
-
-    return FaultyProvider(answer=answer, usage=None)
-
-
-@pytest.mark.usefixtures("forgotten")
-async def test_a_budget_that_is_large_enough_changes_nothing() -> None:
-    sot = sot_of(FaultyProvider(), budget=Budget(tokens=10_000))
-    for _ in range(3):  # each answer has all of it
-        message = await sot.ainvoke(QUESTION)
-        assert message.text == ANSWER
-        assert message.response_metadata["sot"]["is_complete"]
-
-
-@pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("eager", [False, True])
-async def test_the_smaller_the_budget_the_fewer_points(eager: bool) -> None:
-    written = []
-    for allowed in (800, 1200, 2200, 20_000):
-        asked = provider()
-        sot = sot_of(asked, budget=Budget(tokens=allowed), eager=eager)
-        trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
-        statuses = [point["status"] for point in trace["points"]]
-        num_whole = statuses.count("complete")
-        # Those that fit are the first ones, and the trace says why the others are missing.
-        assert statuses == ["complete"] * num_whole + ["failed"] * (8 - num_whole)
-        assert all("the budget is too small for point_" in failure["reason"] for failure in trace["failures"])
-        assert len(asked.requests) == trace["num_requests"] == 1 + num_whole
-        assert sum(num_tokens(request) for request in asked.requests) <= allowed
-        written.append(num_whole)
-    assert 0 < written[0] < written[1] < written[2] < written[3] == 8
-
-
-@pytest.mark.usefixtures("forgotten")
-async def test_a_budget_refuses_before_it_spends() -> None:
-    asked = provider()
-    with pytest.raises(BudgetError, match=r"too small for skeleton: about \d+ tokens with 100 left"):
-        await sot_of(asked, budget=Budget(tokens=100)).ainvoke(QUESTION)
-    assert not asked.requests
-    with pytest.raises(BudgetError, match="too small for point_8") as caught:
-        await sot_of(asked, budget=Budget(tokens=300)).ainvoke(QUESTION)
-    assert len(asked.requests) == 1
-    assert caught.value.trace is not None  # to go on from with a larger one
-    message = await sot_of(asked).ainvoke(QUESTION, resume=caught.value.trace)
-    assert message.response_metadata["sot"]["is_complete"]
-    assert len(asked.requests) == 9
-
-
-@pytest.mark.usefixtures("forgotten")
-async def test_money_and_a_budget_for_all_answers_together() -> None:
-    prices = {"faulty": Price(input=1.0, output=1.0)}
-    budget = Budget(price=0.002, scope="total")
-    slow = FaultyProvider()
-    slow.pause = lambda asked, _: 0.05  # so that they are written at the same time
-    sot = sot_of(slow, prices=prices, budget=budget)
-    results = await asyncio.gather(*(sot.ainvoke(QUESTION) for _ in range(5)), return_exceptions=True)
-    whole = [r for r in results if isinstance(r, AIMessage) and r.response_metadata["sot"]["is_complete"]]
-    assert 0 < len(whole) < 5
-    # What was reserved and not used is available again: usage was far less than estimated.
-    assert (await sot.ainvoke(QUESTION)).text == ANSWER
-    with pytest.raises(ValueError, match="needs the price of 'faulty'"):
-        sot_of(provider(), budget=budget)
-
-
-@pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("policy", ["retry", "plain", "raise"])
-async def test_a_call_that_is_not_sent_costs_nothing(policy: Any) -> None:
-    budget = Budget(tokens=2000, scope="total")
-    waiting = FaultyProvider(pause=lambda asked, _: 10.0 * (asked != "outline"))
-    sot = sot_of(waiting, budget=budget, on_failure=policy)
-    task = asyncio.create_task(sot.ainvoke(QUESTION, {"max_concurrency": 1}))
-    await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert len(waiting.requests) == 2  # the others wait for a place
-    outline, point = 15, num_message_tokens([HumanMessage(waiting.requests[1])])
-    assert budget._spent_tokens == outline + point
-
-
-def tokens_in(number: int) -> Tokens:
-    return Tokens(input_tokens=number, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
-
-
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=20))
-def test_accounts_never_give_more_than_the_budget(calls: list[tuple[int, int]]) -> None:
-    budget = Budget(tokens=500, scope="total")
-    accounts = [BudgetAccount(budget, None), BudgetAccount(budget, None)]
-    held = 0
-    for number, (expected, used) in enumerate(calls):
-        account = accounts[number % 2]
-        try:
-            account.reserve(tokens_in(expected), "a call")
-        except BudgetError:
-            assert held + expected > 500
-        else:
-            account.correct(tokens_in(expected), tokens_in(min(used, expected)))
-            held += min(used, expected)
-        assert held <= 500
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{}, {"tokens": 0}, {"price": -1.0}, {"tokens": 1, "scope": "day"}],
-)
-def test_budgets_that_make_no_sense(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"budget|scope"):
-        Budget(**wrong)

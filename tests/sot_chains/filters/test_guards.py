@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.filters.guards import EchoGuard, Guard, Guarded, OverrunGuard, SentenceBound
+from sot_chains.filters.guards import Guard, OverrunGuard, SentenceBound
 from sot_chains.outline.skeleton import Point
 from sot_chains.providers.loops import LoopGuard
 
@@ -126,14 +126,13 @@ words = st.lists(
 @given(
     words,
     st.lists(st.integers(1, 4), max_size=60),
-    st.sampled_from(["overrun", "loop", "bound", "sentences", "echo"]),
+    st.sampled_from(["overrun", "loop", "bound", "sentences"]),
 )
 def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: list[int], kind: str) -> None:
     def made() -> Guard:
         return {
             "overrun": lambda: overrun(1),
             "loop": LoopGuard,
-            "echo": lambda: EchoGuard(["a a 1 2. Sport a a c Dark room " * 3, ". "]),
             "bound": lambda: SentenceBound(3),
             "sentences": lambda: SentenceBound(3, gives_sentences=True),
         }[kind]()
@@ -141,41 +140,6 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: l
     whole = guarded(made(), text, [])
     assert guarded(made(), text, lengths).rstrip() == whole.rstrip()
     assert text.startswith(whole)
-
-
-EXAMPLE = "Railway timetables only work when every station keeps the same time. Nobody minded before."
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        (f"{EXAMPLE} Then more.", ""),
-        (f"Read the description. {EXAMPLE}", "Read the description. "),
-        (f"Your answer is 1. A shared clock: {EXAMPLE}", "Your answer is 1. A shared clock: "),
-        ("Nobody minded before.", "Nobody minded before."),  # short: a coincidence
-        ("Railway timetables only work when I am late.", "Railway timetables only work when I am late."),
-        (f"Subrailway {EXAMPLE[1:]}", f"Subrailway {EXAMPLE[1:]}"),
-        (f"铁路需要统一的时间。{EXAMPLE}", "铁路需要统一的时间。"),
-    ],
-)
-def test_a_copied_example_is_cut_wherever_it_begins(text: str, kept: str, size: int) -> None:
-    guard = EchoGuard([EXAMPLE])
-    assert guarded(guard, text, [size] * len(text)) == kept
-    assert guard.is_over == (kept != text)
-    read = EchoGuard([], [EXAMPLE])  # what the model read elsewhere it may quote, but not begin with
-    assert guarded(read, text, [size] * len(text)) == ("" if text.startswith(EXAMPLE[:45]) else text)
-
-
-def test_no_half_sentence_is_left_before_a_copied_example() -> None:
-    guards = Guarded({"echo": EchoGuard([EXAMPLE]), "length": SentenceBound(60, gives_sentences=True)})
-    text = f"Read the description. Your answer is 1. A shared clock: {EXAMPLE}"
-    given = ""
-    for character in text:
-        if not guards.stopped_by:
-            given += guards.feed(character)
-    assert given == "Read the description."
-    assert guards.stopped_by == "echo"
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

@@ -2,9 +2,6 @@
 
 import pytest
 
-from sot_chains.filters.repeats import RepeatedSentences
-from sot_chains.filters.reply_text import AnswerRenderer
-from sot_chains.outline.skeleton import Point
 from sot_chains.outline.thoughts import GRAPH_EXAMPLES, numbered
 from sot_chains.prompts.templates import CHINESE, ENGLISH, language_of
 
@@ -24,26 +21,3 @@ def test_shown_graphs_are_written_as_they_ask(language: str) -> None:
 
 def test_there_are_some_for_each_language_of_the_requests() -> None:
     assert GRAPH_EXAMPLES.keys() == {language_of(ENGLISH.skeleton), language_of(CHINESE.skeleton)}
-
-
-def test_a_conclusion_does_not_say_the_points_again() -> None:
-    said = "Tomatoes need a lot of sun and of water in July. "
-    texts = [(Point(1, "Sun"), said), (None, f"{said}So plant them in the south of the garden.")]
-    whole = AnswerRenderer(": ", RepeatedSentences(most_times=1)).whole(texts)
-    assert [part.strip() for part in whole.split("\n\n")] == [
-        f"1. **Sun**: {said.strip()}",
-        "So plant them in the south of the garden.",
-    ]
-    renderer = AnswerRenderer(": ", RepeatedSentences(most_times=1))
-    pieces = [renderer.add(point, character) for point, text in texts for character in text]
-    assert "".join([*pieces, renderer.end()]) == whole
-    again = AnswerRenderer(": ", RepeatedSentences(most_times=1)).whole([texts[0], (None, said)])
-    assert again.count("Tomatoes") == 2  # what would be empty keeps its first sentence
-
-
-def test_no_number_is_left_of_an_item_that_is_left_out() -> None:
-    items = "Ask what your greatest strength at work is. 2. Ask what your greatest weakness at work is."
-    repeats = RepeatedSentences(most_times=1)
-    assert repeats.feed(items) + repeats.end() == items
-    again = repeats.feed(f"First of all, think about it. {items}") + repeats.end()
-    assert again.strip() == "First of all, think about it."
