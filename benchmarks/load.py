@@ -110,7 +110,7 @@ def api_service(
 ) -> Service:
     """The paced API; every method has its own account, so that none uses up another's limit."""
     provider = PacedProvider(seconds_per_token=0.002, first_token_seconds=0.05)
-    routers: dict[str, Router | None] = {"plain": _Plainly(), "sot": None, "sot_r": TrainedRouter()}
+    routers: dict[str, Any] = {"plain": _Plainly(), "sot": "always", "sot_r": TrainedRouter()}
     chains = {}
     for way in WAYS:
         limits = Limits(
@@ -118,7 +118,7 @@ def api_service(
             window_seconds=window_seconds,
             key=f"benchmarks.load, {way}",
         )
-        chain = SkeletonOfThought(provider, limits=limits, router=routers.get(way))
+        chain = SkeletonOfThought(provider, limits=limits, router=routers.get(way, "always"))
         if way == "load_aware":
             assert chain.method.limiter is not None
             router = LoadAwareRouter(chain.method.limiter, num_needed=num_needed)
