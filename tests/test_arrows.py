@@ -162,6 +162,44 @@ def test_langchain_is_imported_in_one_folder_alone() -> None:
             assert not {root for root in _roots(path) if root.startswith("langchain")}, path
 
 
+# Modules that still name a sibling package in a string that is imported. To be emptied.
+_NAME_SIBLINGS = {"sot_chains/cli.py", "sot_chains/serving/command.py"}
+
+
+@pytest.mark.parametrize("package", ["sot_chains", "local_backend"])
+def test_siblings_are_not_imported_by_string_either(package: str) -> None:
+    siblings = re.compile("(" + "|".join(set(PACKAGES) - {package}) + r")([.:]\w+)*")
+    found = {
+        str(path.relative_to(ROOT))
+        for path in _modules(package)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and siblings.fullmatch(node.value.rstrip(".:"))  # also the beginning of an f-string
+    }
+    assert found <= _NAME_SIBLINGS
+
+
+# What objects of other libraries are asked for by name, because no common class declares it.
+_FOREIGN_ATTRIBUTES = {
+    *("model_name", "model"),  # the names of LangChain's chat models
+    *("status_code", "response", "headers", "body", "is_retryable"),  # errors of SDKs and of LangChain
+    "aclose",  # of an async iterator that may be a generator
+}
+# Names that are still asked for and that a protocol should declare. To be emptied.
+_UNDECLARED = {"opens_reasoning", "num_parameters", "is_timeout"}
+
+
+@pytest.mark.parametrize("room", ["answering", "calls", "providers"])
+def test_models_are_asked_only_for_what_a_protocol_declares(room: str) -> None:
+    for path in _modules(f"sot_chains/{room}"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+                named = node.args[1]
+                if isinstance(named, ast.Constant):
+                    assert named.value in _FOREIGN_ATTRIBUTES | _UNDECLARED, (path, named.value)
+
+
 def test_only_the_cache_touches_the_transformers_cache() -> None:
     for path in _modules("local_backend"):
         if path.name not in ("kv_cache.py", "cache_layer.py"):

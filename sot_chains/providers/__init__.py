@@ -16,11 +16,13 @@ from sot_chains.providers.base import (
     SharedPrefix,
 )
 from sot_chains.providers.http import close_clients
+from sot_chains.providers.local import LocalChatModel
 from sot_chains.providers.vendor import VendorProvider
 
 __all__ = [
     "DeadlineError",
     "Delta",
+    "LocalChatModel",
     "PrefillRefusedError",
     "Provider",
     "ProviderError",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.configurable import DynamicRunnable
 
 from sot_chains.providers.base import Delta
+from sot_chains.providers.local import ContinuesReplies, LocalChatModel, WrapsModel
 
 
 class LangChainProvider:
@@ -25,17 +29,29 @@ class LangChainProvider:
     def __init__(self, runnable: Runnable[Any, Any]) -> None:
         self.runnable = runnable
 
+    @cached_property
+    def _models(self) -> tuple[object, ...]:
+        return tuple(_innermost(self.runnable))
+
     @property
     def supports_prefill(self) -> bool:
         """Whether every wrapped model has the attribute ``supports_assistant_prefill`` set to ``True``."""
-        models = list(_models(self.runnable))
-        return all(getattr(model, "supports_assistant_prefill", False) is True for model in models)
+        return all(
+            isinstance(model, ContinuesReplies) and model.supports_assistant_prefill is True
+            for model in self._models
+        )
+
+    @cached_property
+    def local(self) -> LocalChatModel | None:
+        """The wrapped model, if every one of them is local; the first where there are fallbacks."""
+        local = [model for model in self._models if isinstance(model, LocalChatModel)]
+        return local[0] if len(local) == len(self._models) else None
 
     @property
     def model_name(self) -> str:
         """The name of the wrapped model, or else of its class."""
-        model = next(_models(self.runnable))
-        names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
+        model = self._models[0]
+        names = (getattr(model, "model_name", None), getattr(model, "model", None))
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
     @property
@@ -46,21 +62,28 @@ class LangChainProvider:
     @property
     def takes_stop(self) -> bool:
         """Whether every model inside is a chat model, which takes stop strings; a function may not."""
-        return all(isinstance(model, BaseChatModel) for model in _models(self.runnable))
+        return all(isinstance(model, BaseChatModel) for model in self._models)
 
     @property
     def opens_reasoning(self) -> bool:
         """Whether every model inside says that its chat template opens a block of reasoning."""
-        return all(getattr(model, "opens_reasoning", False) is True for model in _models(self.runnable))
+        return all(getattr(model, "opens_reasoning", False) is True for model in self._models)
+
+    @cached_property
+    def bound(self) -> Mapping[str, Any]:
+        """The call parameters that wrappers such as ``bind`` set."""
+        parameters: dict[str, Any] = {}
+        wrapper: object = self.runnable
+        while isinstance(wrapper, RunnableBindingBase):
+            parameters = {**wrapper.kwargs, **parameters}
+            wrapper = wrapper.bound
+        return parameters
 
     def setting(self, name: str) -> Any:
         """The default of a call parameter: bound by a wrapper, or else set on the model."""
-        wrapper: Any = self.runnable
-        while wrapper is not None:
-            if (value := (getattr(wrapper, "kwargs", None) or {}).get(name)) is not None:
-                return value
-            wrapper = getattr(wrapper, "bound", None)
-        return getattr(next(_models(self.runnable)), name, None)
+        if (value := self.bound.get(name)) is not None:
+            return value
+        return getattr(self._models[0], name, None)
 
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
@@ -141,13 +164,23 @@ def _reasoning_of(message: AIMessage) -> str:
     return "".join(str(block.get("reasoning") or "") for block in blocks)
 
 
-def _models(runnable: object) -> Iterator[object]:
+def _innermost(runnable: object) -> Iterator[object]:
     """The models inside LangChain's wrappers: several if there are fallbacks."""
-    # In this order: bind, with_config and with_retry; with_fallbacks; model | more; configurable_fields; a
-    # chain that passes on the arguments of its calls to its model, such as RetrievalCopyChain.
-    for attribute in ("bound", "runnable", "first", "default", "model"):
-        if isinstance(inner := getattr(runnable, attribute, None), Runnable):
-            for alternative in (inner, *getattr(runnable, "fallbacks", ())):
-                yield from _models(alternative)
+    inner: object = None
+    match runnable:
+        case RunnableBindingBase():  # bind, with_config, with_retry
+            inner = runnable.bound
+        case RunnableWithFallbacks():
+            for alternative in (runnable.runnable, *runnable.fallbacks):
+                yield from _innermost(alternative)
             return
-    yield runnable
+        case RunnableSequence():
+            inner = runnable.first
+        case DynamicRunnable():  # configurable_fields
+            inner = runnable.default
+        case WrapsModel():
+            inner = runnable.model
+    if isinstance(inner, Runnable):
+        yield from _innermost(inner)
+    else:
+        yield runnable

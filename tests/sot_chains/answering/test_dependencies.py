@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage
 from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGraph
 from sot_chains.display import timeline
 from sot_chains.outline import marks as dependencies
-from sot_chains.outline.marks import needs_of
+from sot_chains.outline.marks import parse_needs
 from sot_chains.outline.thoughts import GRAPH_EXAMPLES
 from sot_chains.rendering import lane_of
 from sot_chains.router import PromptedRouter
@@ -151,11 +151,11 @@ async def test_a_thought_is_written_again_if_what_it_needs_is() -> None:
 async def test_each_heading_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
-    def counted(heading: str, number: int, numbers: Any) -> tuple[str, tuple[int, ...]]:
+    def counted(heading: str, number: int) -> tuple[str, tuple[int, ...]]:
         read.append(number)
-        return needs_of(heading, number, numbers)
+        return parse_needs(heading, number)
 
-    monkeypatch.setattr(dependencies, "needs_of", counted)
+    monkeypatch.setattr(dependencies, "parse_needs", counted)
     lines = [f"{n}. Heading of number {n} (needs {max(1, n - 1)})" for n in range(1, 60)]
 
     def long(messages: Sequence[BaseMessage]) -> str:
