@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-servers test-vllm test-ray test-llama-cpp check peers peers-vllm bench jacobi clean rag
+.PHONY: help demo serve test test-all test-servers test-vllm test-ray check peers peers-vllm bench jacobi clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -91,20 +91,6 @@ test-vllm: .venv/dev .vllm/installed ## Run the tests of what is added to vLLM, 
 	.ray/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "ray[data,serve]"
 	@touch $@
 
-# llama-cpp-python compiles llama.cpp for this processor; it has an environment of its own, which sees .venv's packages.
-# Without OpenMP: threads of llama.cpp's own decode 1.3 times as fast, and do not stand still when a core is busy.
-.llama-cpp/installed: .venv/dev
-	@echo "Compiling llama.cpp for llama-cpp-python in .llama-cpp (once; some 8 minutes on two cores)"
-	$(BIN)/python -m venv .llama-cpp
-	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
-		> $$(.llama-cpp/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth
-	CMAKE_ARGS="-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF" .llama-cpp/bin/python -m pip install \
-		--quiet --disable-pip-version-check --constraint constraints.txt "llama-cpp-python>=0.3.36,<0.4"
-	@touch $@
-
-test-llama-cpp: .llama-cpp/installed ## Run the tests of models in llama.cpp
-	.llama-cpp/bin/python -m pytest -m "slow or not slow" tests/local_backend/models/test_llama_cpp.py
-
 test-ray: .ray/installed ## Run the tests that need Ray: two nodes on this machine, one of which is killed
 	.ray/bin/python -m pytest -m "slow or not slow" tests/local_backend/offline/test_ray.py tests/test_ray_serve.py
 
@@ -133,8 +119,8 @@ check: .venv/dev ## Lint, types, import arrows
 		&& rm -r .llama/build .llama/source \
 		|| echo "llama.cpp could not be built, see .llama/build.log: it will be left out"
 
-peers: .llama-cpp/installed .vllm/suffix .llama/bin/llama-server ## Compare with transformers, llama.cpp, vLLM on this CPU (MODEL=folder or GGUF file optional)
-	.llama-cpp/bin/python -m benchmarks.peers_cpu $(if $(MODEL),--model "$(MODEL)")
+peers: .venv/dev .vllm/suffix .llama/bin/llama-server ## Compare with transformers, llama.cpp, vLLM on this CPU (MODEL=folder or GGUF file optional)
+	$(BIN)/python -m benchmarks.peers_cpu $(if $(MODEL),--model "$(MODEL)")
 
 bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/results
 	$(BIN)/python -m benchmarks.sot_latency --limit 14 --repeats 1 --save
@@ -151,4 +137,4 @@ jacobi: $(TASKS:%=build/tasks/%/tuned/config.json) ## Train three small models f
 	$(BIN)/python -m benchmarks.jacobi --tasks $(TASKS) --cases $(or $(CASES),100)
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .node .ray .vllm .llama .llama-cpp .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .ray .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis

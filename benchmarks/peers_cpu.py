@@ -5,10 +5,9 @@ and edits of an earlier answer, one at a time and many at once. Each figure is t
 fit in ``--seconds``, at least one, for each kind of prompt and batch size. Every way has answered before.
 
 llama.cpp and vLLM run in processes of their own (``make peers`` installs them); a peer that is not there is
-left out and the reason printed. Ours runs on torch, and on llama.cpp with the file that llama.cpp has.
-``transformers``' prompt lookup takes no batches. llama.cpp needs a GGUF file: ``--model`` if it is one,
-that of the default model, or ``--gguf``. It may hold weights that are rounded otherwise; answers, and what
-there is to copy in them, then differ.
+left out and the reason printed. ``transformers``' prompt lookup takes no batches. llama.cpp needs a GGUF
+file: ``--model`` if it is one, that of the default model, or ``--gguf``. It may hold weights that are rounded
+otherwise; answers, and what there is to copy in them, then differ.
 
 ``GiB`` is by how much loading a model and an answer made this process grow, the same for ways that share the
 model, or the size of the peer's process; vLLM's includes the cache of 1 GiB that it reserves.

@@ -26,7 +26,7 @@ from benchmarks.peers_gpu import DRAFTERS, GREEDY, LOOKUP, Way, run_ours, run_pe
 from local_backend import Engine
 from local_backend.models.default_model import default_model_folder, packaged_file
 from local_backend.models.gguf import is_gguf
-from local_backend.models.loading import load, load_into
+from local_backend.models.loading import load
 
 _NUM_POSITIONS = 2048  # of a prompt and its answer, for peers that reserve a cache
 
@@ -93,28 +93,6 @@ class Contestants:
             engine = aside(partial(Engine, model, tokenizer, drafter, max_prefix_bytes=0))
             self._stack.callback(engine.close)
             ways[f"{drafter}, {quantization}" if quantization else drafter] = partial(run_ours, engine)
-        self._add(ways, before)
-
-    def add_ours_on_llama_cpp(self, gguf: Path | None) -> None:
-        """An engine for each drafter, with forwards by llama.cpp."""
-        name = "ours on llama.cpp"
-        if gguf is None:
-            self.absent[name] = "it needs the model as a GGUF file: give --gguf"
-            return
-        before = _resident_bytes()
-        try:
-            model, tokenizer = aside(
-                partial(load_into, "llama.cpp", None if gguf == packaged_file() else gguf)
-            )
-        except ImportError:
-            self.absent[name] = "llama-cpp-python is not installed; `make peers` compiles it"
-            return
-        ways: dict[str, Way] = {}
-        engine_of = partial(Engine, model, tokenizer, max_rows=self.max_rows, max_prefix_bytes=0)
-        for drafter in DRAFTERS:
-            engine = aside(partial(engine_of, drafter))
-            self._stack.callback(engine.close)
-            ways[f"{drafter}, llama.cpp"] = partial(run_ours, engine)
         self._add(ways, before)
 
     def add_processes(self, peer: str, start: Mapping[str, Callable[[], Peer]]) -> None:
@@ -187,7 +165,6 @@ def contestants(options: argparse.Namespace, warm_up: Sequence[Task]) -> Iterato
             start = partial(vllm_worker.VllmProcess, python, folder, dtype=_dtype_in(folder), **sizes)
             found.add_processes("vLLM", {name: partial(start, name) for name in vllm_worker.METHODS})
         found.add_ours(options.model, options.dtype, None)
-        found.add_ours_on_llama_cpp(gguf_of(options))
         for quantization in options.quantizations:
             found.add_ours(options.model, options.quantized_dtype, quantization)
         yield found

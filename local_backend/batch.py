@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
-import math
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -105,7 +104,6 @@ def _run(given: argparse.Namespace) -> Report:
                 given.drafter,
                 max_rows=given.max_rows,
                 scheduling=scheduling,
-                stream_interval_seconds=math.inf,  # nobody reads the stream
             ) as engine,
             tqdm(
                 total=num_lines, initial=output.num_done, unit="row", disable=given.no_progress or None

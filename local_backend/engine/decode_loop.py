@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from local_backend.caching.row_cache import RowCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.verification import most_likely, token_chooser, verify
@@ -46,16 +46,14 @@ class DecodeLoop:
         width_costs: Forward cost by width; called when a draft has probabilities.
         vocabulary_size: How many token ids the model can read.
         keeps_logits: Whether the model can compute the logits of its last tokens only.
-        takes_trees: Whether drafts may branch.
         prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards.
-        stream_interval_seconds: Minimum interval between streamed updates of a row.
     """
 
     def __init__(
         self,
         *,
         forward: Forward,
-        cache: RowCache,
+        cache: RaggedKVCache,
         batch: RunningBatch,
         inbox: Inbox,
         drafter: Drafter,
@@ -63,18 +61,15 @@ class DecodeLoop:
         width_costs: Callable[[], ForwardCost],
         vocabulary_size: int,
         keeps_logits: bool,
-        takes_trees: bool,
         prefill_chunk_tokens: int,
-        stream_interval_seconds: float,
     ) -> None:
         self._forward, self._cache = forward, cache
         self._batch, self._inbox = batch, inbox
         self._drafter, self._stats = drafter, stats
         self._width_costs = width_costs
         self._vocabulary_size = vocabulary_size
-        self._keeps_logits, self._takes_trees = keeps_logits, takes_trees
+        self._keeps_logits = keeps_logits
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._stream_interval_seconds = stream_interval_seconds
         self._errands: deque[tuple[Callable[[], object], Future[None]]] = deque()
 
     def before_next_step(self, errand: Callable[[], object]) -> Future[None]:
@@ -176,8 +171,7 @@ class DecodeLoop:
             .truncated(max_tokens=widest - 1, max_depth=row.room - 1)
             for row, draft in zip(rows, self._drafter.propose(rows), strict=True)
         ]
-        if not self._takes_trees or num_unread > 1:
-            # Behind unread tokens, too: a chain needs no mask, with which reading a prompt takes longer.
+        if num_unread > 1:  # a chain needs no mask, with which reading a prompt takes longer
             drafts = [draft.likeliest_chain() for draft in drafts]
         if any(draft.probabilities for draft in drafts):
             width = self._width_costs().best_draft_width(
@@ -220,9 +214,7 @@ class DecodeLoop:
             row.stats.tokens_by_forward.append(taken)
             self._stats.num_tokens += taken
             if row.finish_reason is None and row.error is None:
-                notify_safely(
-                    row, partial(row.emit, min_interval_seconds=self._stream_interval_seconds, now=now)
-                )
+                notify_safely(row, partial(row.emit, now=now))
 
     def _retire(self, rows: Sequence[Row]) -> None:
         """Free the slots of finished rows and notify their listeners."""

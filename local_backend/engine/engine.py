@@ -1,26 +1,33 @@
-"""The engine: draft -> verify -> accept -> commit, for every row at once.
+"""The engine: a model, its KV cache and a thread that decodes all submitted rows in one batch.
 
-Rows join and leave the batch between forwards (:mod:`~local_backend.scheduling.inbox`). The loop itself is in
-:mod:`~local_backend.engine.decode_loop`. Rows can be submitted from any thread and any event loop; rows that
-run at the same time share each forward.
+Rows can be submitted from any thread and any event loop; they join and leave the batch between forwards
+(:mod:`~local_backend.scheduling`). The loop itself is in :mod:`~local_backend.engine.decode_loop`.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, drafter_of
 from local_backend.engine.decode_loop import DecodeLoop
-from local_backend.engine.execution import ExecutionOptions, execution_of
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
+from local_backend.kernels.graphs import check_graphs
+from local_backend.kernels.grouped_attention import read_in_place
 from local_backend.kernels.openmp import release_workers, run_in_short_lived_thread
+from local_backend.kernels.prepacking import prepack, repack
+from local_backend.models.architecture import Architecture
+from local_backend.models.compatibility import verify_compatibility
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.models.llama_cpp.model import LlamaCppModel
+from local_backend.models.known_costs import known_forward_cost
+from local_backend.models.runner import ModelRunner
 from local_backend.scheduling.inbox import Inbox
 from local_backend.scheduling.lengths import Scheduling
+from local_backend.scheduling.memory_budget import MemoryBudget
 from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 from local_backend.sequences.logits import LogitsProcessorLike, LogitsRules
@@ -38,8 +45,7 @@ class Engine:
     """Decodes many rows at once with one model.
 
     Args:
-        model: A decoder-only ``transformers`` causal language model, or a
-            :class:`~local_backend.models.llama_cpp.model.LlamaCppModel`.
+        model: A decoder-only ``transformers`` causal language model.
         tokenizer: Its tokenizer.
         drafter: A drafter's name or a :class:`~local_backend.drafting.Drafter`.
         logits_processors: Applied to every row's logits after those of the model's ``generation_config``; see
@@ -50,9 +56,6 @@ class Engine:
         prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards, so that a long
             prompt does not stall decoding rows; by default 1,024, and 8,192 on a GPU.
         max_prefix_bytes: Memory for the prefix cache; 0 disables it.
-        stream_interval_seconds: Minimum interval between streamed updates of a row.
-        grouped_attention_in_place: On a CPU, compute grouped-query attention without copying keys and values
-            for each head; sets the model's attention implementation, also for ``model.generate``.
         cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; not
             used with a memory limit.
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
@@ -61,6 +64,10 @@ class Engine:
         width_costs: Forward cost by width; by default measured here once and remembered, see
             :mod:`~local_backend.models.known_costs`.
         scheduling: Order of admission and memory limit, or a policy's name.
+
+    Attributes:
+        make_row: Checks one request and makes its row, which :meth:`submit` starts; see
+            :class:`~local_backend.sequences.request.RowMaker`.
 
     Raises:
         ValueError: The drafter's or policy's name is unknown, a number is out of range, the memory is too
@@ -71,7 +78,7 @@ class Engine:
 
     def __init__(
         self,
-        model: PreTrainedModel | LlamaCppModel,
+        model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         drafter: str | Drafter = "autoregressive",
         *,
@@ -80,8 +87,6 @@ class Engine:
         max_rows: int = 64,
         prefill_chunk_tokens: int | None = None,
         max_prefix_bytes: int = 256 * 2**20,
-        stream_interval_seconds: float = 0.02,
-        grouped_attention_in_place: bool = True,
         cuda_graphs: bool = False,
         prepacked: bool | None = None,
         width_costs: ForwardCost | None = None,
@@ -90,50 +95,44 @@ class Engine:
         for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.max_rows = max_rows
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model.eval(), tokenizer
         self.drafter = drafter_of(drafter)
         self.stats = EngineStats()
-        scheduling = Scheduling.of(scheduling)
-        execution = execution_of(
-            model,
-            ExecutionOptions(
-                max_rows=max_rows,
-                max_prefix_bytes=max_prefix_bytes,
-                max_cache_bytes=scheduling.max_cache_bytes,
-                grouped_attention_in_place=grouped_attention_in_place,
-                cuda_graphs=cuda_graphs,
-                prepacked=prepacked,
-            ),
+        architecture = Architecture.of(model)
+        self.max_rows, self.max_positions = max_rows, architecture.max_positions
+        _prepare(model, architecture, cuda_graphs=cuda_graphs, prepacked=prepacked)
+        kernels = {"is_prepacked": prepacked is not False, "with_graphs": cuda_graphs}
+        self._width_costs: Callable[[], ForwardCost] = cache(
+            lambda: width_costs or known_forward_cost(model, architecture, **kernels)
         )
-        self.model = execution.model
-        self.max_positions = execution.max_positions
-        num_token_ids = vocabulary_size(self.model)
-        self._make_row = RowMaker(
+        scheduling = Scheduling.of(scheduling)
+        max_bytes = scheduling.max_cache_bytes
+        memory = MemoryBudget.of(
+            model, architecture, max_rows=max_rows, max_prefix_bytes=max_prefix_bytes, max_bytes=max_bytes
+        )
+        num_token_ids = vocabulary_size(model)
+        rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
+        self.make_row = RowMaker(
             tokenizer,
-            LogitsRules(
-                self.model,
-                logits_processors,
-                use_generation_config=use_generation_config,
-                device=execution.device,
-            ),
-            execution.memory.require,
+            rules,
+            memory.require,
             max_positions=self.max_positions,
             vocabulary_size=num_token_ids,
         )
-        self._cache = execution.cache
-        self._width_costs: Callable[[], ForwardCost] = cache(
-            lambda: width_costs or execution.measured_costs()
-        )
         if drafter != "autoregressive":  # now, so that no answer waits for it
             run_in_short_lived_thread(self._width_costs)
+        self._cache = RaggedKVCache(
+            architecture.num_layers,
+            max_rows=max_rows,
+            max_prefix_bytes=memory.max_prefix_bytes,
+            max_tokens=memory.max_tokens,
+        )
         self._running = RunningBatch(self._cache, max_rows)
         self._intake = Inbox(
-            scheduling, running=self._running, cache=self._cache, memory=execution.memory, stats=self.stats
+            scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
         )
-        self._repack = execution.repack
         self._loop = DecodeLoop(
-            forward=execution.forward,
+            forward=ModelRunner(model, self._cache, architecture, **kernels),
             cache=self._cache,
             batch=self._running,
             inbox=self._intake,
@@ -141,41 +140,11 @@ class Engine:
             stats=self.stats,
             width_costs=self._width_costs,
             vocabulary_size=num_token_ids,
-            keeps_logits=execution.keeps_logits,
-            takes_trees=execution.takes_trees,
-            prefill_chunk_tokens=prefill_chunk_tokens or _prefill_chunk_tokens(execution.device),
-            stream_interval_seconds=stream_interval_seconds,
+            keeps_logits=architecture.keeps_logits,
+            prefill_chunk_tokens=prefill_chunk_tokens or _prefill_chunk_tokens(model.device),
         )
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
-
-    def make_row(
-        self,
-        prompt: Sequence[int],
-        listener: Callable[[Update], None],
-        *,
-        params: SamplingParams | None = None,
-        references: Sequence[str] | References | None = None,
-        num_context_tokens: int = 0,
-    ) -> Row:
-        """Check one request and make its row; :meth:`submit` starts it.
-
-        Args:
-            prompt: Token ids to continue.
-            listener: Called with every update, on the engine's thread; must return at once.
-            params: How tokens are chosen.
-            references: Text that may be copied.
-            num_context_tokens: How many last tokens of the prompt are a reply already begun, so that the
-                space between them and the answer is kept.
-
-        Raises:
-            ValueError: The prompt is empty, leaves no room in the model's positions or the memory, or has ids
-                outside the vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
-            TypeError: The prompt is text, or a single token.
-        """
-        return self._make_row(
-            prompt, listener, params or SamplingParams(), references, num_context_tokens=num_context_tokens
-        )
 
     def submit(self, rows: Sequence[Row]) -> None:
         """Start rows; those submitted together are admitted together.
@@ -221,7 +190,7 @@ class Engine:
             )
         mailboxes = [ThreadMailbox() for _ in prompts]
         rows = [
-            self.make_row(prompt, mailbox.put, params=one, references=texts)
+            self.make_row(prompt, mailbox.put, params=one, references=texts, min_interval_seconds=math.inf)
             for prompt, mailbox, one, texts in zip(
                 prompts, mailboxes, each_params, each_references, strict=True
             )
@@ -236,7 +205,7 @@ class Engine:
         """Submit one row and yield its updates; closing the iterator early cancels the row.
 
         Args:
-            row_of: Makes the row for a listener; see :meth:`make_row`.
+            row_of: Makes the row for a listener; see :class:`~local_backend.sequences.request.RowMaker`.
 
         Raises:
             Exception: The error that ended the row.
@@ -265,7 +234,7 @@ class Engine:
 
     @property
     def width_costs(self) -> ForwardCost:
-        """Forward cost by width; known after construction unless nothing is drafted."""
+        """Forward cost by width; measured at the first use if nothing is drafted."""
         return self._width_costs()
 
     @property
@@ -307,7 +276,7 @@ class Engine:
         Empties the prefix cache and rebuilds prepacked copies of weights, even after changes that torch does
         not count, such as those through ``weight.data``.
         """
-        self._loop.before_next_step(self._repack)
+        self._loop.before_next_step(partial(repack, self.model))
         self.forget_prefixes()
 
     def warm_up(self) -> None:
@@ -320,12 +289,6 @@ class Engine:
         """End the engine's thread; unfinished rows fail with an error."""
         self._finalizer()
         self._fail_all("the engine was closed before this row was finished")
-
-    def start_over(self) -> None:
-        """Drop the parent's rows and prefix cache, in a child made by ``os.fork``; called by the worker."""
-        self._intake.renew_lock()
-        self._make_row.renew_lock()
-        self._fail_all("this row is written in the process that was forked: ask again in its child")
 
     def _fail_all(self, reason: str) -> None:
         for row in [*self._running.clear(), *self._intake.clear()]:
@@ -343,6 +306,18 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _prepare(
+    model: PreTrainedModel, architecture: Architecture, *, cuda_graphs: bool, prepacked: bool | None
+) -> None:
+    """Install the kernels, then check that the model decodes as alone with them."""
+    if cuda_graphs:
+        check_graphs(model)
+    read_in_place(model)
+    if prepacked is not False:
+        run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
+    run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
 
 
 def _prefill_chunk_tokens(device: torch.device) -> int:

@@ -23,14 +23,9 @@ class Steps(Protocol):
     def step(self) -> bool:
         """Run one step; returns whether there is more work."""
 
-    def start_over(self) -> None:
-        """Drop all work, in a child made by ``os.fork``: it is the parent's."""
-
 
 class Worker:
     """Calls ``step`` on its own daemon thread from :meth:`wake` until it returns false.
-
-    No step runs while the process forks. A child, which has no thread but the one that forked, starts over.
 
     Args:
         steps: The object to drive; held by a weak reference.
@@ -40,18 +35,22 @@ class Worker:
     def __init__(self, steps: Steps, *, name: str) -> None:
         self._steps = weakref.ref(steps)
         self._name = name
-        self._closing = False
-        self._begin()
-        _workers.add(weakref.ref(self, _workers.discard))
-
-    def _begin(self) -> None:
+        self._process = os.getpid()
         self._condition = threading.Condition()
-        self._has_work = self._is_stepping = False
-        self._num_holds = 0
+        self._has_work = self._closing = False
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """Start the thread, or wake it up; call when there is work."""
+        """Start the thread, or wake it up; call when there is work.
+
+        Raises:
+            RuntimeError: The worker is closed, or was made before the process forked.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this engine was made before the process forked, and its thread is the parent's: "
+                "start workers first, then load the model in each"
+            )
         with self._condition:
             if self._closing:
                 raise RuntimeError("the engine is closed; make a new one")
@@ -68,6 +67,8 @@ class Worker:
 
     def close(self, timeout_seconds: float = 10.0) -> None:
         """End the thread after the current step, and wait for it."""
+        if os.getpid() != self._process:
+            return
         with self._condition:
             self._closing = True
             self._condition.notify_all()
@@ -79,90 +80,15 @@ class Worker:
             steps = self._steps()
             if steps is None:
                 return
-            while self._begin_step():
-                is_more = False
-                try:
-                    is_more = steps.step()
-                finally:
-                    self._end_step(is_more)
+            while not self._closing and steps.step():
+                pass
             del steps
 
     def _wait_for_work(self) -> bool:
         with self._condition:
             self._condition.wait_for(lambda: self._has_work or self._closing)
-            return not self._closing
-
-    def _begin_step(self) -> bool:
-        with self._condition:
-            self._condition.wait_for(lambda: not self._num_holds)
-            self._is_stepping = self._has_work and not self._closing
             self._has_work = False
-            return self._is_stepping
-
-    def _end_step(self, is_more: bool) -> None:
-        with self._condition:
-            self._is_stepping = False
-            self._has_work |= is_more
-            self._condition.notify_all()
-
-    # When the process forks ------------------------------------------------------------------------
-
-    def hold(self) -> None:
-        """Wait for the end of a step; no other begins before :meth:`release`."""
-        with self._condition:
-            self._num_holds += 1
-            if self._thread is not threading.current_thread():
-                self._condition.wait_for(lambda: not self._is_stepping)
-
-    def release(self) -> None:
-        """Let steps begin again."""
-        with self._condition:
-            self._num_holds -= 1
-            self._condition.notify_all()
-
-    def start_over(self) -> None:
-        """Begin without work and thread, in a child."""
-        self._begin()
-        if (steps := self._steps()) is not None:
-            steps.start_over()
-
-
-_workers: set[weakref.ref[Worker]] = set()
-
-
-class _Forking(threading.local):
-    """The workers that a thread holds while it forks."""
-
-    workers: Sequence[Worker] = ()
-
-
-_forking = _Forking()
-
-
-def _living() -> list[Worker]:
-    return [worker for known in tuple(_workers) if (worker := known()) is not None]
-
-
-def _hold_all() -> None:
-    _forking.workers = _living()
-    for worker in _forking.workers:
-        worker.hold()
-
-
-def _release_all() -> None:
-    for worker in _forking.workers:
-        worker.release()
-    _forking.workers = ()
-
-
-def _start_over_all() -> None:
-    for worker in _living():
-        worker.start_over()
-    _forking.workers = ()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_start_over_all)
+            return not self._closing
 
 
 def _merge(updates: Sequence[Update]) -> Update:
@@ -211,7 +137,6 @@ class LoopMailbox:
     """Delivers the updates of one row to a reader in the running event loop.
 
     Wakes the loop for the first unread update only: a loop that cannot keep up is not woken for each of them.
-    Has no lock, which a child made by ``os.fork`` might find taken.
     """
 
     def __init__(self) -> None:

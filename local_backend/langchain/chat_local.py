@@ -32,7 +32,7 @@ from local_backend.langchain.reply import Form, Reply, reply_prompt, warm_up
 from local_backend.langchain.structured import with_structured_output
 from local_backend.langchain.tools import takes_tools
 from local_backend.models.default_model import MODEL_NAME
-from local_backend.models.loading import Runtime, load_into
+from local_backend.models.loading import load
 from local_backend.scheduling.lengths import Scheduling
 from local_backend.scheduling.waiting_queue import AdmissionPolicy
 from local_backend.sequences.tokenizing import encode_plain
@@ -131,7 +131,6 @@ class ChatLocal(BatchedChatModel):
         max_rows: int = 64,
         scheduling: Scheduling | AdmissionPolicy = "longest_first",
         quantization: str | None = None,
-        runtime: Runtime = "transformers",
         model_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> ChatLocal:
@@ -148,8 +147,6 @@ class ChatLocal(BatchedChatModel):
             max_rows: Maximum rows in a forward.
             scheduling: Order of admission and memory limit; by default the longest by prediction first.
             quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.kernels.quantization`.
-            runtime: ``"llama.cpp"`` computes with a GGUF file's weights as they are, which is fastest for
-                single answers on a CPU, see :mod:`~local_backend.models.llama_cpp.model`.
             model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
             options: Further attributes of :class:`ChatLocal`, e.g. ``max_tokens``.
 
@@ -158,8 +155,10 @@ class ChatLocal(BatchedChatModel):
             OSError: There is no such model.
             ValueError: It has no chat template, or cannot be read, quantized or decoded in a batch.
         """
+        if "runtime" in options:
+            raise TypeError("there is no runtime=: run `llama-server` and pass its address as base_url")
         given = {"device": device, "quantization": quantization, "model_options": model_options}
-        model, tokenizer = load_into(runtime, path_or_name, dtype, **given)
+        model, tokenizer = load(path_or_name, dtype=dtype, **given)
         if not tokenizer.chat_template:
             raise ValueError(
                 f"the tokenizer of {str(path_or_name)!r} has no chat template: set "

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from local_backend.caching.kv_cache import RaggedKVCache
-from local_backend.caching.row_cache import RowCache
 from local_backend.drafting.draft import Draft
 from local_backend.models.architecture import Architecture
 from local_backend.models.runner import Forward, ModelRunner, padded_width
@@ -158,7 +157,7 @@ class ForwardTimer:
     def __init__(
         self,
         forward: Forward,
-        cache: RowCache,
+        cache: RaggedKVCache,
         *,
         max_rows: int,
         max_positions: int,

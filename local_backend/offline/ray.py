@@ -11,7 +11,6 @@ Needs the ``ray`` extra, on every machine.
 from __future__ import annotations
 
 import json
-import math
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -163,5 +162,4 @@ def _engine_of(settings: BatchSettings) -> Engine:
         settings.drafter,
         max_rows=settings.max_rows,
         scheduling="longest_first",
-        stream_interval_seconds=math.inf,
     )

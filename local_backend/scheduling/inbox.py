@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from local_backend.caching.row_cache import RowCache
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.scheduling.lengths import Scheduling
 from local_backend.scheduling.memory_budget import MemoryBudget
 from local_backend.scheduling.running_batch import RunningBatch
@@ -40,7 +40,7 @@ class Inbox:
         scheduling: Scheduling,
         *,
         running: RunningBatch,
-        cache: RowCache,
+        cache: RaggedKVCache,
         memory: MemoryBudget,
         stats: EngineStats,
     ) -> None:
@@ -55,10 +55,6 @@ class Inbox:
     def __len__(self) -> int:
         """Rows without a slot."""
         return len(self._scheduler) + len(self._inbox)
-
-    def renew_lock(self) -> None:
-        """Replace the lock, in a child made by ``os.fork``, whose parent may have held it."""
-        self._lock = threading.Lock()
 
     # From any thread -----------------------------------------------------------------------------
 

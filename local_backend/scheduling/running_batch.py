@@ -6,8 +6,8 @@ either covers adjacent slots. Knows rows and the cache. Does not know the model 
 
 from __future__ import annotations
 
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.caching.prefix_cache import num_shared
-from local_backend.caching.row_cache import RowCache
 from local_backend.sequences.sequence import Row, State
 
 # A row is postponed while another has at least this many tokens of their shared prefix left to prefill.
@@ -22,7 +22,7 @@ class RunningBatch:
         max_rows: Maximum number of rows.
     """
 
-    def __init__(self, cache: RowCache, max_rows: int) -> None:
+    def __init__(self, cache: RaggedKVCache, max_rows: int) -> None:
         self._cache = cache
         self.max_rows = max_rows
         self._rows: list[Row] = []

@@ -18,7 +18,7 @@ from local_backend.sequences.grammar import GrammarRule
 from local_backend.sequences.logits import AnswerPenalties, LogitsProcessorLike, LogitsRules, MinTokens
 from local_backend.sequences.outputs import Update
 from local_backend.sequences.sampling import SamplingParams
-from local_backend.sequences.sequence import Row
+from local_backend.sequences.sequence import STREAM_INTERVAL_SECONDS, Row
 from local_backend.sequences.tokenizing import encode_plain
 
 if TYPE_CHECKING:
@@ -99,10 +99,6 @@ class ReferenceTokens:
         self._max_tokens = max_tokens
         self._kept: OrderedDict[str, TokenizedTexts] = OrderedDict()
         self._num_tokens = 0
-        self.renew_lock()
-
-    def renew_lock(self) -> None:
-        """Replace the lock, in a child made by ``os.fork``, whose parent may have held it."""
         self._lock = threading.Lock()
 
     def __call__(self, references: Sequence[str] | References | None) -> TokenizedTexts:
@@ -157,23 +153,57 @@ class RowMaker:
         self._vocabulary_size = vocabulary_size
         self._with_stop: dict[frozenset[str], frozenset[int]] = {}
         self._reference_tokens = ReferenceTokens(tokenizer)
-        self.renew_lock = self._reference_tokens.renew_lock
 
     def __call__(
         self,
         prompt: Sequence[int],
         listener: Callable[[Update], None],
-        params: SamplingParams,
-        references: Sequence[str] | References | None,
         *,
-        num_context_tokens: int,
+        params: SamplingParams | None = None,
+        references: Sequence[str] | References | None = None,
+        num_context_tokens: int = 0,
+        min_interval_seconds: float = STREAM_INTERVAL_SECONDS,
     ) -> Row:
-        """Check one request and create its row; see :meth:`local_backend.engine.engine.Engine.make_row`.
+        """Check one request and make its row.
+
+        Args:
+            prompt: Token ids to continue.
+            listener: Called with every update, on the engine's thread; must return at once.
+            params: How tokens are chosen.
+            references: Text that may be copied.
+            num_context_tokens: How many last tokens of the prompt are a reply already begun, so that the
+                space between them and the answer is kept.
+            min_interval_seconds: Minimum time between two updates before the last one.
 
         Raises:
-            ValueError: The request is invalid.
+            ValueError: The prompt is empty, leaves no room in the model's positions or the memory, or has ids
+                outside the vocabulary; or a processor of ``params`` cannot be applied to drafted tokens.
             TypeError: The prompt is text, or a single token.
         """
+        prompt, params = self._checked(prompt), params or SamplingParams()
+        room = self._max_positions - len(prompt)
+        max_length = len(prompt) + min(room, params.max_tokens or room)
+        num_before = len(prompt) - num_context_tokens  # of the reply
+        end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_end:
+            end_token_ids |= self._rules.end_token_ids
+        stop = params.stop + self._rules.stop
+        processors = self._processors(params, len(prompt), num_before, end_token_ids, stop)
+        return Row(
+            prompt_token_ids=prompt,
+            params=params,
+            end_token_ids=end_token_ids,
+            max_length=max_length,
+            detokenizer=Detokenizer(
+                self._tokenizer, stop, prompt[num_before:], keep_special_tokens=params.keep_special_tokens
+            ),
+            listener=listener,
+            references=self._reference_tokens(references),
+            logits=self._rules.for_row(prompt, max_length, processors),
+            min_interval_seconds=min_interval_seconds,
+        )
+
+    def _checked(self, prompt: Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, str | int):
             raise TypeError(
                 f"a prompt is a sequence of token ids, got {prompt!r:.60}: give a list of prompts, each "
@@ -193,36 +223,28 @@ class RowMaker:
                 f"{self._vocabulary_size - 1}: is the tokenizer another model's?"
             )
         self._require_memory(len(prompt) + 1)
-        room = self._max_positions - len(prompt)
-        max_length = len(prompt) + min(room, params.max_tokens or room)
-        context = prompt[len(prompt) - num_context_tokens :] if num_context_tokens else ()
-        processors: tuple[LogitsProcessorLike, ...] = params.logits_processors
+        return prompt
+
+    def _processors(
+        self,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        num_before: int,
+        end_token_ids: frozenset[int],
+        stop: tuple[str, ...],
+    ) -> list[LogitsProcessorLike]:
+        """The processors that ``params`` ask for, in the order in which they are applied."""
+        processors: list[LogitsProcessorLike] = []
         if params.presence_penalty or params.frequency_penalty:
-            num_before = len(prompt) - num_context_tokens
-            penalties = AnswerPenalties(num_before, params.presence_penalty, params.frequency_penalty)
-            processors = (penalties, *processors)
-        end_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_end:
-            end_token_ids |= self._rules.end_token_ids
-        stop = params.stop + self._rules.stop
+            processors.append(AnswerPenalties(num_before, params.presence_penalty, params.frequency_penalty))
+        processors += params.logits_processors
         if params.min_tokens:
             ending = torch.tensor(sorted(end_token_ids | self._tokens_with(stop)), dtype=torch.long)
-            processors = (*processors, MinTokens(len(prompt), params.min_tokens, ending))
+            processors.append(MinTokens(num_prompt_tokens, params.min_tokens, ending))
         if params.grammar is not None:
-            bounds = (len(prompt), end_token_ids, self._vocabulary_size)
-            processors = (*processors, GrammarRule(self._tokenizer, params.grammar, *bounds))
-        return Row(
-            prompt_token_ids=prompt,
-            params=params,
-            end_token_ids=end_token_ids,
-            max_length=max_length,
-            detokenizer=Detokenizer(
-                self._tokenizer, stop, context, keep_special_tokens=params.keep_special_tokens
-            ),
-            listener=listener,
-            references=self._reference_tokens(references),
-            logits=self._rules.for_row(prompt, max_length, processors),
-        )
+            bounds = (num_prompt_tokens, end_token_ids, self._vocabulary_size)
+            processors.append(GrammarRule(self._tokenizer, params.grammar, *bounds))
+        return processors
 
     def _tokens_with(self, stop: Sequence[str]) -> frozenset[int]:
         """The tokens whose text contains one of ``stop``."""

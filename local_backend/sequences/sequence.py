@@ -17,6 +17,8 @@ from local_backend.sequences.logits import RowLogits
 from local_backend.sequences.outputs import Completion, FinishReason, Stats, TokenLogprob, Update
 from local_backend.sequences.sampling import SamplingParams
 
+STREAM_INTERVAL_SECONDS = 0.02
+
 
 class State(Enum):
     """State of a row: WAITING for a place, PREFILLING its prompt, WRITING (decoding), FINISHED."""
@@ -39,6 +41,7 @@ class Row:
         token_ids: Prompt and all emitted tokens.
         num_cached: How many of ``token_ids`` have their keys and values in the cache.
         max_length: Maximum length of ``token_ids``.
+        min_interval_seconds: Minimum time between two updates before the last one.
         logits: Its logits processors, if there are any.
         error: The error that ends the row at the end of the step.
         logprobs: One for each emitted token, if requested.
@@ -55,6 +58,7 @@ class Row:
     state: State = State.WAITING
     token_ids: list[int] = field(init=False)
     num_cached: int = 0
+    min_interval_seconds: float = STREAM_INTERVAL_SECONDS
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
     cancelled: bool = False
@@ -148,11 +152,11 @@ class Row:
         self._num_told_tokens += len(token_ids)
         return Update(text, token_ids, completion)
 
-    def emit(self, *, min_interval_seconds: float, now: float) -> None:
+    def emit(self, *, now: float) -> None:
         """Send new text to the listener, at most once per ``min_interval_seconds``."""
         if self.stats.first_token_seconds is None:
             self.stats.first_token_seconds = now
-        elif now - self._told_seconds < min_interval_seconds:
+        elif now - self._told_seconds < self.min_interval_seconds:
             return
         self._detokenize()
         self._told_seconds = now

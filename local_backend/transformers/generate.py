@@ -147,7 +147,6 @@ class ParallelDecoding:
                     self.tokenizer if self.tokenizer is not None else cast("Any", _NoText()),
                     self.drafter,
                     use_generation_config=False,  # `generate` passes what applies to this call
-                    stream_interval_seconds=0.0,
                 )
             model.eval()
             engine = self._engine
@@ -179,6 +178,7 @@ class ParallelDecoding:
                 call.prompt(number),
                 lambda update: arrivals.put((number, update)),
                 params=call.params(number),
+                min_interval_seconds=0.0,
                 references=references[number * len(references) // num_rows] if references else None,
             )
 

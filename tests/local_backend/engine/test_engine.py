@@ -365,3 +365,14 @@ def test_rollback_equals_a_fresh_prefill(model: LlamaForCausalLM, tokenizer: Pre
         for layer, (keys, values) in zip(fresh.layers, prefix.states, strict=True):
             torch.testing.assert_close(keys, layer.keys[0], atol=1e-4, rtol=0)
             torch.testing.assert_close(values, layer.values[0], atol=1e-4, rtol=0)
+
+
+def test_a_child_that_calls_its_parents_engine_gets_an_error(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(model, tokenizer) as engine:
+        with monkeypatch.context() as child:
+            child.setattr("os.getpid", lambda: -1)
+            with pytest.raises(RuntimeError, match="start workers first"):
+                engine.generate([[5, 6]], SamplingParams(max_tokens=2))
+        assert len(engine.generate([[5, 6]], SamplingParams(max_tokens=2))) == 1

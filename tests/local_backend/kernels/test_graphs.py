@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from local_backend import Engine, SamplingParams
-from local_backend.engine import execution
+from local_backend.engine import engine
 from tests.tiny import random_llama, tiny_tokenizer
 
 PROMPTS = [[11, 12, 13, 14] * 5, [31, 32, 33], [41, 42, 43, 44, 45] * 9, [21] * 7, [51, 52, 53] * 4]
@@ -16,14 +16,14 @@ def _decoded(drafter: str, *, cuda_graphs: bool, device: str = "cpu") -> list[li
     model = random_llama(max_position_embeddings=1024, eos_token_id=None).to(torch.device(device))
     params = [SamplingParams(max_tokens=count, temperature=0.0) for count in (30, 300, 50, 7, 64)]
     options = {"use_generation_config": False, "max_rows": 4, "max_prefix_bytes": 0}
-    with Engine(model, tiny_tokenizer(), drafter, cuda_graphs=cuda_graphs, **options) as engine:
-        return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+    with Engine(model, tiny_tokenizer(), drafter, cuda_graphs=cuda_graphs, **options) as made:
+        return [completion.token_ids for completion in made.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize("drafter", ["autoregressive", "jacobi", "lookahead", "combined"])
 def test_padded_forwards_decode_the_same(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that end, begin and are prefilled meanwhile; more columns than one step."""
-    monkeypatch.setattr(execution, "check_graphs", lambda _: None)  # on a CPU nothing is recorded
+    monkeypatch.setattr(engine, "check_graphs", lambda _: None)  # on a CPU nothing is recorded
     assert _decoded(drafter, cuda_graphs=True) == _decoded("autoregressive", cuda_graphs=False)
 
 

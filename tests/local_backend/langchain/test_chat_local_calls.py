@@ -221,7 +221,7 @@ def test_configuring_does_not_load_weights_again(
     chat: ChatLocal, copying: ChatLocal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "local_backend.langchain.chat_local.load_into", lambda *_, **__: pytest.fail("weights were loaded")
+        "local_backend.langchain.chat_local.load", lambda *_, **__: pytest.fail("weights were loaded")
     )
     configurable = chat.configurable_fields(
         temperature=ConfigurableField(id="temperature"), max_tokens=ConfigurableField(id="max_tokens")
@@ -416,3 +416,8 @@ def test_memory_after_many_requests_is_what_it_was_after_few(few: int, many: int
     growths = [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(marks)]
     assert min(traced for traced, _ in growths) < 2**20
     assert min(resident for _, resident in growths) < 16 * 2**20
+
+
+def test_a_runtime_names_what_replaced_it() -> None:
+    with pytest.raises(TypeError, match="llama-server"):
+        ChatLocal.from_pretrained("model.gguf", runtime="llama.cpp")

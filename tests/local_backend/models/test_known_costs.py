@@ -225,7 +225,7 @@ def test_no_answer_waits_for_costs(
         asked.append(arguments)
         return COSTS
 
-    monkeypatch.setattr("local_backend.engine.execution.known_forward_cost", known)
+    monkeypatch.setattr("local_backend.engine.engine.known_forward_cost", known)
     with Engine(model, tokenizer, drafter) as engine:
         assert len(asked) == num_asked
         engine.generate([[5, 6, 7, 8, 9] * 6], SamplingParams(max_tokens=30, ignore_end=True))
