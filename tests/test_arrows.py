@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("sot_chains", "local_backend", "retrieval_copy")
+COMMAND = "langchain_parallel_decoding"  # the command `sot`, above all three
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -50,6 +51,20 @@ def test_retrieval_copy_takes_public_names_providers_and_aio_only() -> None:
                 assert len(parts) <= 2, (path, name)
             if parts[0] == "sot_chains":
                 assert parts[1:2] in (["providers"], ["aio"]), (path, name)
+
+
+def test_the_command_wires_public_names_and_nobody_imports_it() -> None:
+    for path in _modules(COMMAND):
+        for name in _imports(path):
+            parts = name.split(".")
+            if parts[0] in ("local_backend", "retrieval_copy"):
+                assert len(parts) <= 2, (path, name)
+            if parts[0] == "sot_chains":
+                assert parts[1:2] in (["cli"], ["serving"]), (path, name)
+                assert len(parts) <= 3, (path, name)
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in _modules(COMMAND)) <= 120
+    for package in PACKAGES:
+        assert not any(COMMAND in _roots(path) for path in _modules(package)), package
 
 
 def test_sot_chains_never_needs_torch() -> None:

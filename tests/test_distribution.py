@@ -67,6 +67,7 @@ def test_the_wheel_holds_the_packages(wheel: Path) -> None:
         "sot_chains/py.typed",
         "local_backend/py.typed",
         "retrieval_copy/py.typed",
+        "langchain_parallel_decoding/py.typed",
         "sot_chains/router/weights/adapter.safetensors",
         "sot_chains/router/weights/head.safetensors",
         "sot_chains/router/weights/words_head.safetensors",
@@ -85,4 +86,8 @@ def test_it_answers_without_extras_and_without_torch(wheel: Path, tmp_path: Path
     install = (uv, "pip", "install", "--quiet", "--python", python)
     _run(*install, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     assert "1. **Plan**: Make a list." in _run(python, "-W", "error", "-c", PROGRAM, cwd=tmp_path)
-    assert "usage: sot" in _run(tmp_path / "empty" / "bin" / "sot", "--help", cwd=tmp_path)
+    sot = tmp_path / "empty" / "bin" / "sot"
+    assert "usage: sot" in _run(sot, "--help", cwd=tmp_path)
+    asked = subprocess.run([sot, "ask", "Why?"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert asked.returncode == 1
+    assert ".[local]" in asked.stderr

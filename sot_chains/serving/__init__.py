@@ -1,4 +1,8 @@
 """An HTTP server that any OpenAI client can ask, and the page that shows how answers are written.
 
-Needs the ``web`` extra (FastAPI, uvicorn, prometheus-client); ``command`` alone is imported without it.
+``app`` and what it imports need the extra ``web`` (FastAPI, uvicorn, prometheus-client).
 """
+
+from sot_chains.serving.loading import Copying, Extras, load_model
+
+__all__ = ["Copying", "Extras", "load_model"]

@@ -15,10 +15,11 @@ from sot_chains.calls.usage import Price
 from sot_chains.providers import Provider, close_clients
 from sot_chains.serving.chat import ChatRoutes
 from sot_chains.serving.connection import ClientGoneError, Guard, Pace, error_response
+from sot_chains.serving.loading import Copying
 from sot_chains.serving.page import OPEN_PATHS, PageRoutes
 from sot_chains.serving.protocol import RefusedError
 from sot_chains.serving.service import Service
-from sot_chains.serving.ways import Copying, ServedModel
+from sot_chains.serving.ways import ServedModel
 
 _MAX_BODY_BYTES = 8_000_000
 

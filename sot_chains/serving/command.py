@@ -8,37 +8,19 @@ import logging
 import os
 import sys
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from sot_chains.serving.loading import LOCAL, PYTHON, Extras, load_model
 
 if TYPE_CHECKING:
     from sot_chains.providers import Provider
-    from sot_chains.serving.ways import Copying
 
 _EXIT_FAILED = 1
 _KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
-_NAMED = ("local:", "python:")
-_NUM_PASSAGES = 4
 
 
-class ModelOf(Protocol):
-    """Makes the model that a name means."""
-
-    def __call__(
-        self,
-        name: str | None,
-        opened: contextlib.ExitStack,
-        *,
-        base_url: str | None,
-        key_name: str | None,
-        **options: Any,
-    ) -> Any:
-        """See :func:`sot_chains.cli.model_of`."""
-        ...
-
-
-def add_serve(commands: Any, model_of: ModelOf) -> None:
+def add_serve(commands: Any) -> None:
     """Adds ``serve`` to the commands of ``sot``."""
     parser = commands.add_parser(
         "serve",
@@ -71,22 +53,22 @@ def add_serve(commands: Any, model_of: ModelOf) -> None:
         metavar=("INPUT", "OUTPUT"),
         help="of a million tokens, for the page's table",
     )
-    parser.set_defaults(parser=parser, run=partial(_serve, model_of=model_of))
+    parser.set_defaults(parser=parser, run=_serve)
 
 
-def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser, *, model_of: ModelOf) -> int:
+def _serve(options: argparse.Namespace, extras: Extras) -> int:
     try:
         from sot_chains.serving.app import create_app
     except ImportError as error:
         print(f"sot: serving needs more: pip install '.[web]' in a checkout ({error})", file=sys.stderr)
         return _EXIT_FAILED
     if not 0 <= options.port <= 65535:
-        parser.error(f"--port must be from 0 to 65535, got {options.port}")
+        options.parser.error(f"--port must be from 0 to 65535, got {options.port}")
     with contextlib.ExitStack() as opened:
         try:
-            app = create_app(**_settings(options, opened, model_of))
+            app = create_app(**_settings(options, extras, opened))
         except (ValueError, TypeError, AttributeError) as error:
-            parser.error(str(error))
+            options.parser.error(str(error))
         except (OSError, ImportError, RuntimeError) as error:
             print(f"sot: {error}", file=sys.stderr)
             return _EXIT_FAILED
@@ -132,7 +114,7 @@ def _run(app: Any, options: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace, opened: contextlib.ExitStack, model_of: ModelOf) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, extras: Extras, opened: contextlib.ExitStack) -> dict[str, Any]:
     """The arguments of :func:`~sot_chains.serving.app.create_app`."""
     from sot_chains.calls.usage import Price
 
@@ -141,7 +123,7 @@ def _settings(options: argparse.Namespace, opened: contextlib.ExitStack, model_o
     is_vendor = vendor in _KEYS
     given = {"base_url": options.base_url, "key_name": options.api_key_env}
     # A drafter that copies writes the same without references, at the same speed.
-    model = model_of(_full_name(options.model), opened, **given, drafter="reference_copy")
+    model = load_model(_full_name(options.model), extras, opened, **given, drafter="reference_copy")
     passes_keys = is_vendor and not options.api_key_env and not os.environ.get(_KEYS[vendor])
     if passes_keys and api_key and not model.is_elsewhere:
         raise ValueError(
@@ -149,7 +131,7 @@ def _settings(options: argparse.Namespace, opened: contextlib.ExitStack, model_o
         )
     return {
         "model": model,
-        "copying": _copying(model, options.docs),
+        "copying": extras.make_copying(model, options.docs),
         "model_of_key": partial(_of_key, options) if passes_keys and not api_key else None,
         "api_key": api_key,
         "prices": Price(*options.price) if options.price else None,
@@ -162,7 +144,7 @@ def _full_name(name: str) -> str:
     """The model's name as the other commands take it."""
     if name == "default":
         return "local:"
-    return name if name.startswith((*(f"{vendor}:" for vendor in _KEYS), *_NAMED)) else f"local:{name}"
+    return name if name.startswith((*(f"{vendor}:" for vendor in _KEYS), LOCAL, PYTHON)) else f"local:{name}"
 
 
 def _of_key(options: argparse.Namespace, key: str) -> Provider:
@@ -171,21 +153,3 @@ def _of_key(options: argparse.Namespace, key: str) -> Provider:
 
     base_url = {"base_url": options.base_url} if options.base_url else {}
     return provider_of(options.model, api_key=key, **base_url)
-
-
-def _copying(model: Any, docs: Path | None) -> Copying:
-    """References and citations. The packages for them are imported by name, since this one needs neither."""
-    from sot_chains.serving.ways import Copying
-
-    retrieval = import_module("retrieval_copy")
-    references = from_folder = None
-    if hasattr(model, "engine"):  # a model that runs here
-        references = import_module("local_backend").References
-    if docs is not None:
-        if not docs.is_dir():
-            raise NotADirectoryError(f"--docs: {docs} is not a folder")
-        index = retrieval.FolderIndex(docs)
-        index.update()
-        retriever = retrieval.BM25Retriever(documents=index.documents, k=_NUM_PASSAGES)
-        from_folder = partial(retrieval.RetrievalCopyChain, retriever)
-    return Copying(retrieval.cite, from_folder, references)

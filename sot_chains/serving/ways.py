@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
@@ -20,27 +19,12 @@ from sot_chains.providers import Provider, provider_of
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
 from sot_chains.router.rules import PLAINLY
+from sot_chains.serving.loading import Copying
 from sot_chains.serving.protocol import ChatRequest, RefusedError, tool_choice_of
 from sot_chains.serving.text_bound import TextBound
 
 Answers = Runnable[LanguageModelInput, AIMessage]
 _FEWEST_TOKENS = 128  # an answer point by point with fewer would pay for points that it does not show
-
-
-@dataclass(frozen=True)
-class Copying:
-    """What copying adds to a model. Another package does the work.
-
-    Attributes:
-        cite: The citations of a text in documents.
-        from_folder: Makes a model answer from a folder, with citations; ``None`` without a folder.
-        references: Makes the argument ``references`` of a call; ``None`` if the model takes none, which then
-            answers the same without them.
-    """
-
-    cite: Callable[[str, Sequence[Document]], Sequence[Mapping[str, Any]]]
-    from_folder: Callable[[Any], Answers] | None = None
-    references: Callable[[Sequence[str]], Any] | None = None
 
 
 @dataclass(frozen=True)

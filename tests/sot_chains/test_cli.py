@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from sot_chains.cli import main
+from langchain_parallel_decoding.command import main
 from sot_chains.display import compare, printable
 from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
@@ -69,7 +69,7 @@ def test_a_model_that_cannot_be_asked_is_one_line(
     [
         (["ask", " ", "--model", "openai:m"], "the question is empty"),
         (["ask", QUESTION, "--model", "nobody:m"], "supported is"),
-        (["ask", QUESTION, "--model", "python:no_such.thing"], "no such module"),
+        (["ask", QUESTION, "--model", "python:no_such.thing"], "No module named"),
         (["ask", QUESTION, "--model", "openai:m", "--api-key-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
         ([], "COMMAND"),
     ],
@@ -99,7 +99,10 @@ def test_the_key_comes_from_the_variable_named(server: ChatServer, monkeypatch: 
 
 def test_as_a_module() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sot_chains.cli", "ask", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "langchain_parallel_decoding.command", "ask", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "--no-plain" in done.stdout
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from langchain_core.messages import BaseMessage
 
-from sot_chains.cli import main
+from langchain_parallel_decoding.command import main
 from sot_chains.evaluation import Evaluation, Judge, Question, Store, evaluate, html, read_questions, write
 from sot_chains.evaluation.figures import Bar, Dot, bars, scatter, stacked
 from sot_chains.router import RulesRouter
@@ -211,7 +211,12 @@ def test_killed_and_taken_up_it_comes_to_the_same_report(
     monkeypatch.setenv("OPENAI_API_KEY", "key-for-tests")
     answerer, judge = servers
     judge.pause_seconds = 0.01
-    command = [sys.executable, "-m", "sot_chains.cli", *_arguments(tmp_path, answerer, judge)]
+    command = [
+        sys.executable,
+        "-m",
+        "langchain_parallel_decoding.command",
+        *_arguments(tmp_path, answerer, judge),
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(judge.requests) < 12 and process.poll() is None and time.monotonic() < deadline:
@@ -239,7 +244,7 @@ def test_killed_and_taken_up_it_comes_to_the_same_report(
     ("arguments", "said"),
     [
         (["--limit", "0"], "--limit"),
-        (["--model", "python:no.such.thing"], "no such module"),
+        (["--model", "python:no.such.thing"], "No module named"),
         (["--model", "somebody:else"], "somebody"),
         (["--api-key-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
         (["--judge", f"openai:{MODEL}", "--judge-timeout", "0"], "timeout"),

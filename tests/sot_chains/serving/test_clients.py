@@ -20,7 +20,7 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 import retrieval_copy
-from sot_chains.serving.ways import Copying
+from sot_chains.serving import Copying
 from tests.sot_chains.fakes import ANSWER, OUTLINE, PLAIN, QUESTION, is_skeleton_request
 from tests.sot_chains.serving.models import ToolChatModel, WholeChatModel
 from tests.sot_chains.serving.running import Served, served

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sot_chains.cli import main
+from langchain_parallel_decoding.command import main
 from tests.sot_chains.fakes import ANSWER, QUESTION
 from tests.sot_chains.server import MODEL, chat_server, unused_url
 
@@ -26,8 +26,16 @@ ASKED: Any = [{"role": "user", "content": QUESTION}]
 
 @contextmanager
 def serving(*arguments: str, **environment: str) -> Iterator[str]:
-    """``sot serve`` on a free port; interrupts it at the end, as Ctrl-C does."""
-    command = [sys.executable, "-m", "sot_chains.cli", "serve", "--port", "0", *arguments]
+    """Runs ``sot serve`` on a free port; interrupts it at the end, as Ctrl-C does."""
+    command = [
+        sys.executable,
+        "-m",
+        "langchain_parallel_decoding.command",
+        "serve",
+        "--port",
+        "0",
+        *arguments,
+    ]
     process = subprocess.Popen(
         command,
         cwd=ROOT,

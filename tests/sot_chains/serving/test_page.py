@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 
 import retrieval_copy
-from sot_chains.serving.ways import Copying
+from sot_chains.serving import Copying
 from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to
 from tests.sot_chains.serving.running import served
 

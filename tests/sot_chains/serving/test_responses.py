@@ -12,7 +12,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 import retrieval_copy
-from sot_chains.serving.ways import Copying
+from sot_chains.serving import Copying
 from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION
 from tests.sot_chains.serving.models import ToolChatModel, WholeChatModel
 from tests.sot_chains.serving.running import Served, served

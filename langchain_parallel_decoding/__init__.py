@@ -1,0 +1,1 @@
+"""The command ``sot``: the one place that imports all three packages and wires them together."""

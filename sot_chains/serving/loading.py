@@ -1,0 +1,102 @@
+"""The models that the commands of ``sot`` take by name, and what other packages add to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_core.documents import Document
+    from langchain_core.language_models import LanguageModelInput
+    from langchain_core.messages import AIMessage
+    from langchain_core.runnables import Runnable
+
+PYTHON, LOCAL = "python:", "local:"
+
+
+@dataclass(frozen=True)
+class Copying:
+    """What copying adds to a model. Another package does the work.
+
+    Attributes:
+        cite: Finds the citations of documents in a text.
+        from_folder: Makes a model answer from a folder, with citations; ``None`` without a folder.
+        references: Makes the argument ``references`` of a call; ``None`` if the model takes none. It gives
+            the same answer without them then.
+    """
+
+    cite: Callable[[str, Sequence[Document]], Sequence[Mapping[str, Any]]]
+    from_folder: Callable[[Any], Runnable[LanguageModelInput, AIMessage]] | None = None
+    references: Callable[[Sequence[str]], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What the packages beside this one add to the commands.
+
+    Attributes:
+        load_local: Loads the model at a path, ``None`` for the default model, with the options of
+            ``ChatLocal.from_pretrained``. Raises ``ImportError`` or ``OSError`` if it cannot be loaded.
+        make_copying: What copying adds to a model, with a folder of documents if one is given.
+    """
+
+    load_local: Callable[..., Any]
+    make_copying: Callable[[Any, Path | None], Copying]
+
+
+def load_model(
+    name: str | None,
+    extras: Extras,
+    opened: ExitStack,
+    *,
+    base_url: str | None = None,
+    key_name: str | None = None,
+    **options: Any,
+) -> Any:
+    """Loads the model that ``--model`` names.
+
+    Args:
+        name: ``openai:NAME``, ``anthropic:NAME``, ``local:PATH``, ``python:PACKAGE.FUNCTION``, or ``None``
+            for the default local model.
+        extras: Loads local models.
+        opened: Closes the model, if it has a method ``close``.
+        base_url: The URL of a server that is compatible with the vendor's.
+        key_name: The environment variable that holds the key.
+        **options: Further arguments of a local model, if it is one.
+
+    Raises:
+        ValueError: The name is not supported, or the variable is not set.
+        ImportError: The name is of a local model, and the extra ``local`` is not installed.
+        OSError: There is no such local model.
+    """
+    from sot_chains.providers import provider_of
+
+    name = name or LOCAL
+    if name.startswith((LOCAL, PYTHON)):
+        if name.startswith(LOCAL):
+            model = extras.load_local(name.removeprefix(LOCAL) or None, **options)
+        else:
+            model = _call(name)
+        if hasattr(model, "close"):
+            opened.callback(model.close)
+        return model
+    given: dict[str, Any] = {"base_url": base_url} if base_url else {}
+    if key_name:
+        if not (key := os.environ.get(key_name)):
+            raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
+        given["api_key"] = key
+    return provider_of(name, **given)
+
+
+def _call(name: str) -> Any:
+    """Calls the user's function that ``python:PACKAGE.FUNCTION`` names."""
+    try:
+        function = resolve_name(name.removeprefix(PYTHON))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}; expected python:PACKAGE.FUNCTION") from error
+    return function()
