@@ -41,7 +41,7 @@ from retrieval_copy import RetrievalCopyChain
 from retrieval_copy.citations.words import readings
 from retrieval_copy.display import citations_of, segments
 from retrieval_copy.prompting import ANSWER_TOKENS
-from sot_chains.evaluation.mistakes import is_looped
+from benchmarks.mistakes import is_looped
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "reference" / "rag_dev.jsonl"
 """Half of the paper's cases, if available."""

@@ -32,7 +32,7 @@ from local_backend.offline.jsonl import read_lines
 from retrieval_copy.stores.stores import SentenceEmbeddings
 from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens
-from sot_chains.evaluation.mistakes import is_looped, mistakes_of
+from benchmarks.mistakes import is_looped, mistakes_of
 
 
 async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_first: bool) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -163,17 +162,13 @@ def _eval(options: argparse.Namespace, extras: Extras) -> int:
 
 async def _evaluate(options: argparse.Namespace, extras: Extras) -> int:
     # Imported here so that "sot --help" does not wait for them.
-    from sot_chains.evaluation import GENERAL, Judge, evaluate, read_questions, write
-    from sot_chains.evaluation.data import Store
-    from sot_chains.evaluation.judge import CRITERIA
+    from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store, evaluate, read_questions, write
 
-    if find_spec("matplotlib") is None:
-        raise ValueError("the report's figures need matplotlib: pip install matplotlib")
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {options.limit}")
     questions = read_questions(options.questions)[: options.limit]
     with contextlib.ExitStack() as opened:
-        store = opened.enter_context(Store(options.out / "store.sqlite"))
+        store = opened.enter_context(Store(options.out / "store.jsonl"))
         models = {
             name: load_model(name, extras, opened, base_url=options.base_url, key_name=options.api_key_env)
             for name in options.model or [LOCAL]
@@ -200,11 +195,10 @@ async def _evaluate(options: argparse.Namespace, extras: Extras) -> int:
             router=_router(options.router),
             judge=judge,
             criteria=(GENERAL,) if options.general_only else CRITERIA,
-            judge_name=options.judge or "judge",
             watch=_progress,
         )
     report = write(evaluation, options.out)
-    num_answered = sum(one.is_answered for judged in evaluation.by_model.values() for one in judged)
+    num_answered = sum(not one.failure for results in evaluation.by_model.values() for one in results)
     print(
         f"{report}: {num_answered} of {len(questions) * len(models)} questions answered every way",
         file=sys.stderr,

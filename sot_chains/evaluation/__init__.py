@@ -3,31 +3,35 @@
 The command is ``sot eval``; :func:`evaluate` does the same from Python.
 """
 
-from sot_chains.evaluation.answers import AnswerRecord, Answers, collect_answers
 from sot_chains.evaluation.data import Question, Store, read_questions
 from sot_chains.evaluation.judge import ASPECTS, CRITERIA, GENERAL, Comparison, Judge, read_verdict
-from sot_chains.evaluation.report import html
-from sot_chains.evaluation.results import Evaluation, Judged, JudgeHealth, NetWinRate, WayFigures
-from sot_chains.evaluation.run import evaluate, write
+from sot_chains.evaluation.report import markdown, write
+from sot_chains.evaluation.results import (
+    Evaluation,
+    Figures,
+    JudgeHealth,
+    NetWinRate,
+    QuestionResult,
+    TimedAnswer,
+)
+from sot_chains.evaluation.run import evaluate
 
 __all__ = [
     "ASPECTS",
     "CRITERIA",
     "GENERAL",
-    "AnswerRecord",
-    "Answers",
     "Comparison",
     "Evaluation",
+    "Figures",
     "Judge",
     "JudgeHealth",
-    "Judged",
     "NetWinRate",
     "Question",
+    "QuestionResult",
     "Store",
-    "WayFigures",
-    "collect_answers",
+    "TimedAnswer",
     "evaluate",
-    "html",
+    "markdown",
     "read_questions",
     "read_verdict",
     "write",

@@ -11,19 +11,21 @@ import asyncio
 import re
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from sot_chains.evaluation.data import Store, key_of
+from sot_chains.evaluation.data import Store, make_key
 from sot_chains.providers import Provider, provider_of
+from sot_chains.providers.base import is_filtered
 
 Verdict = Literal["first", "second", "tie"]
-Outcome = Literal["first", "second", "tie", "unreadable", "refused", "timed_out", "failed"]
-VERDICTS: tuple[Verdict, ...] = ("first", "second", "tie")
-FAILURES: tuple[Outcome, ...] = ("unreadable", "refused", "timed_out", "failed")
+Failure = Literal["unreadable", "refused", "timed_out", "failed"]
+Outcome = Verdict | Failure
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+FAILURES: tuple[Failure, ...] = get_args(Failure)
 
 GENERAL = "general"
 ASPECTS = {
@@ -72,25 +74,17 @@ _REFUSAL = re.compile(
     r"|抱歉|无法(?:评判|判断|回答)",
     re.IGNORECASE,
 )
-_REFUSED_REASONS = ("content_filter", "refusal")
 _MAX_CHARACTERS = 20_000
 
 
 def read_verdict(reply: str, finish_reason: str | None = None) -> Outcome:
-    """Reads a judge's reply; the last verdict counts, since the reasons may mention others.
-
-    Args:
-        reply: The whole reply.
-        finish_reason: Why it ended, as the model reports it.
-    """
+    """Reads a judge's reply; the last verdict counts, since the reasons may mention others."""
     if found := _VERDICT.findall(reply):
         return _READINGS[found[-1].upper()]
-    if finish_reason in _REFUSED_REASONS or _REFUSAL.search(reply):
-        return "refused"
-    return "unreadable"
+    return "refused" if is_filtered(finish_reason) or _REFUSAL.search(reply) else "unreadable"
 
 
-def request_of(criterion: str, question: str, first: str, second: str) -> str:
+def make_request(criterion: str, question: str, first: str, second: str) -> str:
     """The request to the judge.
 
     Raises:
@@ -98,9 +92,8 @@ def request_of(criterion: str, question: str, first: str, second: str) -> str:
     """
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
-    asked = (
-        _GENERAL_CRITERION if criterion == GENERAL else _ASPECT_CRITERION.format(aspect=ASPECTS[criterion])
-    )
+    aspect = ASPECTS.get(criterion)
+    asked = _ASPECT_CRITERION.format(aspect=aspect) if aspect else _GENERAL_CRITERION
     # In one pass, so that fields and braces inside answers stay text.
     fields = {"question": question, "first": first, "second": second, "criterion": asked}
     return re.sub(r"\{(question|first|second|criterion)\}", lambda match: fields[match[1]], _REQUEST)
@@ -119,16 +112,11 @@ class Comparison:
     ours_second: Outcome
 
     @property
-    def is_valid(self) -> bool:
-        """Whether both orders have a verdict."""
-        return self.ours_first in VERDICTS and self.ours_second in VERDICTS
-
-    @property
     def score(self) -> float | None:
         """From 1 (ours won in both orders) to -1; ``None`` without two verdicts, since one is biased."""
-        if not self.is_valid:
-            return None
         points = {"first": 1, "second": -1, "tie": 0}
+        if self.ours_first not in points or self.ours_second not in points:
+            return None
         return (points[self.ours_first] - points[self.ours_second]) / 2
 
 
@@ -138,7 +126,7 @@ class Judge:
     Args:
         model: Any chat model, ``"openai:NAME"`` or ``"anthropic:NAME"``.
         store: Stores its replies.
-        label: Names the judge in the store; replies under another label are not reused.
+        label: Names the judge in the store and the report; replies under another label are not reused.
         timeout_seconds: Timeout of one reply.
         max_concurrency: Concurrent calls.
         **options: Options of a model given by name.
@@ -159,32 +147,30 @@ class Judge:
                 raise ValueError(f"{name} must be positive, got {value}")
         self._provider = provider_of(model, **options)
         self._store = store
-        self._label = label or self._provider.model_name
+        self.label = label or self._provider.model_name
         self._timeout_seconds = timeout_seconds
         self._free = asyncio.Semaphore(max_concurrency)
 
     async def compare(self, criterion: str, question: str, ours: str, other: str) -> Comparison:
         """Judges the pair in both orders."""
         ours_first, ours_second = await asyncio.gather(
-            self._judge(request_of(criterion, question, ours, other)),
-            self._judge(request_of(criterion, question, other, ours)),
+            self._judge(make_request(criterion, question, ours, other)),
+            self._judge(make_request(criterion, question, other, ours)),
         )
         return Comparison(ours_first, ours_second)
 
     async def _judge(self, request: str) -> Outcome:
-        key = key_of(kind="judgement", judge=self._label, request=request)
+        key = make_key(kind="judgement", judge=self.label, request=request)
         kept = self._store.get(key)
         if kept is None:
-            async with self._free:
-                try:
-                    async with asyncio.timeout(self._timeout_seconds):
-                        kept = await self._ask(request)
-                except TimeoutError:
-                    return "timed_out"
-                except Exception:  # a failed judgement must not end the run
-                    return "failed"
-            # Failures are not stored, so a resumed run retries them.
-            self._store.put(key, kept)
+            try:
+                async with self._free, asyncio.timeout(self._timeout_seconds):
+                    kept = await self._ask(request)
+            except TimeoutError:
+                return "timed_out"
+            except Exception:  # a failed judgement must not end the run
+                return "failed"
+            self._store.put(key, kept)  # failures are not stored, so a resumed run retries them
         return read_verdict(kept["reply"], kept["finish_reason"])
 
     async def _ask(self, request: str) -> dict[str, Any]:

@@ -1,24 +1,33 @@
-"""Runs a whole evaluation: answers, judgements, results. Resumes where it was stopped."""
+"""Runs an evaluation: every question is answered plainly and by Skeleton-of-Thought, timed, and judged.
+
+Answers are generated one at a time, since concurrent ones would slow each other down. SoT-R is not generated:
+it is whichever of the two answers its router picks, plus the router's time. A stopped run resumes from its
+store.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
 
 from sot_chains.aio.tasks import gather_or_cancel
-from sot_chains.evaluation.answers import Answers, Watch, collect_answers, unwatched
-from sot_chains.evaluation.data import Question, Store
+from sot_chains.calls.trace import SotTrace
+from sot_chains.chain import SkeletonOfThought
+from sot_chains.evaluation.data import Question, Store, make_key
 from sot_chains.evaluation.judge import CRITERIA, Judge
-from sot_chains.evaluation.report import html
-from sot_chains.evaluation.results import Evaluation, Judged
+from sot_chains.evaluation.results import Evaluation, Mode, QuestionResult, TimedAnswer, count_words
 from sot_chains.providers import Provider
 from sot_chains.router.route import Route
+from sot_chains.router.rules import PLAINLY
+
+Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
+_ORDERS: tuple[tuple[Literal["plain", "sot"], ...], ...] = (("sot", "plain"), ("plain", "sot"))
+_NUM_JUDGED_AT_ONCE = 8
 
 
 async def evaluate(
@@ -29,64 +38,94 @@ async def evaluate(
     router: Runnable[LanguageModelInput, Route] | None = None,
     judge: Judge | None = None,
     criteria: Sequence[str] = CRITERIA,
-    judge_name: str = "judge",
     before_each: Callable[[], None] = lambda: None,
-    watch: Watch = unwatched,
+    watch: Watch = lambda items, what, total: items,
 ) -> Evaluation:
     """Collects the answers and has them judged.
 
     Args:
-        questions: The questions for every model.
-        models: Models by label.
+        questions: The questions for every model, answered one by one.
+        models: Models by label; answers stored under another label are not reused.
         store: Stores answers, routes and judgements; a run with the same store resumes.
-        router: Decides for SoT-R.
+        router: Decides for SoT-R; without one, SoT-R is omitted.
         judge: Compares SoT with plain; without one only speed is measured.
         criteria: The criteria it judges by.
-        judge_name: The judge's name in the report.
-        before_each: Called before each answer.
-        watch: Wraps the items of a loop, to show progress.
+        before_each: Called before each answer, to clear the model's cache of the last one.
+        watch: Wraps the items of a loop to show progress; is told what they are for and how many.
     """
     by_model = {}
     for label, model in models.items():
-        answers = await collect_answers(
-            questions,
-            model,
-            label=label,
-            router=router,
-            store=store,
-            before_each=before_each,
-            watch=watch,
-        )
-        by_model[label] = await _judged(answers, judge, criteria, watch)
-    return Evaluation(by_model, judge_name if judge else None)
+        chains = {
+            "plain": SkeletonOfThought(model, router=PLAINLY),
+            "sot": SkeletonOfThought(model, router=None),
+        }
+        results: list[QuestionResult] = []
+        for number, question in enumerate(watch(questions, f"{label} answers", len(questions))):
+            answers: dict[Mode, TimedAnswer] = {}
+            for mode in _ORDERS[number % 2]:  # they take turns in going first
+                key = make_key(kind="answer", model=label, mode=mode, question=question.text)
+                if (kept := store.get(key)) is None:
+                    before_each()
+                    kept = asdict(await _answer(chains[mode], question.text))
+                    if not kept["failure"]:  # a resumed run retries failures
+                        store.put(key, kept)
+                answers[mode] = TimedAnswer(**kept)
+            results.append(QuestionResult(question, answers))
+        if router is not None:
+            results = [await _with_route(one, router, label, store) for one in results]
+        if judge is not None:
+            groups = [
+                results[start : start + _NUM_JUDGED_AT_ONCE]
+                for start in range(0, len(results), _NUM_JUDGED_AT_ONCE)
+            ]
+            results = []
+            for group in watch(groups, "Judging", len(groups)):
+                results += await gather_or_cancel(_judged(one, judge, criteria) for one in group)
+        by_model[label] = results
+    return Evaluation(by_model, judge.label if judge else None)
 
 
-async def _judged(
-    answers: Sequence[Answers], judge: Judge | None, criteria: Sequence[str], watch: Watch
-) -> list[Judged]:
-    async def judged(one: Answers) -> Judged:
-        plain, sot = one.by_way["plain"], one.by_way["sot"]
-        # An answer that has failed can't be compared; one that fell back to the plain route can.
-        if judge is None or plain.has_failed or sot.has_failed:
-            return Judged(one)
-        comparisons = await asyncio.gather(
-            *(judge.compare(criterion, one.question.text, sot.text, plain.text) for criterion in criteria)
-        )
-        return Judged(one, dict(zip(criteria, comparisons, strict=True)))
+async def _answer(chain: SkeletonOfThought, question: str) -> TimedAnswer:
+    begin = time.perf_counter()
+    try:
+        message = await chain.ainvoke(question)
+    except Exception as error:  # a failed answer must not end the run
+        seconds = time.perf_counter() - begin
+        return TimedAnswer("", "plain", seconds, failure=f"{type(error).__name__}: {error}")
+    trace: SotTrace = message.response_metadata["sot"]
+    skeleton, usage = trace["skeleton_call"], trace["usage"]
+    return TimedAnswer(
+        text=message.text,
+        route=trace["route"],
+        seconds=trace["seconds"],
+        skeleton_seconds=skeleton["end_seconds"] - skeleton["start_seconds"] if skeleton else 0.0,
+        point_lengths=[count_words(point["text"]) for point in trace["points"]],
+        input_tokens=usage["input_tokens"] if usage else None,
+        failure="" if message.text.strip() else f"an empty answer: {trace['route_reason']}",
+    )
 
-    done: list[Judged] = []
-    # A few questions at a time; the judge bounds the calls.
-    groups = [answers[start : start + 8] for start in range(0, len(answers), 8)]
-    for group in watch(groups, "Judging", len(groups)):
-        done += await gather_or_cancel(judged(one) for one in group)
-    return done
+
+async def _with_route(
+    result: QuestionResult, router: Runnable[LanguageModelInput, Route], label: str, store: Store
+) -> QuestionResult:
+    """``result`` with SoT-R, whose time includes the router's."""
+    key = make_key(kind="route", model=label, router=repr(router), question=result.question.text)
+    if (kept := store.get(key)) is None:
+        begin = time.perf_counter()
+        route = await router.ainvoke(result.question.text)
+        kept = {"route": asdict(route), "seconds": time.perf_counter() - begin}
+        store.put(key, kept)
+    route, seconds = Route(**kept["route"]), kept["seconds"]
+    chosen = result.answers["sot" if route.use_sot else "plain"]
+    sot_r = replace(chosen, seconds=chosen.seconds + seconds, router_seconds=seconds)
+    return replace(result, answers={**result.answers, "sot_r": sot_r}, route=route)
 
 
-def write(evaluation: Evaluation, folder: Path) -> Path:
-    """Writes ``report.html``, ``questions.csv`` and ``summary.json`` (one line); returns the first's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "questions.csv").write_text(evaluation.csv(), "utf-8")
-    (folder / "summary.json").write_text(json.dumps(evaluation.summary()) + "\n", "utf-8")
-    report = folder / "report.html"
-    report.write_text(html(evaluation), "utf-8")
-    return report
+async def _judged(result: QuestionResult, judge: Judge, criteria: Sequence[str]) -> QuestionResult:
+    if result.failure:
+        return result
+    sot, plain = result.answers["sot"].text, result.answers["plain"].text
+    compared = await gather_or_cancel(
+        judge.compare(criterion, result.question.text, sot, plain) for criterion in criteria
+    )
+    return replace(result, comparisons=dict(zip(criteria, compared, strict=True)))
