@@ -1,10 +1,10 @@
 """Where Skeleton-of-Thought stops paying off: seconds per answer as the arrival rate rises.
 
 Questions arrive at random (Poisson) at rising rates, the same ones at the same moments for every method:
-plain, always Skeleton-of-Thought, by the shipped router (SoT-R), and load-aware. There are two services: one
-engine with a local model, where more rows slow down every forward, and an API that streams at a fixed pace
-but limits the requests in a window. Seconds run from a question's arrival to the end of its answer, waiting
-included. The API is simulated in this process; the limiter before it is the shipped one.
+plain, always Skeleton-of-Thought, and by the shipped router (SoT-R). There are two services: one engine with
+a local model, where more rows slow down every forward, and an API that streams at a fixed pace but limits the
+requests in a window. Seconds run from a question's arrival to the end of its answer, waiting included. The
+API is simulated in this process; the limiter before it is the shipped one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from benchmarks.workloads import add_model_argument
 from benchmarks.workloads import questions as questions_at_hand
 from local_backend import ChatLocal
 from sot_chains import Delta, Limits, SkeletonOfThought
-from sot_chains.router import LoadAwareRouter, Route, Router, TrainedRouter
+from sot_chains.router import Route, Router, TrainedRouter
 
-WAYS = ("plain", "sot", "sot_r", "load_aware")
-_NAMES = {"plain": "plain", "sot": "SoT always", "sot_r": "SoT-R", "load_aware": "load-aware"}
+WAYS = ("plain", "sot", "sot_r")
+_NAMES = {"plain": "plain", "sot": "SoT always", "sot_r": "SoT-R"}
 _PATIENCE_SECONDS = 600.0
 
 
@@ -93,37 +93,32 @@ class PacedProvider:
             yield Delta(" ".join(part) + " ")
 
 
-def engine_service(chat: ChatLocal, rates: Sequence[float], *, num_needed: int) -> Service:
+def engine_service(chat: ChatLocal, rates: Sequence[float]) -> Service:
     """A local model on one engine."""
-    busy = LoadAwareRouter(chat.engine, num_needed=num_needed)
     chains = {
         "plain": SkeletonOfThought(chat, router=_Plainly()),
         "sot": SkeletonOfThought(chat, router="always"),
         "sot_r": SkeletonOfThought(chat, router=TrainedRouter()),
-        "load_aware": SkeletonOfThought(chat, router=busy),
     }
     return Service("engine", chains, rates, chat.engine.forget_prefixes)
 
 
-def api_service(
-    rates: Sequence[float], *, requests_per_window: int, window_seconds: float, num_needed: int
-) -> Service:
+def api_service(rates: Sequence[float], *, requests_per_window: int, window_seconds: float) -> Service:
     """The paced API; every method has its own account, so that none uses up another's limit."""
     provider = PacedProvider(seconds_per_token=0.002, first_token_seconds=0.05)
     routers: dict[str, Any] = {"plain": _Plainly(), "sot": "always", "sot_r": TrainedRouter()}
-    chains = {}
-    for way in WAYS:
-        limits = Limits(
-            requests_per_minute=requests_per_window,
-            window_seconds=window_seconds,
-            key=f"benchmarks.load, {way}",
+    chains = {
+        way: SkeletonOfThought(
+            provider,
+            limits=Limits(
+                requests_per_minute=requests_per_window,
+                window_seconds=window_seconds,
+                key=f"benchmarks.load, {way}",
+            ),
+            router=router,
         )
-        chain = SkeletonOfThought(provider, limits=limits, router=routers.get(way, "always"))
-        if way == "load_aware":
-            assert chain.method.limiter is not None
-            router = LoadAwareRouter(chain.method.limiter, num_needed=num_needed)
-            chain = SkeletonOfThought(provider, limits=limits, router=router)
-        chains[way] = chain
+        for way, router in routers.items()
+    }
     # Requests of the last window would count in the next run, so wait until it is over.
     return Service("paced API", chains, rates, lambda: time.sleep(window_seconds))
 
@@ -187,7 +182,7 @@ def measure(service: Service, questions: Sequence[str], *, repeats: int) -> list
 
 
 def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By service: the rate from which plain is faster, and load-aware over the faster of plain and SoT."""
+    """By service: the speed-up at each rate, and the rate from which plain is faster."""
     found: dict[str, Any] = {}
     for service in dict.fromkeys(case["service"] for case in cases):
         by_rate: dict[float, dict[str, float]] = {}
@@ -201,14 +196,7 @@ def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "plain_is_sooner_from_rate": next(
                 (rate for rate, medians in by_rate.items() if medians["plain"] < medians["sot"]), None
             ),
-            "load_aware_over_better_by_rate": {
-                str(rate): round(medians["load_aware"] / min(medians["plain"], medians["sot"]), 3)
-                for rate, medians in by_rate.items()
-            },
         }
-        found[service]["worst_load_aware_over_better"] = max(
-            found[service]["load_aware_over_better_by_rate"].values()
-        )
     return found
 
 
@@ -228,8 +216,7 @@ def picture(cases: Sequence[dict[str, Any]]) -> Any:
         for axis, (key, title) in zip(row, kinds, strict=True):
             for way in WAYS:
                 line = [case for case in cases if case["service"] == service and case["way"] == way]
-                style = {"linewidth": 3, "alpha": 0.6} if way == "load_aware" else {"linewidth": 1.5}
-                axis.plot([c["rate"] for c in line], [c[key] for c in line], "o-", label=_NAMES[way], **style)
+                axis.plot([c["rate"] for c in line], [c[key] for c in line], "o-", label=_NAMES[way])
             axis.set(title=f"{service}: {title}", xlabel="questions a second", xscale="log")
             if key != "answers_per_second":
                 axis.set_yscale("log")
@@ -253,12 +240,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs to take the median of (3)")
     parser.add_argument("--engine-rates", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4])
     parser.add_argument("--api-rates", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, 16])
-    parser.add_argument(
-        "--engine-needs", type=int, default=8, help="free rows of 64 that Skeleton-of-Thought needs (8)"
-    )
-    parser.add_argument(
-        "--api-needs", type=int, default=24, help="free requests that Skeleton-of-Thought needs (24)"
-    )
     parser.add_argument("--picture", type=Path, help="output file of the picture, .png or .svg")
     parser.add_argument(
         "--save", action="store_true", help="keep result and picture under benchmarks/results"
@@ -268,13 +249,11 @@ def main() -> None:
     cases: list[dict[str, Any]] = []
     if options.service in ("engine", "both"):
         with ChatLocal.from_pretrained(options.model, max_tokens=options.max_tokens) as chat:
-            service = engine_service(chat, options.engine_rates, num_needed=options.engine_needs)
+            service = engine_service(chat, options.engine_rates)
             asyncio.run(run(service.chains["sot"], questions[:2], 10.0, seed=0))  # warms up
             cases += measure(service, questions, repeats=options.repeats)
     if options.service in ("api", "both"):
-        api = api_service(
-            options.api_rates, requests_per_window=60, window_seconds=4.0, num_needed=options.api_needs
-        )
+        api = api_service(options.api_rates, requests_per_window=60, window_seconds=4.0)
         cases += measure(api, questions, repeats=options.repeats)
     table = Table("service", "rate", "method", "median s", "95 % s", "answers/s", "by SoT")
     for case in cases:

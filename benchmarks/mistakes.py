@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from sot_chains.calls.trace import SotTrace
 from sot_chains.prompts.templates import CHINESE, ENGLISH
 
-MISTAKES = ("echoed", "overrun", "empty", "looped")
-
 _NUMBER = re.compile(r"^[#*\s(（]*(\d{1,2})[*]*[.)）、．](?!\d)", re.MULTILINE)
 _EXAMPLE_HEADINGS = ENGLISH.example_headings | CHINESE.example_headings
 _NUM_WORDS, _NUM_REPEATS, _MOST_MORE = 8, 3, 60
 
 
 def mistakes_of(text: str, trace: SotTrace) -> dict[str, int]:
-    """How often each of :data:`MISTAKES` was made; by Skeleton-of-Thought except for ``"looped"``.
+    """How often each mistake was made; by Skeleton-of-Thought except for ``"looped"``.
 
     Args:
         text: The answer.

@@ -32,6 +32,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from transformers import pipeline
 from transformers.utils import logging
 
+from benchmarks.mistakes import is_looped
 from benchmarks.peers import aside
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument
@@ -41,7 +42,6 @@ from retrieval_copy import RetrievalCopyChain
 from retrieval_copy.citations.words import readings
 from retrieval_copy.display import citations_of, segments
 from retrieval_copy.prompting import ANSWER_TOKENS
-from benchmarks.mistakes import is_looped
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "reference" / "rag_dev.jsonl"
 """Half of the paper's cases, if available."""

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.mistakes import is_looped, mistakes_of
 from benchmarks.results import RESULTS, save
 from benchmarks.workloads import VICUNA
 from local_backend import ChatLocal
@@ -32,7 +33,6 @@ from local_backend.offline.jsonl import read_lines
 from retrieval_copy.stores.stores import SentenceEmbeddings
 from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens
-from benchmarks.mistakes import is_looped, mistakes_of
 
 
 async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_first: bool) -> dict[str, Any]:

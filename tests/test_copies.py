@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from retrieval_copy import BM25Retriever, RetrievalCopyChain
 from sot_chains import Limits, Price, Retries, SkeletonOfThought
 from sot_chains.calls.rate_limits import limiter_for
-from sot_chains.router import LoadAwareRouter, PromptedRouter, RulesRouter
+from sot_chains.router import PromptedRouter, RulesRouter
 from tests.sot_chains.fakes import ANSWER, QUESTION, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server
 
@@ -61,18 +61,14 @@ def test_limits_without_a_key_are_those_of_the_object(way: Callable[[Any], Any])
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("router", ["auto", "rules", "prompted", "load"])
+@pytest.mark.parametrize("router", ["auto", "rules", "prompted"])
 def test_routers_travel(way: Callable[[Any], Any], router: str) -> None:
     routers: dict[str, Any] = {
         "auto": "auto",
         "rules": RulesRouter(),
         "prompted": PromptedRouter("openai:m"),
     }
-    sot = SkeletonOfThought("openai:m", api_key="k", router=routers.get(router, "always"))
-    if router == "load":
-        load = sot.method.limiter
-        assert load is not None
-        sot = SkeletonOfThought("openai:m", api_key="k", router=LoadAwareRouter(load, RulesRouter()))
+    sot = SkeletonOfThought("openai:m", api_key="k", router=routers[router])
     assert way(sot).method.router is not None
     assert len(pickle.dumps(sot)) < 1_000_000  # the weights that everybody has do not travel with it
 

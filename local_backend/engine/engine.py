@@ -256,11 +256,6 @@ class Engine:
         return len(self._running)
 
     @property
-    def num_free(self) -> int:
-        """Rows that could start now without waiting; negative if more rows wait than slots are free."""
-        return self._running.num_free - len(self._intake)
-
-    @property
     def peak_cache_bytes(self) -> int:
         """The most memory that keys and values have taken so far, prefix cache included."""
         return self._cache.peak_bytes

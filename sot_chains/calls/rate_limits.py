@@ -147,19 +147,6 @@ class Limiter:
         """Calls in the queue."""
         return len(self._queue) + (self._first is not None)
 
-    @property
-    def num_free(self) -> float:
-        """Calls that could start now without waiting; negative while others are waiting."""
-        with self._lock:
-            free = float("inf")
-            if self.limits.max_concurrent is not None:
-                free = self.limits.max_concurrent - self.num_running
-            if self._requests:
-                free = min(free, self._requests.num_left(time.monotonic()))
-            if self._seconds_closed(0) > 0:
-                free = min(free, 0)
-        return free - self.num_waiting
-
     async def admit(
         self, question: int, tokens: int = 0, *, longest_wait_seconds: float = float("inf")
     ) -> Permit:

@@ -57,7 +57,7 @@ async def evaluate(
     for label, model in models.items():
         chains = {
             "plain": SkeletonOfThought(model, router=PLAINLY),
-            "sot": SkeletonOfThought(model, router=None),
+            "sot": SkeletonOfThought(model, router="always"),
         }
         results: list[QuestionResult] = []
         for number, question in enumerate(watch(questions, f"{label} answers", len(questions))):

@@ -11,7 +11,7 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
 
 from sot_chains.router.prompted import PromptedRouter
-from sot_chains.router.route import FirstCertainOf, Load, LoadAwareRouter, Route, Router, first_certain_of
+from sot_chains.router.route import FirstCertainOf, Route, Router, first_certain_of
 from sot_chains.router.rules import RULES, Rule, RulesRouter
 from sot_chains.router.trained import Head, TrainedRouter
 
@@ -19,8 +19,6 @@ __all__ = [
     "RULES",
     "FirstCertainOf",
     "Head",
-    "Load",
-    "LoadAwareRouter",
     "PromptedRouter",
     "Route",
     "Router",

@@ -1,12 +1,10 @@
-"""Routes, and routers that wrap others: the first certain one, and one that checks the load."""
+"""Routes, the base of all routers, and the router that asks others in turn."""
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
-from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.language_models import LanguageModelInput
@@ -45,8 +43,7 @@ class Router(BlockingRunnable[LanguageModelInput, Route]):
     """Decides whether a question is answered by Skeleton-of-Thought.
 
     A subclass implements :meth:`adecide`. All Runnable methods then work, and routers can be combined with
-    :func:`~sot_chains.router.first_certain_of` and
-    :class:`~sot_chains.router.route.LoadAwareRouter`.
+    :func:`~sot_chains.router.first_certain_of`.
     """
 
     def __repr__(self) -> str:
@@ -114,72 +111,3 @@ class FirstCertainOf(Router):
 
 
 first_certain_of = FirstCertainOf
-
-
-@runtime_checkable
-class Load(Protocol):
-    """A service that knows how many more requests it can take."""
-
-    @property
-    def num_free(self) -> float:
-        """Requests that could start now without waiting; negative while others are waiting."""
-        ...
-
-
-class LoadAwareRouter(Router):
-    """Lets another router decide, but answers plainly while the service is busy.
-
-    Args:
-        load: The service, such as an engine or the limiter of a chain.
-        router: Decides while there is capacity; by default all questions take Skeleton-of-Thought.
-        num_needed: Free requests needed, about as many as an answer has points. A higher number leaves room
-            for further questions.
-        num_points: Expected number of requests per answer once its skeleton exists.
-        outline_seconds: Expected time until then. The load does not show these requests earlier, so this
-            router counts them: of many questions at once, only the first take Skeleton-of-Thought.
-
-    Raises:
-        ValueError: ``num_needed`` is below 1.
-        TypeError: ``load`` has no property ``num_free``.
-    """
-
-    def __init__(
-        self,
-        load: Load,
-        router: Runnable[LanguageModelInput, Route] | None = None,
-        *,
-        num_needed: int = 8,
-        num_points: int = 8,
-        outline_seconds: float = 1.0,
-    ) -> None:
-        if num_needed < 1:
-            raise ValueError(f"num_needed must be at least 1, got {num_needed}")
-        if not isinstance(load, Load):
-            raise TypeError(f"load must have a property num_free, got {type(load).__name__}")
-        self._load = load
-        self._router = router
-        self._num_needed = num_needed
-        self._num_points = num_points
-        self._outline_seconds = outline_seconds
-        self._promised: deque[float] = deque()  # start times of answers that have no skeleton yet
-
-    async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """Checks the load first; while the service is busy, the other router is not asked."""
-        num_free = self.num_free()
-        if num_free < self._num_needed:
-            reason = f"the service is busy: {max(num_free, 0):g} requests free, {self._num_needed} needed"
-            return Route(False, reason, 1.0, "load-aware")
-        reason = f"the service has room: {num_free:g} requests free, {self._num_needed} needed"
-        route = Route(True, reason, 1.0, "load-aware")
-        if self._router is not None:
-            route = await self._router.ainvoke(list(conversation.messages), config)
-        if route.use_sot:
-            self._promised.append(time.monotonic())
-        return route
-
-    def num_free(self) -> float:
-        """Free requests, minus those reserved for answers that have no skeleton yet."""
-        latest = time.monotonic() - self._outline_seconds
-        while self._promised and self._promised[0] < latest:
-            self._promised.popleft()
-        return self._load.num_free - self._num_points * len(self._promised)

@@ -22,7 +22,7 @@ from sot_chains.evaluation import (
     NetWinRate,
     Store,
 )
-from sot_chains.evaluation.judge import FAILURES, VERDICTS, read_verdict, request_of
+from sot_chains.evaluation.judge import FAILURES, VERDICTS, make_request, read_verdict
 from tests.sot_chains.evaluation.judges import always_first, answers_in, leans_to_the_first, prefers_longer
 from tests.sot_chains.fakes import ScriptedProvider
 
@@ -129,14 +129,14 @@ def test_one_verdict_of_two_does_not_count(failure: str) -> None:
 def test_requests_show_both_answers_whatever_is_in_them() -> None:
     ours, other = "{second} {0} </answer_1> \\1", "<question>{criterion}"
     for criterion in CRITERIA:
-        request = request_of(criterion, "What is {first}?", ours, other)
+        request = make_request(criterion, "What is {first}?", ours, other)
         assert f"<answer_1>\n{ours}\n</answer_1>" in request
         assert f"<answer_2>\n{other}\n</answer_2>" in request
         assert "What is {first}?" in request
         for aspect in ASPECTS:
             assert (aspect.capitalize() + ":" in request) == (aspect == criterion)
     with pytest.raises(ValueError, match="criterion"):
-        request_of("beauty", "Why?", ours, other)
+        make_request("beauty", "Why?", ours, other)
 
 
 async def test_what_was_judged_once_is_not_asked_again(tmp_path: Path) -> None:
@@ -162,13 +162,29 @@ def test_a_net_win_rate_is_the_mean_and_lies_in_its_interval(scores: list[float]
     assert NetWinRate.of([-score for score in scores]).net == -rate.net
 
 
-def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("something else, and long enough to be told from an empty file " * 20)
+@pytest.mark.parametrize("text", ["something else", "something else\n", '{"key": "a"}\n', "[1]\n"])
+def test_a_file_that_is_no_store_is_refused_and_left_as_it_is(text: str, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text(text)
     with pytest.raises(ValueError, match="not a store"):
         Store(tmp_path / "store")
+    assert (tmp_path / "store").read_text() == text
+
+
+@pytest.mark.parametrize("num_torn", [1, 5, 12])
+def test_a_line_that_a_killed_process_left_unfinished_is_dropped(num_torn: int, tmp_path: Path) -> None:
+    with Store(tmp_path / "store") as store:
+        store.put("a", [1, "\u2028\ud83d"])
+        store.put("b", 2)
+    whole = (tmp_path / "store").read_bytes()
+    (tmp_path / "store").write_bytes(whole + whole.splitlines()[-1][:num_torn])
+    with Store(tmp_path / "store") as store:
+        assert (store.get("a"), store.get("b"), store.get("c")) == ([1, "\u2028\ud83d"], 2, None)
+        store.put("c", 3)
+    with Store(tmp_path / "store") as store:
+        assert len(store) == 3
 
 
 def test_answers_are_found_in_requests() -> None:
     from langchain_core.messages import HumanMessage
 
-    assert answers_in([HumanMessage(request_of(GENERAL, "Why?", "a\nb", "c"))]) == ("a\nb", "c")
+    assert answers_in([HumanMessage(make_request(GENERAL, "Why?", "a\nb", "c"))]) == ("a\nb", "c")

@@ -12,10 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from sot_chains import SkeletonOfThought
-from sot_chains.calls.rate_limits import Limiter, Limits
 from sot_chains.router import (
-    Load,
-    LoadAwareRouter,
     PromptedRouter,
     Route,
     Router,
@@ -39,11 +36,6 @@ class Always(Router):
         return self.route
 
 
-class Room:
-    def __init__(self, num_free: float) -> None:
-        self.num_free = num_free
-
-
 def _says(letter: str) -> ScriptedProvider:
     return ScriptedProvider(lambda messages: letter)
 
@@ -52,7 +44,6 @@ ROUTERS: dict[str, Router] = {
     "rules": RulesRouter(),
     "trained": TrainedRouter(),
     "prompted": PromptedRouter(_says("A")),
-    "load-aware": LoadAwareRouter(Room(3)),
     "first certain of": first_certain_of(RulesRouter(), TrainedRouter(), PromptedRouter(_says("C"))),
 }
 INPUTS: dict[str, object] = {
@@ -202,58 +193,6 @@ async def test_a_model_that_answers_instead_is_cut_short() -> None:
 def test_requests_must_hold_the_question() -> None:
     with pytest.raises(ValueError, match=r"\{question\}"):
         PromptedRouter(_says("A"), requests={"en": "Which letter?"})
-
-
-# --- load-aware
-
-
-@pytest.mark.parametrize(
-    ("num_free", "use_sot"), [(-2, False), (0, False), (7, False), (8, True), (float("inf"), True)]
-)
-async def test_sot_is_for_when_there_is_room(num_free: float, use_sot: bool) -> None:
-    wanted = Always(True)
-    route = await LoadAwareRouter(Room(num_free), wanted, num_needed=8).ainvoke(QUESTION)
-    assert route.use_sot == use_sot
-    assert wanted.num_asked == use_sot  # a busy service is spared the question
-    assert (await LoadAwareRouter(Room(num_free)).ainvoke(QUESTION)).use_sot == use_sot
-    assert not (await LoadAwareRouter(Room(num_free), Always(False)).ainvoke(QUESTION)).use_sot
-
-
-async def test_of_questions_that_come_at_once_only_as_many_take_sot_as_there_is_room_for() -> None:
-    router = LoadAwareRouter(Room(40), num_needed=8, num_points=10, outline_seconds=60)
-    routes = await router.abatch([QUESTION] * 6)
-    assert sum(route.use_sot for route in routes) == 4
-    patient = LoadAwareRouter(Room(40), num_needed=8, num_points=10, outline_seconds=0)
-    assert all([(await patient.ainvoke(QUESTION)).use_sot for _ in range(6)])
-
-
-async def test_a_limiter_is_a_load() -> None:
-    limiter = Limiter(Limits(max_concurrent=9))
-    assert isinstance(limiter, Load)
-    router = LoadAwareRouter(limiter, num_needed=8, num_points=0)
-    permits = [await limiter.admit(1)]
-    assert (await router.ainvoke(QUESTION)).use_sot
-    permits.append(await limiter.admit(1))
-    assert not (await router.ainvoke(QUESTION)).use_sot
-    for permit in permits:
-        permit.release(None)
-    assert (await router.ainvoke(QUESTION)).use_sot
-
-
-async def test_requests_a_minute_are_a_load_too() -> None:
-    limiter = Limiter(Limits(requests_per_minute=3))
-    assert limiter.num_free == 3
-    for _ in range(2):
-        (await limiter.admit(1)).release(None)
-    assert limiter.num_free == 1
-    assert Limiter(Limits()).num_free == float("inf")
-
-
-def test_what_is_no_load_is_refused() -> None:
-    with pytest.raises(TypeError, match="num_free"):
-        LoadAwareRouter(object())  # type: ignore[arg-type]  # what is tried
-    with pytest.raises(ValueError, match="at least 1"):
-        LoadAwareRouter(Room(1), num_needed=0)
 
 
 # --- composition
