@@ -36,9 +36,9 @@ def markdown(evaluation: Evaluation) -> str:
     parts = [
         "# Skeleton-of-Thought: speed and quality",
         "Every question was answered plainly and by Skeleton-of-Thought (SoT), one after another; the "
-        f"answers were {judged}. SoT-R takes whichever of the two answers its router picks. Speed-up: plain seconds "
-        "over the mode's, median over questions. Net win rate: how much more often the mode is preferred to "
-        "plain than plain to it, with its 95 % bootstrap interval over questions.",
+        f"answers were {judged}. SoT-R takes whichever of the two answers its router picks. Speed-up: plain "
+        "seconds over the mode's, median over questions. Net win rate: how much more often the mode is "
+        "preferred to plain than plain to it, with its 95 % bootstrap interval over questions.",
     ]
     if evaluation.judge:
         parts += ["## The judge", _health(evaluation)]
