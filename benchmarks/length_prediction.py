@@ -26,17 +26,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.length_errors import LengthErrors
+from benchmarks.length_training import LengthExample, fit_lengths, read_lengths
 from benchmarks.paper_scheduling.perception import PerceptionInAdvance
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.langchain.chat_format import chat_prompt
-from local_backend.lengths.length_log import LengthExample, LengthLog, read_lengths
-from local_backend.lengths.trained import HiddenStates, TrainedLengths
+from local_backend.lengths.length_log import LengthLog
+from local_backend.lengths.trained import HiddenStates
 from local_backend.offline.jsonl import read_lines
 from local_backend.scheduling.lengths import (
     MAX_QUANTILE,
-    LengthErrors,
     ObservedLengths,
     Prediction,
     quantile_of,
@@ -117,7 +118,8 @@ def write_log(engine: Engine, path: Path, count: int, *, temperature: float) -> 
         lines.pop()
         path.write_bytes(b"".join(lines))  # drop a line that was cut off
     numbered = list(enumerate(task_prompts(engine, count)))[len(lines) :]
-    with LengthLog(path) as log, Progress(console=Console(stderr=True)) as bar:
+    log = LengthLog(path)
+    with Progress(console=Console(stderr=True)) as bar:
         progress = bar.add_task("answers", total=count, completed=len(lines))
         for at in range(0, len(numbered), _CHUNK):
             chunk = numbered[at : at + _CHUNK]
@@ -164,11 +166,11 @@ def measure(
         "constant": [constant] * len(actual),
         "perception": asked,
         "observed": observed.predict(prompts),
-        "hidden_state": TrainedLengths.fit(HiddenStates(engine.model), learned).predict(prompts),
+        "hidden_state": fit_lengths(HiddenStates(engine.model), learned).predict(prompts),
     }
     if embed is not None:
         features = TextEmbeddings(engine.tokenizer, embed)
-        ways["embedding"] = TrainedLengths.fit(features, learned).predict(prompts)
+        ways["embedding"] = fit_lengths(features, learned).predict(prompts)
     errors = {
         name: LengthErrors.of([one or constant for one in predictions], actual)
         for name, predictions in ways.items()

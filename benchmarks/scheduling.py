@@ -33,13 +33,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.length_errors import LengthErrors
 from benchmarks.paper_scheduling.remaining import replay_longest_remaining
 from benchmarks.paper_scheduling.replay import Replay, replay_slots, replay_static
 from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.results import save
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.offline.jsonl import read_lines
-from local_backend.scheduling.lengths import LengthErrors, Prediction
+from local_backend.scheduling.lengths import Prediction
 
 GENERATED = "t0.7"
 SIBLINGS = ("t0.0", "t0.3", "t0.5")

@@ -1,1 +1,1 @@
-"""Trained predictors of answer length, and the log they are trained on."""
+"""A trained predictor of answer length, and the log it is trained on."""

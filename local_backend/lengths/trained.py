@@ -1,26 +1,35 @@
-"""The light trained predictor: prompt features, and quantiles learned from the lengths of answers.
+"""Predicts answer lengths by small networks over features of the prompt, as stored by ``save``.
 
-Knows a ``transformers`` model's hidden states. Does not know how networks are fitted.
+Knows a ``transformers`` model's hidden states. Does not know how networks are fitted, which
+``benchmarks.length_training`` does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
 
-from local_backend.lengths.length_log import LengthExample
-from local_backend.lengths.quantiles import QuantileEnsemble, fit_quantiles
-from local_backend.scheduling.lengths import Prediction
+from local_backend.scheduling.lengths import MAX_QUANTILE, Prediction
 from local_backend.sequences.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+QUANTILES = (0.1, 0.25, 0.5, 0.75, MAX_QUANTILE)
+"""The quantiles predicted; the middle one is the expected length, the last one the maximum."""
+
 _FILE = "lengths.safetensors"
+_NUM_HIDDEN = 48
+_DROPOUT = 0.5  # of inputs and of hidden units, while fitting
+_MAX_LOG = math.log(1e7)  # longer than any answer; prevents overflow to infinity
 
 
 class Features(Protocol):
@@ -60,70 +69,106 @@ class HiddenStates:
         Raises:
             ValueError: A prompt is empty.
         """
-        if not prompts:
-            return torch.zeros(0, 0)
         if not all(prompts):
             raise ValueError("a prompt is empty: give at least one token")
-        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         found: dict[int, Tensor] = {}
         while order:
             longest = len(prompts[order[-1]])
             batch = order[-max(1, self._max_forward_tokens // longest) :]
             del order[-len(batch) :]
-            found.update(zip(batch, self._forward([prompts[number] for number in batch]), strict=True))
-        return torch.stack([found[number] for number in range(len(prompts))])
+            found.update(zip(batch, self._forward([prompts[index] for index in batch]), strict=True))
+        return torch.stack([found[index] for index in range(len(prompts))])
 
     def _forward(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         width = max(map(len, prompts))
         embeddings: Any = self._model.get_input_embeddings()
         device = embeddings.weight.device
         # Padded on the right, where no token of a prompt attends.
-        token_ids = torch.tensor(
-            [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device
-        )
+        padded = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         is_token = torch.arange(width, device=device) < lengths[:, None]  # [prompts, width]
         states = self._model.base_model(
-            input_ids=token_ids, attention_mask=is_token.long(), use_cache=False
+            input_ids=torch.tensor(padded, device=device), attention_mask=is_token.long(), use_cache=False
         ).last_hidden_state.float()  # [prompts, width, hidden]
         mean = (states * is_token[:, :, None]).sum(1) / lengths[:, None]
         most = states.masked_fill(~is_token[:, :, None], -torch.inf).amax(1)
         return torch.cat([mean, most, lengths[:, None].float().log()], dim=1).cpu()
 
 
-class TrainedLengths:
-    """Predicts lengths from features; make one with :meth:`fit` or :meth:`load`.
+def ascending_tokens(raw: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    """Map unconstrained numbers to ascending quantiles in tokens: a first value and positive log-scale steps.
 
     Args:
-        features: Computes prompt features, of the kind the networks were trained on.
+        raw: ``[answers, quantiles]``.
+        centre: Mean of the logarithms of lengths, a scalar.
+        spread: Their standard deviation, a scalar.
+    """
+    steps = torch.cat([raw[:, :1], functional.softplus(raw[:, 1:])], dim=1).cumsum(1)
+    return (centre + spread * steps).clamp(max=_MAX_LOG).exp()
+
+
+class QuantileNetwork(nn.Module):
+    """Maps features to quantiles of length in tokens.
+
+    Args:
+        num_features: Features of a prompt.
+    """
+
+    feature_mean: Tensor
+    feature_scale: Tensor
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Dropout(_DROPOUT),
+            nn.Linear(num_features, _NUM_HIDDEN),
+            nn.SiLU(),
+            nn.Dropout(_DROPOUT),
+            nn.Linear(_NUM_HIDDEN, len(QUANTILES)),
+        )
+        self.register_buffer("feature_mean", torch.zeros(num_features))
+        self.register_buffer("feature_scale", torch.ones(num_features))
+        self.register_buffer("centre", torch.zeros(()))
+        self.register_buffer("spread", torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Quantiles ``[answers, quantiles]`` in tokens, from ``[answers, features]``."""
+        # Clipped, so that an outlier prompt does not get an absurd prediction.
+        values = ((features - self.feature_mean) / self.feature_scale).clamp(-6, 6)
+        return ascending_tokens(self.layers(values), self.centre, self.spread)
+
+
+class TrainedLengths:
+    """Predicts the mean of what several networks predict.
+
+    Args:
+        features: Computes prompt features, of the kind the networks were fitted to.
         networks: The fitted networks.
     """
 
-    def __init__(self, features: Features, networks: QuantileEnsemble) -> None:
+    def __init__(self, features: Features, networks: Sequence[QuantileNetwork]) -> None:
         self._features = features
-        self._networks = networks
+        self._networks = nn.ModuleList(networks).eval()
 
-    @classmethod
-    def fit(cls, features: Features, examples: Sequence[LengthExample], *, seed: int = 0) -> TrainedLengths:
-        """Learn from prompts and the lengths of their answers; the same seed gives the same predictor.
-
-        Raises:
-            ValueError: There are too few of them.
-        """
-        described = features([example.prompt_ids for example in examples])
-        lengths = [example.num_tokens for example in examples]
-        return cls(features, fit_quantiles(described, lengths, seed=seed))
-
+    @torch.no_grad()
     def predict(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | None = None
     ) -> list[Prediction | None]:
         """One prediction for each prompt; see :class:`~local_backend.scheduling.lengths.LengthPredictor`."""
-        return self._networks.predictions(self._features(prompts)) if prompts else []
+        if not prompts:
+            return []
+        features = self._features(prompts).float()
+        quantiles = torch.stack([network(features) for network in self._networks]).mean(0)
+        return [Prediction(row[QUANTILES.index(0.5)], row[-1]) for row in quantiles.tolist()]
 
     def save(self, folder: str | Path) -> None:
         """Write the networks; the features are not saved."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self._networks.save(Path(folder) / _FILE, features=self._features.name)
+        about = {"features": self._features.name}
+        save_file(self._networks.state_dict(), Path(folder) / _FILE, metadata=about)
 
     @classmethod
     def load(cls, folder: str | Path, features: Features) -> TrainedLengths:
@@ -135,12 +180,23 @@ class TrainedLengths:
 
         Raises:
             FileNotFoundError: The folder holds no predictor.
-            ValueError: It was trained on features of another kind.
+            ValueError: It was trained on features of another kind, or by another version.
         """
-        networks, about = QuantileEnsemble.load(Path(folder) / _FILE)
+        path = Path(folder) / _FILE
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: give the folder of a trained predictor")
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         if about.get("features") != features.name:
             raise ValueError(
                 f"{folder} was trained on {about.get('features')!r} features, got {features.name!r}: "
                 "give those it was trained on"
             )
-        return cls(features, networks)
+        means = [value for name, value in state.items() if name.endswith(".feature_mean")]
+        predictor = cls(features, [QuantileNetwork(len(mean)) for mean in means])
+        try:
+            predictor._networks.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(f"{path} holds no length predictor of this version: train it again") from error
+        return predictor

@@ -1,27 +1,58 @@
-"""Reads prompts from JSON lines or a dataset, as token ids, and checks them before any work is done.
+"""Prompts of JSON lines, datasets and records: token ids, checked before any work is done.
 
 Knows tokenizers. Of a model it knows only the numbers of positions and token ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from local_backend.langchain.chat_format import chat_prompt, text_of
 from local_backend.offline.jsonl import read_lines
 from local_backend.sequences.outputs import Trajectory
-from local_backend.sequences.tokenizing import encode, encode_chat
+from local_backend.sequences.tokenizing import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _EXPECTED = (
-    'a "prompt" (text), "question", "messages" (a list of {"role", "content"}) or "prompt_ids" '
-    "(a list of token ids)"
+    'a "prompt" (text, which is continued as it is), a "question" or "messages" (a list of {"role", '
+    '"content"}), which are answered, or "prompt_ids" (a list of token ids)'
 )
+
+
+def record_prompt(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
+    """Token ids of a record's prompt, and how many of the last ones belong to a reply already begun.
+
+    Args:
+        record: Has a ``prompt`` (text, continued as it is), a ``question`` (asked of a chat model),
+            ``messages`` (rendered by the chat template) or ``prompt_ids``. ``None`` means not given, as a
+            dataset fills the columns that a record lacks.
+        tokenizer: The model's.
+
+    Raises:
+        ValueError: The record has none, or the chat template rejects its messages.
+    """
+    given = {key: value for key, value in record.items() if value is not None}
+    if "prompt_ids" in given:
+        return _token_ids(given, "prompt_ids"), 0
+    if isinstance(given.get("prompt"), str):
+        return encode(tokenizer, given["prompt"]), 0
+    if "messages" in given or isinstance(given.get("question"), str):
+        messages = given.get("messages") or [{"role": "user", "content": given.get("question")}]
+        try:
+            return chat_prompt(tokenizer, [{**turn, "content": text_of(dict(turn))} for turn in messages])
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"the chat template rejects the messages ({error}): expected a list of "
+                '{"role", "content"} as the model was trained on'
+            ) from error
+    raise ValueError(f"there is no prompt (it has: {', '.join(given) or 'nothing'}): expected {_EXPECTED}")
 
 
 def read_prompts(
@@ -38,9 +69,8 @@ def read_prompts(
     """Token ids of every prompt.
 
     Args:
-        source: A file of JSON lines, the name or folder of a ``datasets`` dataset, or records. A record has
-            a ``prompt`` (text, continued as it is), a ``question`` (asked of a chat model), ``messages``
-            (rendered by the chat template) or ``prompt_ids``.
+        source: A file of JSON lines, the name or folder of a ``datasets`` dataset, or records; see
+            :func:`record_prompt`.
         tokenizer: The model's.
         max_positions: Tokens the model has positions for.
         max_tokens: Maximum tokens of an answer.
@@ -53,20 +83,17 @@ def read_prompts(
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
-        ValueError: There is no prompt, a record has none or lacks a field of the template, the tokenizer
-            lacks an end token or a chat template that is needed, a prompt leaves no room for its answer or
-            contains token ids unknown to the model, or the limit is less than 1. The message says which
-            record and what to do.
+        ValueError: There is no prompt, a record has none or does not fit the template, the tokenizer has no
+            end token, a prompt leaves no room for its answer or contains token ids unknown to the model, or
+            the limit is less than 1. The message says which record and what to do.
     """
     check_tokenizer(tokenizer)
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     prompts: list[list[int]] = []
-    for name, record in _records(source, split):
-        if limit is not None and len(prompts) >= limit:
-            break
+    for name, record in islice(_records(source, split), limit):
         asked = record if template is None else {"question": _filled(template, name, record)}
-        token_ids = _token_ids(name, asked, tokenizer)
+        token_ids = _named_prompt(name, asked, tokenizer)
         _check_ids(name, token_ids, vocabulary_size or len(tokenizer))
         if not token_ids:
             raise ValueError(f"{name} has an empty prompt: give at least one token")
@@ -77,7 +104,9 @@ def read_prompts(
             )
         prompts.append(token_ids)
     if not prompts:
-        raise ValueError(f"{_name_of(source)} holds no prompt: expected one record a line with {_EXPECTED}")
+        raise ValueError(
+            f"{_source_name(source)} holds no prompt: expected one record a line with {_EXPECTED}"
+        )
     return prompts
 
 
@@ -106,9 +135,9 @@ def read_examples(
     end = check_tokenizer(tokenizer)
     examples: list[Trajectory] = []
     for name, record in _records(source, split):
-        prompt_ids = _token_ids(name, record, tokenizer)
+        prompt_ids = _named_prompt(name, record, tokenizer)
         if record.get("answer_ids") is not None:
-            answer_ids = _ids(name, "answer_ids", record["answer_ids"])
+            answer_ids = _token_ids(record, "answer_ids", name)
         elif isinstance(record.get("answer"), str):
             answer_ids = encode(tokenizer, record["answer"])
         else:
@@ -123,7 +152,7 @@ def read_examples(
             )
         examples.append(Trajectory(tuple(prompt_ids), tuple(answer_ids)))
     if not examples:
-        raise ValueError(f"{_name_of(source)} holds no example: expected one record a line")
+        raise ValueError(f"{_source_name(source)} holds no example: expected one record a line")
     return examples
 
 
@@ -147,7 +176,9 @@ def _records(
     if not isinstance(source, str | Path):
         return ((f"record {number}", record) for number, record in enumerate(source, 1))
     if Path(source).suffix in (".jsonl", ".json", ".ndjson"):
-        return json_lines(Path(source))
+        if not Path(source).exists():
+            raise FileNotFoundError(f"{source} does not exist: give a file of JSON lines with {_EXPECTED}")
+        return ((line.name, line.record()) for line in read_lines(Path(source)))
     from datasets import load_dataset, load_from_disk
 
     is_saved = (Path(source) / "dataset_info.json").exists() or (Path(source) / "state.json").exists()
@@ -155,55 +186,13 @@ def _records(
     return ((f"record {number} of {source}", record) for number, record in enumerate(dataset, 1))
 
 
-def json_lines(path: Path, *, is_growing: bool = False) -> Iterator[tuple[str, Any]]:
-    """The name and the record of each line that is not empty.
-
-    Args:
-        path: A file of JSON lines.
-        is_growing: Whether its writer may have been stopped, or be writing still: a last line that is cut
-            off is skipped.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line is not JSON.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give a file of JSON lines with {_EXPECTED}")
-    for line in read_lines(path):
-        try:
-            record = line.record()
-        except ValueError as error:
-            if is_growing and not line.content.endswith(b"\n"):
-                return
-            raise ValueError(f"{error}: expected {_EXPECTED}") from error
-        yield line.name, record
-
-
-def _token_ids(name: str, record: object, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    if isinstance(record, Mapping):
-        # A dataset fills columns that a record lacks with None.
-        if record.get("prompt_ids") is not None:
-            return _ids(name, "prompt_ids", record["prompt_ids"])
-        if isinstance(record.get("prompt"), str):
-            return encode(tokenizer, record["prompt"])
-        turns = record.get("messages")
-        if turns is None and isinstance(record.get("question"), str):
-            turns = [{"role": "user", "content": record["question"]}]
-        if turns is not None:
-            if not tokenizer.chat_template:
-                raise ValueError(
-                    f"{name} has messages or a question, but the tokenizer has no chat template: set one, or "
-                    'give the whole text as "prompt"'
-                )
-            try:
-                return encode_chat(tokenizer, turns, add_generation_prompt=True)
-            except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-                raise ValueError(
-                    f"{name} has messages that the chat template rejects ({error}): expected a list of "
-                    '{"role", "content"} as the model was trained on'
-                ) from error
-    keys = ", ".join(record) if isinstance(record, Mapping) else type(record).__name__
-    raise ValueError(f"{name} has no prompt (it has: {keys}): expected {_EXPECTED}")
+def _named_prompt(name: str, record: object, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if not isinstance(record, Mapping):
+        raise ValueError(f"{name} is no JSON object, but {type(record).__name__}: expected {_EXPECTED}")
+    try:
+        return record_prompt(record, tokenizer)[0]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 class _Paragraphs(list[object]):
@@ -227,7 +216,8 @@ def _filled(template: str, name: str, record: object) -> str:
         ) from error
 
 
-def _ids(name: str, key: str, value: object) -> list[int]:
+def _token_ids(record: Mapping[str, Any], key: str, name: str = "the record") -> list[int]:
+    value = record[key]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         token_ids = [token for token in value if isinstance(token, int) and not isinstance(token, bool)]
         if len(token_ids) == len(value):
@@ -244,5 +234,5 @@ def _check_ids(name: str, token_ids: Sequence[int], vocabulary_size: int) -> Non
         )
 
 
-def _name_of(source: object) -> str:
+def _source_name(source: object) -> str:
     return str(source) if isinstance(source, str | Path) else "the source"

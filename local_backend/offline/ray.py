@@ -1,11 +1,8 @@
-"""Offline generation on a Ray cluster: every row of a dataset answered once, in the order of the input.
+"""Offline generation on a Ray cluster: every row of a dataset is answered once, in the order of the input.
 
-The rows of a block are answered by the engine of the machine that takes the block, as the lines of a file
-are on one machine; there, too, the rows with the longest predicted answers are admitted first. A block is a
-Ray task without state: if its machine is lost, Ray runs it again on another one, with the same result. An
-engine lives as long as Ray's worker process and answers one block after another.
-
-Needs the ``ray`` extra, on every machine.
+A block of rows is a Ray task without state: if its machine is lost, Ray runs it again on another one, with
+the same result. An engine lives as long as Ray's worker process and answers one block after another. Needs
+the ``ray`` extra on every machine.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from local_backend.engine.engine import Engine
 from local_backend.models.loading import load
-from local_backend.offline.batch import OfflineRun
+from local_backend.offline.batch import answer_lines
 from local_backend.offline.jsonl import JsonLine, read_lines
 from local_backend.sequences.sampling import SamplingParams
 
@@ -63,9 +60,8 @@ def parallel_batch(
     """Answer every row of ``dataset`` on the cluster that ``ray.init`` has joined.
 
     Args:
-        dataset: Rows as lines of the offline command, see
-            :func:`~local_backend.offline.batch.row_arguments`: a Ray dataset, records, or a file
-            of JSON lines.
+        dataset: A Ray dataset, records or a file of JSON lines, with the keys of
+            :func:`~local_backend.offline.batch.row_arguments`.
         settings: How they are answered.
         block_rows: Rows answered together, and again if their machine is lost.
         num_cpus: CPUs of one engine: those of a machine, for one engine on each.
@@ -109,42 +105,19 @@ def answer_block(block: Table, *, settings: BatchSettings) -> Table:
     """
     import pyarrow
 
-    lines = [_line_of(row) for row in block.to_pylist()]
-    answers = _Answers()
-    engine = _engine_of(replace(settings, params=SamplingParams(), seed=0))
-    OfflineRun(engine, lines, answers, defaults=settings.params, seed=settings.seed)()
-    columns: dict[str, list[Any]] = {name: [] for name in _ANSWER_COLUMNS}
-    for number in range(len(lines)):
-        answer = json.loads(answers.lines[number])
-        for name, column in columns.items():
-            column.append(answer.get(name))
+    lines = [_make_line(row) for row in block.to_pylist()]
+    engine = _make_engine(replace(settings, params=SamplingParams(), seed=0))
+    # Equal lines have equal answers, so that they may share one.
+    answers = dict(answer_lines(engine, lines, settings.params, seed=settings.seed))
     types = {"num_prompt_tokens": pyarrow.int64(), "num_tokens": pyarrow.int64()}
-    kept = [name for name in block.column_names if name not in columns]
-    table = block.select(kept)
-    for name, column in columns.items():
+    table = block.select([name for name in block.column_names if name not in _ANSWER_COLUMNS])
+    for name in _ANSWER_COLUMNS:
+        column = [answers[line].get(name) for line in lines]
         table = table.append_column(name, pyarrow.array(column, types.get(name, pyarrow.string())))
     return table
 
 
-class _Answers:
-    """Answers by their number in the block; see :class:`~local_backend.offline.batch.Output`."""
-
-    def __init__(self) -> None:
-        self.lines: dict[int, str] = {}
-        self.num_done = 0
-
-    def __contains__(self, number: object, /) -> bool:
-        return number in self.lines
-
-    def add(self, lines: Mapping[int, str]) -> None:
-        self.lines.update(lines)
-        self.num_done = len(self.lines)
-
-    def finish(self, num_lines: int) -> None:
-        assert self.num_done == num_lines
-
-
-def _line_of(row: Mapping[str, Any]) -> JsonLine:
+def _make_line(row: Mapping[str, Any]) -> JsonLine:
     """The row as a line of a file; its number, which its seed follows from, does not depend on its block."""
     if row.keys() == {"line", "record"}:
         return JsonLine(Path("the dataset"), row["line"], row["record"].encode())
@@ -153,7 +126,7 @@ def _line_of(row: Mapping[str, Any]) -> JsonLine:
 
 
 @lru_cache(maxsize=1)
-def _engine_of(settings: BatchSettings) -> Engine:
+def _make_engine(settings: BatchSettings) -> Engine:
     """The engine of this process; Ray runs one block at a time in it."""
     model, tokenizer = load(settings.model, device=settings.device)
     return Engine(

@@ -1,4 +1,4 @@
-"""Answer lengths: predictions, predictors, and how far predictions are off.
+"""Answer lengths: predictions, and predictors that learn from finished answers.
 
 Knows numbers of tokens. Does not know models, the engine or what a prediction is used for.
 Predicting lengths to batch answers of similar length: Zheng et al., arXiv 2305.13144.
@@ -76,51 +76,6 @@ class AnswerLengthLog(Protocol):
     def add(self, prompt: Sequence[int], num_tokens: int, params: SamplingParams) -> None:
         """Log the length of a complete answer to ``prompt``; called from any thread."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class LengthErrors:
-    """Errors of predictions.
-
-    Attributes:
-        num_answers: Answers compared.
-        mean_absolute_error: Of the expected length, in tokens.
-        acc_50, acc_100: Shares of expected lengths at most 50 and 100 tokens off, as in the paper.
-        pinball_loss: Of the maximum, at :data:`MAX_QUANTILE`, in tokens: each token too low costs the
-            quantile, each token too high what it lacks to 1.
-        share_within_max: Share of answers no longer than the maximum.
-    """
-
-    num_answers: int
-    mean_absolute_error: float
-    acc_50: float
-    acc_100: float
-    pinball_loss: float
-    share_within_max: float
-
-    @classmethod
-    def of(cls, predictions: Sequence[Prediction], num_tokens: Sequence[int]) -> LengthErrors:
-        """Compare predictions with actual lengths.
-
-        Raises:
-            ValueError: The lists are empty or differ in length.
-        """
-        if not predictions or len(predictions) != len(num_tokens):
-            raise ValueError(
-                f"{len(predictions)} predictions and {len(num_tokens)} lengths: give at least one, and one "
-                "length for each prediction"
-            )
-        actual = np.array(num_tokens)
-        off = np.abs([prediction.num_tokens for prediction in predictions] - actual)
-        missing = actual - [prediction.max_num_tokens for prediction in predictions]
-        return cls(
-            len(predictions),
-            float(off.mean()),
-            float((off <= 50).mean()),
-            float((off <= 100).mean()),
-            float(np.maximum(MAX_QUANTILE * missing, (MAX_QUANTILE - 1) * missing).mean()),
-            float((missing <= 0).mean()),
-        )
 
 
 def quantile_of(values: Collection[float], quantile: float) -> float:

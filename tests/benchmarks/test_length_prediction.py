@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.length_prediction import TASKS, main, measure, task_prompts, write_log
+from benchmarks.length_training import LengthExample, read_lengths
 from local_backend import Engine
-from local_backend.lengths.length_log import LengthExample, read_lengths
 from tests.tiny import tiny_tokenizer
 
 

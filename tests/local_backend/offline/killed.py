@@ -17,8 +17,8 @@ def main(folder: Path, num_rows: int, num_kills: int) -> None:
     import torch
 
     from local_backend import Engine, SamplingParams
-    from local_backend.offline.batch import OfflineRun
-    from local_backend.offline.ordered_output import OrderedOutput
+    from local_backend.offline.batch import answer_lines
+    from local_backend.offline.jsonl import ResumableOutput, read_lines
     from local_backend.scheduling.lengths import Scheduling
     from tests.local_backend.offline.work import write_requests
     from tests.tiny import random_llama, tiny_tokenizer
@@ -32,10 +32,13 @@ def main(folder: Path, num_rows: int, num_kills: int) -> None:
     def run(path: Path) -> None:
         scheduling = Scheduling("longest_first", max_cache_bytes=2**18)
         with (
-            OrderedOutput(path, {}) as output,
+            ResumableOutput(path, {}) as output,
             Engine(model, tokenizer, "reference_copy", max_rows=8, scheduling=scheduling) as engine,
         ):
-            OfflineRun(engine, source, output, defaults=SamplingParams(max_tokens=9), max_in_flight=32)()
+            lines = (line for line in read_lines(source) if line not in output)
+            for _, record in answer_lines(engine, lines, SamplingParams(max_tokens=9), max_in_flight=32):
+                output.add(record)
+            output.finish()
 
     def child(path: Path) -> int:
         process = os.fork()
@@ -55,7 +58,7 @@ def main(folder: Path, num_rows: int, num_kills: int) -> None:
         os.waitpid(process, 0)
         if not (folder / "killed.jsonl.partial").exists():  # it was faster than the undisturbed one, and done
             (folder / "killed.jsonl").unlink()
-        with OrderedOutput(folder / "killed.jsonl", {}) as output:
+        with ResumableOutput(folder / "killed.jsonl", {}) as output:
             print("killed at", output.num_done, "lines", flush=True)
     assert os.waitpid(child(folder / "killed.jsonl"), 0)[1] == 0
 

@@ -13,8 +13,8 @@ import pytest
 
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.batch import main
-from local_backend.offline.batch import OfflineRun
-from local_backend.offline.ordered_output import OrderedOutput
+from local_backend.offline.batch import answer_lines
+from local_backend.offline.jsonl import read_lines
 from tests.local_backend.offline.work import write_requests
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
@@ -112,13 +112,11 @@ def test_a_damaged_line_gets_an_error_and_the_others_their_answers(tmp_path: Pat
     source.write_bytes(
         b"\r\n".join([*lines, b"[" * 100_000, b'{"prompt": "half \\ud83d", "references": ["\\ud83d"]}'])
     )
-    with (
-        Engine(tiny_chat_model(), tiny_tokenizer()) as engine,
-        OrderedOutput(tmp_path / "out.jsonl", {}) as output,
-    ):
-        report = OfflineRun(engine, source, output, SamplingParams(max_tokens=4))()
-    answers = _lines(tmp_path / "out.jsonl")
-    assert (report.num_rows, report.num_errors) == (3, 3)
+    with Engine(tiny_chat_model(), tiny_tokenizer()) as engine:
+        records = [
+            record for _, record in answer_lines(engine, read_lines(source), SamplingParams(max_tokens=4))
+        ]
+    answers = sorted(records, key=lambda record: int(record["line"]))
     assert [one["line"] for one in answers] == [1, 2, 4, 5, 6, 7]
     assert [one.get("id") for one in answers] == [
         "a\u2028b\u0085c",
@@ -129,8 +127,8 @@ def test_a_damaged_line_gets_an_error_and_the_others_their_answers(tmp_path: Pat
         None,
     ]
     assert ["text" in one for one in answers] == [True, False, True, False, False, True]
-    for place in (1, 3, 4):
-        assert f"line {answers[place]['line']} of {source} is not JSON" in answers[place]["error"]
+    for index in (1, 3, 4):
+        assert f"line {answers[index]['line']} of {source} is not JSON" in answers[index]["error"]
     assert answers[0]["text"] == answers[2]["text"]
 
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.copy_steps import load_cases
-from benchmarks.length_prediction import LengthLog, write_log
+from benchmarks.length_prediction import write_log
+from benchmarks.length_training import read_lengths
 from benchmarks.router_training.labels import read_labels
 from benchmarks.scheduling import GENERATED, SIBLINGS, read_answers
 from benchmarks.sot_models import read
 from benchmarks.workloads import questions
 from local_backend import Engine
-from local_backend.lengths.length_log import read_lengths
+from local_backend.lengths.length_log import LengthLog
 from local_backend.offline.jsonl import read_lines
-from local_backend.offline.prompt_file import json_lines
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 # What str.splitlines takes for ends of lines and JSON allows in a string.
@@ -54,14 +54,6 @@ def test_a_damaged_line_is_named_and_harms_no_other(tmp_path: Path) -> None:
             line.record()
 
 
-def test_the_last_line_of_a_growing_file_may_be_cut_in_a_character(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"prompt": "a", "num_tokens": 3}\n' + '{"prompt": "\u00e9'.encode()[:-1])
-    assert len(list(json_lines(path, is_growing=True))) == 1
-    with pytest.raises(ValueError, match=r"line 2 of .* is not JSON .*: expected"):
-        list(json_lines(path))
-
-
 def test_everything_that_reads_lines_of_json_reads_such_a_file(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     path = _write(tmp_path / "a.jsonl", {"question": TEXT}, {"question": TEXT, "category": TEXT})
@@ -79,9 +71,8 @@ def test_everything_that_reads_lines_of_json_reads_such_a_file(tmp_path: Path) -
 
 def test_a_log_goes_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
+    LengthLog(path).add([1, 2], 3, task=TEXT)
     with Engine(tiny_chat_model(), tiny_tokenizer()) as engine:
-        with LengthLog(path) as log:
-            log.add([1, 2], 3, task=TEXT)
         whole = path.read_bytes()
         path.write_bytes(whole + '{"prompt_ids": [1], "task": "\u00e9'.encode()[:-1])
         write_log(engine, path, 1, temperature=0.0)

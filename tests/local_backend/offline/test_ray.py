@@ -12,8 +12,8 @@ import pytest
 
 from local_backend import Engine, SamplingParams
 from local_backend.models.loading import load
-from local_backend.offline.batch import OfflineRun
-from local_backend.offline.ordered_output import OrderedOutput
+from local_backend.offline.batch import answer_lines
+from local_backend.offline.jsonl import read_lines
 from local_backend.offline.ray import BatchSettings, answer_block
 from tests.local_backend.offline.work import write_requests
 from tests.tiny import tiny_chat_model, tiny_tokenizer
@@ -29,12 +29,9 @@ def test_a_block_is_answered_as_the_lines_of_a_file(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     model, tokenizer = load(tmp_path / "model")
     defaults = SamplingParams(max_tokens=9)
-    with (
-        OrderedOutput(tmp_path / "out.jsonl", {}) as output,
-        Engine(model, tokenizer) as engine,
-    ):
-        OfflineRun(engine, source, output, defaults=defaults)()
-    of_file = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").split("\n") if line]
+    with Engine(model, tokenizer) as engine:
+        records = [record for _, record in answer_lines(engine, read_lines(source), defaults)]
+    of_file = sorted(records, key=lambda record: int(record["line"]))
     numbered = enumerate(source.read_text("utf-8").split("\n"), 1)
     rows = [{"line": number, "record": line} for number, line in numbered if line]
     settings = BatchSettings(model=str(tmp_path / "model"), params=defaults)

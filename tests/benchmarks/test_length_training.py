@@ -1,4 +1,4 @@
-"""Predictors: quantiles ascend and lie where they should, templates are told apart, replies are read."""
+"""Length predictors: fitted ones, and the command that fits them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from benchmarks import length_training
+from benchmarks.length_errors import LengthErrors
+from benchmarks.length_training import LengthExample, fit_lengths, fit_quantiles, main, pinball, read_lengths
 from local_backend import SamplingParams
-from local_backend.lengths import quantiles
-from local_backend.lengths.length_log import LengthExample, LengthLog, read_lengths
-from local_backend.lengths.quantiles import (
-    QuantileEnsemble,
-    ascending_tokens,
-    fit_quantiles,
-    pinball,
-)
-from local_backend.lengths.trained import HiddenStates, TrainedLengths
-from local_backend.scheduling.lengths import LearningPredictor, LengthErrors, ObservedLengths, Prediction
+from local_backend.lengths import trained
+from local_backend.lengths.length_log import LengthLog
+from local_backend.lengths.trained import HiddenStates, TrainedLengths, ascending_tokens
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
 
@@ -31,14 +27,10 @@ from tests.tiny import random_llama
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small networks, for few features that all matter."""
-    for name, value in {
-        "_NUM_HIDDEN": 8,
-        "_NUM_NETWORKS": 2,
-        "_DROPOUT": 0.0,
-        "_LEARNING_RATE": 0.02,
-        "_MAX_STEPS": 150,
-    }.items():
-        monkeypatch.setattr(quantiles, name, value)
+    monkeypatch.setattr(trained, "_NUM_HIDDEN", 8)
+    monkeypatch.setattr(trained, "_DROPOUT", 0.0)
+    for name, value in {"_NUM_NETWORKS": 2, "_LEARNING_RATE": 0.02, "_MAX_STEPS": 150}.items():
+        monkeypatch.setattr(length_training, name, value)
 
 
 # Quantiles ----------------------------------------------------------------------------------------------
@@ -64,35 +56,47 @@ def _answers(count: int, seed: int) -> tuple[torch.Tensor, list[int]]:
     return torch.tensor(features), lengths
 
 
+class _Given:
+    """Features that are given as such: the prompts are their numbers."""
+
+    name = "given"
+
+    def __init__(self, features: torch.Tensor) -> None:
+        self._features = features
+
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        return self._features[[number for (number,) in prompts]]
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_maximum_is_learned_from_one_answer_to_each_prompt(tmp_path: Path) -> None:
-    learned = fit_quantiles(*_answers(400, 1))
+    networks = fit_quantiles(*_answers(400, 1))
     features, lengths = _answers(200, 2)
-    predictions = [one for one in learned.predictions(features) if one is not None]
-    errors = LengthErrors.of(predictions, lengths)
+    prompts = [[number] for number in range(200)]
+    predictor = TrainedLengths(_Given(features), networks)
+    errors = LengthErrors.of([one for one in predictor.predict(prompts) if one is not None], lengths)
     assert errors.mean_absolute_error < 25
     assert 0.8 < errors.share_within_max < 0.97
-    narrow, wide = learned(torch.tensor([[0.5, 0.05, 0.5], [0.5, 0.95, 0.5]]))
+    narrow, wide = networks[0](torch.tensor([[0.5, 0.05, 0.5], [0.5, 0.95, 0.5]]))
     assert (wide[-1] - wide[0]) > 2 * (narrow[-1] - narrow[0])
-    learned.save(tmp_path / "file", features="these")
-    loaded, about = QuantileEnsemble.load(tmp_path / "file")
-    assert about == {"features": "these"}
-    assert torch.equal(loaded(features), learned(features))
+    predictor.save(tmp_path)
+    assert TrainedLengths.load(tmp_path, _Given(features)).predict(prompts) == predictor.predict(prompts)
 
 
 def test_fitting_is_the_same_again_and_leaves_other_draws_alone() -> None:
     state = torch.get_rng_state()
     one, other = (fit_quantiles(*_answers(60, 1)) for _ in range(2))
     features, _ = _answers(10, 2)
-    assert torch.equal(one(features), other(features))
+    assert all(torch.equal(a.eval()(features), b.eval()(features)) for a, b in zip(one, other, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_too_few_or_no_predictor_are_refused(tmp_path: Path) -> None:
+    features, lengths = _answers(19, 1)
     with pytest.raises(ValueError, match="at least 20 prompts"):
-        fit_quantiles(*_answers(19, 1))
+        fit_quantiles(features, lengths)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        QuantileEnsemble.load(tmp_path / "nothing")
+        TrainedLengths.load(tmp_path / "nothing", _Given(features))
 
 
 # Trained on prompts -------------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ def test_what_a_prompt_is_described_by_does_not_depend_on_who_stands_beside_it(
 
 @pytest.mark.usefixtures("quick")
 def test_lengths_are_learned_from_hidden_states(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    predictor = TrainedLengths.fit(HiddenStates(model), _examples(120, 1))
+    predictor = fit_lengths(HiddenStates(model), _examples(120, 1))
     held_out = _examples(40, 2)
     predictions = predictor.predict([example.prompt_ids for example in held_out])
     errors = LengthErrors.of(
@@ -146,57 +150,16 @@ def test_features_of_another_kind_are_refused(model: LlamaForCausalLM, tmp_path:
         def __call__(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
             return torch.tensor([[float(len(prompt))] for prompt in prompts])
 
-    TrainedLengths.fit(Lengths(), _examples(30, 1)).save(tmp_path)
+    fit_lengths(Lengths(), _examples(30, 1)).save(tmp_path)
     assert TrainedLengths.load(tmp_path, Lengths()).predict([[20, 120]])
     with pytest.raises(ValueError, match="'length' features, got 'hidden_state'"):
         TrainedLengths.load(tmp_path, HiddenStates(model))
 
 
-# Observed -----------------------------------------------------------------------------------------------
-
-
-def test_templates_are_told_apart_and_strangers_get_what_all_gave() -> None:
-    observed = ObservedLengths(min_answers=5)
-    assert isinstance(observed, LearningPredictor)
-    short, long = [1] * 10, [2] * 40
-    assert observed.predict([short]) == [None]
-    for number in range(10):
-        observed.observe([*short, 100 + number], 10 + number)
-        observed.observe([*long, 100 + number], 200 + number)
-    predictions = observed.predict([[*short, 7], [*long, 7], [3] * 9, [1]])
-    assert predictions[0] == Prediction(14, 18)
-    assert predictions[1] == Prediction(204, 208)
-    assert predictions[2] == predictions[3] == Prediction(19, 207)
-    observed.observe([*short, 1], 1000)
-    (after,) = observed.predict([[*short, 7]])
-    assert after == Prediction(15, 19)
-
-
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=20), st.integers(1, 99)), max_size=30))
-def test_what_is_remembered_is_bounded_and_predictions_are_of_what_was_seen(
-    seen: list[tuple[list[int], int]],
-) -> None:
-    observed = ObservedLengths(min_answers=1, max_templates=4)
-    for prompt, length in seen:
-        observed.observe(prompt, length)
-    assert len(observed._seen) <= 4
-    lengths = {length for _, length in seen}
-    for prediction in observed.predict([prompt for prompt, _ in seen]):
-        assert prediction is not None
-        assert {prediction.num_tokens, prediction.max_num_tokens} <= lengths
-
-
-# The log ------------------------------------------------------------------------------------------------
-
-
 def test_a_log_is_read_back_and_goes_on(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "log.jsonl"
-    with LengthLog(path) as log:
-        log.add([30, 40], 7, SamplingParams(max_tokens=9, temperature=0.5), kind="a")
-    with LengthLog(path) as log:
-        log.add([50], 8)
-    with pytest.raises(ValueError, match="is closed"):
-        log.add([50], 8)
+    LengthLog(path).add([30, 40], 7, SamplingParams(max_tokens=9, temperature=0.5), kind="a")
+    LengthLog(path).add([50], 8)
     with path.open("a", encoding="utf-8") as file:
         file.write('{"prompt_ids": [3')  # whoever wrote it was killed
     assert read_lengths(path, tokenizer) == [LengthExample((30, 40), 7), LengthExample((50,), 8)]
@@ -210,7 +173,7 @@ def test_a_log_is_read_back_and_goes_on(tokenizer: PreTrainedTokenizerBase, tmp_
         ("", "holds no example"),
         ('{"prompt": "a"}\n', 'line 1 .* has no "num_tokens"'),
         ('{"prompt": "a", "num_tokens": 0}\n', "of at least 1"),
-        ('{"num_tokens": 3}\n', "has no prompt"),
+        ('{"num_tokens": 3}\n', "there is no prompt"),
         ('{"prompt": "a", "num_tokens": 3}\n{oops\n', "line 2 .* is not JSON"),
     ],
 )
@@ -226,13 +189,10 @@ def test_a_line_that_is_none_is_named(
 def test_the_command_trains_and_measures(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from local_backend.lengths.__main__ import main
-
     random_llama(num_hidden_layers=1).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with LengthLog(tmp_path / "log.jsonl") as log:
-        for example in _examples(60, 1):
-            log.add(example.prompt_ids, example.num_tokens)
+    for example in _examples(60, 1):
+        LengthLog(tmp_path / "log.jsonl").add(example.prompt_ids, example.num_tokens)
     data, model = str(tmp_path / "log.jsonl"), str(tmp_path / "model")
     output = str(tmp_path / "lengths")
     main(["train", data, "--model", model, "--output", output])
@@ -242,4 +202,4 @@ def test_the_command_trains_and_measures(
     assert all(figures["predictor"]["num_answers"] > 0 for figures in printed)
     with pytest.raises(SystemExit):
         main(["train", str(tmp_path / "none"), "--model", model, "--output", str(tmp_path / "x")])
-    assert "does not exist" in capsys.readouterr().err
+    assert "No such file" in capsys.readouterr().err
