@@ -18,8 +18,8 @@ class LengthErrors:
         num_answers: Answers compared.
         mean_absolute_error: Of the expected length, in tokens.
         acc_50, acc_100: Shares of expected lengths at most 50 and 100 tokens off, as in the paper.
-        pinball_loss: Of the maximum, in tokens: each token too low costs its quantile, 0.9, each token too high
-            what the quantile lacks to 1.
+        pinball_loss: Of the maximum, in tokens: each token too low costs its quantile, 0.9, each token too
+            high what the quantile lacks to 1.
         share_within_max: Share of answers no longer than the maximum.
     """
 

@@ -1,6 +1,6 @@
 """Plots of scheduling: which rows are in which forward, and predicted against actual lengths.
 
-Needs matplotlib, from the ``training`` and ``notebooks`` extras. Knows replays and predictions.
+Needs matplotlib, from the ``notebooks`` extra. Knows replays and predictions.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from local_backend.plots import new_figure
-
 from benchmarks.length_errors import LengthErrors
 from benchmarks.paper_scheduling.replay import Replay, Stay
+from benchmarks.pictures import new_figure
 from local_backend.scheduling.lengths import Prediction
 
 if TYPE_CHECKING:

@@ -44,6 +44,10 @@ def record_prompt(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list
     if isinstance(given.get("prompt"), str):
         return encode(tokenizer, given["prompt"]), 0
     if "messages" in given or isinstance(given.get("question"), str):
+        if not tokenizer.chat_template:
+            raise ValueError(
+                'the tokenizer has no chat template: set one, or give the whole text as "prompt"'
+            )
         messages = given.get("messages") or [{"role": "user", "content": given.get("question")}]
         try:
             return chat_prompt(tokenizer, [{**turn, "content": text_of(dict(turn))} for turn in messages])

@@ -129,10 +129,4 @@ def _make_line(row: Mapping[str, Any]) -> JsonLine:
 def _make_engine(settings: BatchSettings) -> Engine:
     """The engine of this process; Ray runs one block at a time in it."""
     model, tokenizer = load(settings.model, device=settings.device)
-    return Engine(
-        model,
-        tokenizer,
-        settings.drafter,
-        max_rows=settings.max_rows,
-        scheduling="longest_first",
-    )
+    return Engine(model, tokenizer, settings.drafter, max_rows=settings.max_rows, scheduling="longest_first")

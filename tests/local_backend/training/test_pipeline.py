@@ -468,9 +468,9 @@ def test_messages_that_the_template_does_not_take_are_refused_by_line(
     assert talking.decode(filled) == "One.\n\nTwo. How many?"
     with pytest.raises(ValueError, match="record 1 does not fit the template"):
         read_prompts(records, talking, max_positions=64, max_tokens=8, template="{passages[0]}")
-    with pytest.raises(ValueError, match=r"record 2 .*users alone"):
+    with pytest.raises(ValueError, match=r"record 2: .*users alone"):
         read({"messages": [user]}, {"messages": [system]})
-    with pytest.raises(ValueError, match="record 1 has messages"):
+    with pytest.raises(ValueError, match="record 1: the chat template rejects the messages"):
         read({"messages": 5})
 
 
