@@ -51,8 +51,7 @@ from local_backend.drafting import Drafter
 from local_backend.langchain.chat_format import chat_prompt
 from local_backend.models.loading import load
 from local_backend.offline.jsonl import read_lines
-from local_backend.scheduling.lengths import Prediction, Scheduling
-from local_backend.scheduling.waiting_queue import AdmissionPolicy
+from local_backend.scheduling.lengths import AdmissionPolicy, Prediction, Scheduling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

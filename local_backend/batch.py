@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from local_backend.scheduling.waiting_queue import AdmissionPolicy
+from local_backend.scheduling.lengths import AdmissionPolicy
 
 if TYPE_CHECKING:
     from local_backend.engine.engine import Engine

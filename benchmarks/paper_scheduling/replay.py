@@ -1,7 +1,7 @@
 """What a policy would cost on answers of known length: the real scheduler, without a model.
 
 Every row's stay in the batch is recorded, to derive cost, padding and a plot from it. Admission goes through
-:class:`~local_backend.scheduling.waiting_queue.WaitingQueue` and batches through
+:class:`~local_backend.scheduling.admission.AdmissionQueue` and batches through
 :class:`~benchmarks.paper_scheduling.static.MicroBatches`, as in production. Knows lengths and predictions.
 Does not know where they come from. Prefill is left out: it is the same for every policy.
 """
@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from benchmarks.paper_scheduling.static import MicroBatches, StaticOptions
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.scheduling.lengths import Prediction, admission_tokens
-from local_backend.scheduling.refill_delay import RefillDelay
-from local_backend.scheduling.waiting_queue import AdmissionPolicy, WaitingQueue
+from local_backend.scheduling.admission import AdmissionQueue
+from local_backend.scheduling.lengths import AdmissionPolicy, Prediction
 
 _CONTEXT_STEP = 32  # contexts are rounded to this, so that few costs need to be computed
 
@@ -172,23 +171,21 @@ def replay_slots(
         raise ValueError(f"num_slots and group_rows must be at least 1, got {num_slots} and {group_rows}")
     _check(num_tokens, predictions, max_tokens)
     stays: list[Stay] = []
-    waiting: WaitingQueue[int] = WaitingQueue(policy)
-    delay = RefillDelay()
+    waiting: AdmissionQueue[int] = AdmissionQueue(policy)
     running: list[tuple[int, int]] = []  # a heap of last forwards and slots
     free = list(range(num_slots))
     forward = num_queued = 0
     while num_queued < len(num_tokens) or waiting or running:
         num_present = len(waiting) + len(running)
         if is_streamed or not num_present:
-            for row in range(num_queued, min(num_queued + group_rows - num_present, len(num_tokens))):
-                predicted = admission_tokens(predictions[row], policy)
-                waiting.add(row, predicted_tokens=predicted, now=float(forward))
-                num_queued += 1
-        counts = {"num_running": len(running), "num_free": len(free), "num_waiting": len(waiting)}
-        if free and waiting and (not is_delayed or delay.is_time(**counts)):
+            num_wanted = min(num_queued + group_rows - num_present, len(num_tokens))
+            waiting.add((row, predictions[row]) for row in range(num_queued, num_wanted))
+            num_queued = num_wanted
+        counts = {"num_running": len(running), "num_free": len(free)}
+        if free and waiting and (not is_delayed or waiting.is_time(**counts)):
             is_refill = bool(running)
             while free and waiting:
-                row, place = waiting.pop().item, heapq.heappop(free)
+                row, place = waiting.pop()[0], heapq.heappop(free)
                 stays.append(Stay(row, place, forward, num_tokens[row], is_refill=is_refill))
                 heapq.heappush(running, (forward + num_tokens[row], place))
         forward = forward + 1 if free and waiting else running[0][0]

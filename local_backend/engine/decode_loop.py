@@ -21,8 +21,8 @@ from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.verification import most_likely, token_chooser, verify
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.runner import Forward, decode_width, widest_within
-from local_backend.scheduling.inbox import Inbox
 from local_backend.scheduling.running_batch import RunningBatch
+from local_backend.scheduling.scheduler import Scheduler
 from local_backend.sequences.outputs import EngineStats
 from local_backend.sequences.sequence import Row, notify_safely
 
@@ -40,7 +40,7 @@ class DecodeLoop:
         forward: The forward pass over the batch.
         cache: The KV cache of the batch.
         batch: The running rows.
-        inbox: The waiting rows.
+        scheduler: The waiting rows.
         drafter: Proposes drafts.
         stats: Counts what the loop does.
         width_costs: Forward cost by width; called when a draft has probabilities.
@@ -55,7 +55,7 @@ class DecodeLoop:
         forward: Forward,
         cache: RaggedKVCache,
         batch: RunningBatch,
-        inbox: Inbox,
+        scheduler: Scheduler,
         drafter: Drafter,
         stats: EngineStats,
         width_costs: Callable[[], ForwardCost],
@@ -64,7 +64,7 @@ class DecodeLoop:
         prefill_chunk_tokens: int,
     ) -> None:
         self._forward, self._cache = forward, cache
-        self._batch, self._inbox = batch, inbox
+        self._batch, self._scheduler = batch, scheduler
         self._drafter, self._stats = drafter, stats
         self._width_costs = width_costs
         self._vocabulary_size = vocabulary_size
@@ -106,10 +106,10 @@ class DecodeLoop:
         """
         try:
             self._run_errands()
-            self._inbox.receive()
-            self._inbox.admit()
+            self._scheduler.receive()
+            self._scheduler.admit()
             self._prefill()
-            self._inbox.preempt()
+            self._scheduler.preempt()
             if rows := self._batch.writing:
                 drafts = self._propose(rows)
                 logits = self._forward(0, [row.unread for row in rows], drafts)
@@ -120,7 +120,7 @@ class DecodeLoop:
                 self._retire(rows)
         except Exception as error:
             self._fail_all(error)
-        return bool(self._batch or self._inbox)
+        return bool(self._batch or self._scheduler)
 
     def _run_errands(self) -> None:
         while self._errands:
@@ -178,7 +178,7 @@ class DecodeLoop:
                 drafts, context=max(len(row.token_ids) for row in rows)
             )
             drafts = [draft.likeliest(width) for draft in drafts]
-        self._inbox.note_draft(max(map(len, drafts)))
+        self._scheduler.note_draft(max(map(len, drafts)))
         return drafts
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
@@ -225,7 +225,7 @@ class DecodeLoop:
             elif row.finish_reason is not None:
                 self._batch.remove(row, keep=True)
                 if row.finish_reason == "stop":
-                    self._inbox.observe(row)
+                    self._scheduler.observe(row)
                 notify_safely(row, partial(row.finish, row.finish_reason))
 
     def _fail_all(self, error: Exception) -> None:

@@ -25,11 +25,10 @@ from local_backend.models.compatibility import verify_compatibility
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.known_costs import known_forward_cost
 from local_backend.models.runner import ModelRunner
-from local_backend.scheduling.inbox import Inbox
-from local_backend.scheduling.lengths import Scheduling
-from local_backend.scheduling.memory_budget import MemoryBudget
+from local_backend.scheduling.lengths import AdmissionPolicy, Scheduling
+from local_backend.scheduling.memory import MemoryBudget
 from local_backend.scheduling.running_batch import RunningBatch
-from local_backend.scheduling.waiting_queue import AdmissionPolicy
+from local_backend.scheduling.scheduler import Scheduler
 from local_backend.sequences.logits import LogitsProcessorLike, LogitsRules
 from local_backend.sequences.outputs import Completion, EngineStats, Update
 from local_backend.sequences.request import References, RowMaker, vocabulary_size
@@ -128,14 +127,14 @@ class Engine:
             max_tokens=memory.max_tokens,
         )
         self._running = RunningBatch(self._cache, max_rows)
-        self._intake = Inbox(
+        self._scheduler = Scheduler(
             scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
         )
         self._loop = DecodeLoop(
             forward=ModelRunner(model, self._cache, architecture, **kernels),
             cache=self._cache,
             batch=self._running,
-            inbox=self._intake,
+            scheduler=self._scheduler,
             drafter=self.drafter,
             stats=self.stats,
             width_costs=self._width_costs,
@@ -153,12 +152,12 @@ class Engine:
             RuntimeError: The engine is closed.
         """
         release_workers()  # of this thread, which would slow down the engine's
-        self._intake.submit(rows)
+        self._scheduler.submit(rows)
         self._worker.wake()
 
     def cancel(self, rows: Sequence[Row]) -> None:
         """Cancel rows before the next forward; does nothing for finished ones."""
-        if self._intake.cancel(rows):
+        if self._scheduler.cancel(rows):
             self._worker.wake_if_open()
 
     def generate(
@@ -240,7 +239,7 @@ class Engine:
     @property
     def scheduling(self) -> Scheduling:
         """Order of admission and memory limit."""
-        return self._intake.scheduling
+        return self._scheduler.scheduling
 
     def reschedule(self, scheduling: Scheduling | AdmissionPolicy) -> None:
         """Change the order of admission from the next step on, also for waiting rows; from any thread.
@@ -248,7 +247,7 @@ class Engine:
         Raises:
             ValueError: The policy is unknown, or ``max_cache_bytes`` is given and differs from the engine's.
         """
-        self._intake.reschedule(scheduling)
+        self._scheduler.reschedule(scheduling)
 
     @property
     def num_rows(self) -> int:
@@ -286,7 +285,7 @@ class Engine:
         self._fail_all("the engine was closed before this row was finished")
 
     def _fail_all(self, reason: str) -> None:
-        for row in [*self._running.clear(), *self._intake.clear()]:
+        for row in [*self._running.clear(), *self._scheduler.clear()]:
             notify_safely(row, partial(row.fail, RuntimeError(reason)))
 
     def step(self) -> bool:

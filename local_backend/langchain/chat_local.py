@@ -33,8 +33,7 @@ from local_backend.langchain.structured import with_structured_output
 from local_backend.langchain.tools import takes_tools
 from local_backend.models.default_model import MODEL_NAME
 from local_backend.models.loading import load
-from local_backend.scheduling.lengths import Scheduling
-from local_backend.scheduling.waiting_queue import AdmissionPolicy
+from local_backend.scheduling.lengths import AdmissionPolicy, Scheduling
 from local_backend.sequences.tokenizing import encode_plain
 
 if TYPE_CHECKING:
@@ -157,7 +156,11 @@ class ChatLocal(BatchedChatModel):
         """
         if "runtime" in options:
             raise TypeError("there is no runtime=: run `llama-server` and pass its address as base_url")
-        given = {"device": device, "quantization": quantization, "model_options": model_options}
+        given: dict[str, Any] = {
+            "device": device,
+            "quantization": quantization,
+            "model_options": model_options,
+        }
         model, tokenizer = load(path_or_name, dtype=dtype, **given)
         if not tokenizer.chat_template:
             raise ValueError(

@@ -11,13 +11,16 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from local_backend.scheduling.waiting_queue import DEFAULT_MAX_OVERTAKES, AdmissionPolicy, WaitingQueue
 from local_backend.sequences.sampling import SamplingParams
 
+AdmissionPolicy = Literal["first_come", "shortest_first", "longest_first"]
+"""``first_come``: order of arrival. ``shortest_first``: lowest mean latency. ``longest_first``: shortest
+total time, because no long answer is left to decode alone at the end."""
+DEFAULT_MAX_OVERTAKES = 1024
 MAX_QUANTILE = 0.9
 """The quantile that :attr:`Prediction.max_num_tokens` estimates."""
 
@@ -44,6 +47,10 @@ class Prediction:
                 "a prediction needs 0 <= num_tokens <= max_num_tokens, both finite, "
                 f"got {self.num_tokens} and {self.max_num_tokens}"
             )
+
+    def within(self, room: float) -> Prediction:
+        """The prediction for an answer of at most ``room`` tokens."""
+        return Prediction(min(self.num_tokens, room), min(self.max_num_tokens, room))
 
 
 class LengthPredictor(Protocol):
@@ -91,20 +98,6 @@ def quantile_of(values: Collection[float], quantile: float) -> float:
             f"a quantile between 0 and 1 needs at least one value, got {quantile} of {len(values)}"
         )
     return float(np.quantile(list(values), quantile, method="inverted_cdf"))
-
-
-def admission_tokens(prediction: Prediction | None, policy: AdmissionPolicy) -> float | None:
-    """The length by which a policy orders a row; ``None`` without a prediction.
-
-    ``longest_first`` uses twice the maximum minus the expected length: as far above the maximum as the
-    maximum is above the expected length. A row that starts late and turns out long is costly, so rows that
-    may turn out long start early, however uncertain. The other policies use the expected length.
-    """
-    if prediction is None:
-        return None
-    if policy == "longest_first":
-        return 2 * prediction.max_num_tokens - prediction.num_tokens
-    return prediction.num_tokens
 
 
 # Prompts are compared by prefixes of these lengths; those with the same prefix share a template.
@@ -215,7 +208,10 @@ class Scheduling:
     length_log: AnswerLengthLog | None = None
 
     def __post_init__(self) -> None:
-        WaitingQueue[int](self.policy, max_overtakes=self.max_overtakes)  # raises if they are invalid
+        if self.policy not in get_args(AdmissionPolicy):
+            raise ValueError(f"no policy is named {self.policy!r}; there are {get_args(AdmissionPolicy)}")
+        if self.max_overtakes < 0:
+            raise ValueError(f"max_overtakes must be 0 or more, got {self.max_overtakes}")
         if self.max_cache_bytes is not None and self.max_cache_bytes < 1:
             raise ValueError(f"max_cache_bytes must be at least 1, got {self.max_cache_bytes}")
 

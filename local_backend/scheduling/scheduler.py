@@ -1,28 +1,35 @@
-"""Admission and preemption: length predictions, and memory reservations that grow with the rows.
+"""The scheduler: which submitted rows run, in which order they are admitted, and which are preempted.
 
-Knows rows, predictions and how many tokens fit. Does not know the model, the cache or drafts.
+Memory is reserved by predicted length and grows with the rows. Knows rows, predictions and how many tokens
+fit. Does not know the model, forwards or drafts.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+from local_backend.caching.kv_cache import RaggedKVCache
+from local_backend.scheduling.admission import AdmissionQueue, Ticket
 from local_backend.scheduling.lengths import (
+    AdmissionPolicy,
+    AnswerLengthLog,
     LearningPredictor,
     LengthPredictor,
     ObservedLengths,
     Prediction,
     Scheduling,
-    admission_tokens,
 )
-from local_backend.scheduling.refill_delay import RefillDelay
-from local_backend.scheduling.waiting_queue import ArrivalRank, QueueEntry, WaitingQueue
-from local_backend.sequences.sequence import Row
+from local_backend.scheduling.memory import MemoryBudget
+from local_backend.scheduling.running_batch import RunningBatch
+from local_backend.sequences.outputs import EngineStats
+from local_backend.sequences.sequence import Row, State, notify_safely
 
 # Tokens reserved for an answer without a prediction, and the least by which a reservation grows.
 _FIRST_TOKENS, _LEAST_GROWTH_TOKENS = 64, 32
@@ -33,211 +40,242 @@ _FIRST_LESSON_ANSWERS = 8
 _DRAFT_SHARE = 0.25
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Plan:
-    """The scheduler's state of a row.
-
-    Attributes:
-        prediction: The predicted length of its answer; ``None`` if unknown.
-        reserved_length: Tokens, prompt included, that memory is reserved for.
-        ticket: Its place in the order of arrival, which it gets back if it is preempted.
-    """
-
-    prediction: Prediction | None = None
-    reserved_length: int = 0
-    ticket: ArrivalRank | None = None
+_T = TypeVar("_T")
 
 
 class Scheduler:
     """The waiting rows, and the memory reserved for the running ones.
 
+    :meth:`submit`, :meth:`cancel`, :meth:`reschedule` and :meth:`clear` may be called from any thread; they
+    take effect when the engine's thread next calls :meth:`receive`.
+
     Args:
-        scheduling: Policy, predictor and length log.
-        max_tokens: The most tokens (rows times columns) that fit in memory; ``None`` is no limit.
+        scheduling: Order of admission, predictor and length log.
+        running: The running rows.
+        cache: Their KV cache; told how long they are expected to become.
+        memory: The memory budget of rows.
+        stats: The engine's; counts reused tokens and preemptions.
+
+    Attributes:
+        scheduling: The current one.
     """
 
-    def __init__(self, scheduling: Scheduling, max_tokens: int | None) -> None:
-        self._waiting: WaitingQueue[Row] = WaitingQueue()
-        self._plans: WeakKeyDictionary[Row, _Plan] = WeakKeyDictionary()
-        self._max_tokens = max_tokens
-        self._num_draft_tokens = 0
-        self._refill_delay = RefillDelay()
-        self._is_to_predict_again = False
-        self.choose(scheduling)
-
-    def choose(self, scheduling: Scheduling) -> None:
-        """Switch to another policy, predictor and length log; the memory limit does not change.
-
-        Raises:
-            ValueError: The policy is unknown or the limit is negative.
-        """
-        self._waiting.reorder(scheduling.policy, max_overtakes=scheduling.max_overtakes)
-        self.policy = scheduling.policy
-        self._predictor: LengthPredictor | None = scheduling.predictor or ObservedLengths()
-        self._num_observed = 0
-        self._length_log = scheduling.length_log
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        *,
+        running: RunningBatch,
+        cache: RaggedKVCache,
+        memory: MemoryBudget,
+        stats: EngineStats,
+    ) -> None:
+        self.scheduling = scheduling
+        self._running, self._cache, self._memory, self._stats = running, cache, memory, stats
+        self._max_tokens = memory.max_tokens
+        self._lock = threading.Lock()
+        self._submitted: list[Row] = []
+        self._is_any_cancelled = False
+        self._queue: AdmissionQueue[Row] = AdmissionQueue()
+        self._tickets: WeakKeyDictionary[Row, Ticket] = WeakKeyDictionary()  # of running rows
+        self._reserved: WeakKeyDictionary[Row, int] = WeakKeyDictionary()  # tokens, prompts included
+        self._num_draft_tokens = self._num_observed = 0
+        self._predictor: LengthPredictor | None
+        self._length_log: AnswerLengthLog | None
+        self._uses_predictions: bool
+        self._follow(scheduling)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """Rows without a slot."""
+        return len(self._queue) + len(self._submitted)
 
-    def __iter__(self) -> Iterator[Row]:
-        """The waiting rows, in order of arrival."""
-        return iter(self._waiting)
+    # From any thread -----------------------------------------------------------------------------
 
-    # Waiting -------------------------------------------------------------------------------------
+    def submit(self, rows: Sequence[Row]) -> None:
+        """Queue rows; those submitted together are admitted together."""
+        with self._lock:
+            self._submitted.extend(rows)
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Queue rows that arrived together."""
-        if self._is_to_predict_again:
-            self._predict_again()
-        now = time.monotonic()
-        for row, prediction in zip(rows, self._predict(rows), strict=True):
-            if prediction is not None:
-                self._plan(row).prediction = _cut(prediction, row.room)
-            self._waiting.add(
-                row, predicted_tokens=admission_tokens(self._plan(row).prediction, self.policy), now=now
+    def cancel(self, rows: Sequence[Row]) -> bool:
+        """Cancel rows; returns whether any of them is unfinished."""
+        for row in rows:
+            row.cancelled = True
+        is_any_left = any(row.state is not State.FINISHED for row in rows)
+        self._is_any_cancelled |= is_any_left
+        return is_any_left
+
+    def reschedule(self, scheduling: Scheduling | AdmissionPolicy) -> None:
+        """Change the order of admission, also for rows that already wait.
+
+        Raises:
+            ValueError: The policy is unknown, or ``max_cache_bytes`` is given and differs from the engine's.
+        """
+        scheduling = Scheduling.of(scheduling)
+        if scheduling.max_cache_bytes not in (None, self.scheduling.max_cache_bytes):
+            raise ValueError(
+                f"the engine was made with max_cache_bytes={self.scheduling.max_cache_bytes}, which cannot "
+                f"change, but got {scheduling.max_cache_bytes}: make another engine"
             )
-
-    def remove(self, row: Row) -> None:
-        """Remove a waiting row."""
-        self._waiting.remove(row)
+        self.scheduling = replace(scheduling, max_cache_bytes=self.scheduling.max_cache_bytes)
 
     def clear(self) -> list[Row]:
         """Empty the queue; returns the rows that waited."""
-        return self._waiting.clear()
+        with self._lock:
+            rows = [*(self._queue.remove(ticket) for _, ticket in self._queue), *self._submitted]
+            self._submitted.clear()
+        return rows
 
-    def is_time(self, num_running: int, num_free: int) -> bool:
-        """Whether to refill free slots now or wait for more of them; called once before each forward."""
-        return self._refill_delay.is_time(
-            num_running=num_running, num_free=num_free, num_waiting=len(self._waiting)
-        )
+    # From the engine's thread, in the order of a step --------------------------------------------
 
-    def next_that_fits(self, running: Sequence[Row]) -> Row | None:
-        """Pop the next row and reserve memory for it.
+    def receive(self) -> None:
+        """Take in submitted rows and drop cancelled ones."""
+        if self.scheduling is not self._followed:
+            self._follow(self.scheduling)
+        with self._lock:
+            submitted, self._submitted = self._submitted, []
+        if submitted:
+            self._queue.add(zip(submitted, self._predict(submitted), strict=True))
+        if self._is_any_cancelled:
+            self._is_any_cancelled = False  # reset first: a cancel during the loop is handled next time
+            for row, ticket in self._queue:
+                if row.cancelled:
+                    self._queue.remove(ticket)
+                    notify_safely(row, partial(row.finish, "cancelled"))
+        for row in self._running.rows:
+            if row.cancelled:
+                self._running.remove(row)
+                notify_safely(row, partial(row.finish, "cancelled"))
 
-        Args:
-            running: The rows it would run with.
+    def admit(self) -> None:
+        """Admit waiting rows in order; postpone a row that can soon share a prefix."""
+        num_free = self._running.num_free
+        if not num_free or not self._queue.is_time(num_running=len(self._running), num_free=num_free):
+            return
+        postponed: list[Row] = []
+        try:
+            while self._queue and self._running.num_free and len(postponed) < self._running.max_rows:
+                row, self._tickets[row] = self._queue.pop()
+                if not self._reserve(row):
+                    # Those behind it wait too, so that smaller rows cannot starve it.
+                    self._queue.put_back(row, self._tickets[row])
+                    break
+                try:
+                    if self._running.add(row):
+                        self._stats.num_reused_tokens += row.num_cached
+                    else:
+                        postponed.append(row)
+                except Exception as error:  # it has no slot yet, so failing the running rows would miss it
+                    notify_safely(row, partial(row.fail, error))
+                    raise
+        finally:
+            for row in postponed:
+                self._queue.put_back(row, self._tickets[row])
 
-        Returns:
-            ``None`` if no row waits or the next one does not fit. The rows behind it then wait too, so that
-            smaller rows cannot starve it.
-        """
-        if not self._waiting:
-            return None
-        waiter = self._waiting.pop()
-        row = waiter.item
-        self._plan(row).ticket = waiter.ticket
-        self._plan(row).reserved_length = self._within_memory(row, self._first_length(row))
-        columns = self.expected_length([*running, row])
-        if self._max_tokens is None or (len(running) + 1) * columns <= self._max_tokens:
-            return row
-        self._waiting.put_back(waiter)
-        return None
-
-    def put_back(self, row: Row) -> None:
-        """Return a row to its old place in the queue, because it was postponed or preempted."""
-        plan = self._plan(row)
-        assert plan.ticket is not None
-        self._waiting.put_back(QueueEntry(row, admission_tokens(plan.prediction, self.policy), plan.ticket))
-
-    # Memory --------------------------------------------------------------------------------------
-
-    def expected_length(self, running: Sequence[Row]) -> int:
-        """Columns that running rows are expected to need, drafts included."""
-        longest = max((self._plan(row).reserved_length for row in running), default=0)
-        longest += min(self._num_draft_tokens, math.ceil(_DRAFT_SHARE * longest))
-        return longest if self._max_tokens is None else min(longest, self._max_tokens)
+    def preempt(self) -> None:
+        """Grow the reservations of rows; preempt those without memory, and fail those that can never fit."""
+        if self._max_tokens is not None:
+            for row in self._running.rows:
+                if len(row.token_ids) > self._reserved[row]:
+                    self._grow(row, self._max_tokens // len(self._running))
+        self._cache.expected_length = self._expected_length(self._running.rows)
 
     def note_draft(self, num_tokens: int) -> None:
         """Note the size of the longest draft, so that admission reserves memory for drafts too."""
         self._num_draft_tokens = max(self._num_draft_tokens, num_tokens)
 
-    def over_reservation(self, running: Sequence[Row]) -> list[Row]:
-        """Grow the reservations of rows that have exceeded them.
+    def observe(self, row: Row) -> None:
+        """Report the length of an answer that ended at an end token or stop string."""
+        num_tokens = row.stats.num_tokens
+        if self._length_log is not None:
+            try:
+                self._length_log.add(row.prompt_token_ids, num_tokens, row.params)
+            except (OSError, ValueError) as error:  # a failing log must not fail answers
+                _logger.warning("answer lengths are no longer logged: %s", error)
+                self._length_log = None
+        predictor = self._predictor
+        if self._uses_predictions and isinstance(predictor, LearningPredictor):
+            self._guarded(lambda: predictor.observe(row.prompt_token_ids, num_tokens))
+            self._num_observed += 1
+            # After 8, 16, 32, ... answers: later ones change less.
+            is_power_of_two = not self._num_observed & (self._num_observed - 1)
+            if is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS:
+                self._predict_again()
 
-        Args:
-            running: All running rows.
+    # Memory --------------------------------------------------------------------------------------
 
-        Returns:
-            Rows whose reservation cannot grow enough while the others run, or at all.
-        """
-        if self._max_tokens is None:
-            return []
-        aside: list[Row] = []
-        for row in running:
-            plan = self._plan(row)
-            if len(row.token_ids) <= plan.reserved_length:
-                continue
-            num_written = len(row.token_ids) - row.num_prompt_tokens
-            num_more = max(_LEAST_GROWTH_TOKENS, math.ceil(_GROWTH * num_written))
-            wanted = self._within_memory(row, len(row.token_ids) + num_more)
-            there_is = self._max_tokens // (len(running) - len(aside))
-            plan.reserved_length = min(wanted, there_is)
-            if there_is < len(row.token_ids):
-                expected = float(wanted - row.num_prompt_tokens)
-                plan.prediction = Prediction(expected, expected)
-                aside.append(row)
-        return aside
+    def _reserve(self, row: Row) -> bool:
+        """Reserve memory for a waiting row; returns whether it fits beside the running ones."""
+        prediction = self._tickets[row].prediction
+        num_tokens = _FIRST_TOKENS if prediction is None else prediction.max_num_tokens
+        length = max(row.num_prompt_tokens + math.ceil(num_tokens), len(row.token_ids) + 1)
+        self._reserved[row] = self._within_memory(row, length)
+        rows = [*self._running.rows, row]
+        columns = self._expected_length(rows)
+        is_room = self._max_tokens is None or len(rows) * columns <= self._max_tokens
+        if is_room:
+            self._cache.expected_length = columns
+        return is_room
 
-    def _plan(self, row: Row) -> _Plan:
-        return self._plans.setdefault(row, _Plan())
+    def _grow(self, row: Row, available: int) -> None:
+        """Grow a row's reservation to at most ``available`` tokens, or preempt the row."""
+        num_tokens = len(row.token_ids)
+        num_more = max(_LEAST_GROWTH_TOKENS, math.ceil(_GROWTH * (num_tokens - row.num_prompt_tokens)))
+        wanted = self._within_memory(row, num_tokens + num_more)
+        self._reserved[row] = min(wanted, available)
+        if num_tokens <= available:
+            return
+        try:
+            self._memory.require(num_tokens)
+        except ValueError as error:
+            self._running.remove(row)
+            notify_safely(row, partial(row.fail, error))
+            return
+        self._running.preempt(row)
+        expected = float(wanted - row.num_prompt_tokens)
+        self._tickets[row].prediction = Prediction(expected, expected)
+        self._queue.put_back(row, self._tickets[row])
+        row.stats.num_preempted += 1
+        self._stats.num_preempted += 1
 
-    def _first_length(self, row: Row) -> int:
-        prediction = self._plan(row).prediction
-        num_tokens = prediction.max_num_tokens if prediction is not None else _FIRST_TOKENS
-        return max(row.num_prompt_tokens + math.ceil(num_tokens), len(row.token_ids) + 1)
+    def _expected_length(self, running: Sequence[Row]) -> int:
+        """Columns that running rows are expected to need, drafts included."""
+        longest = max((self._reserved[row] for row in running), default=0)
+        longest += min(self._num_draft_tokens, math.ceil(_DRAFT_SHARE * longest))
+        return longest if self._max_tokens is None else min(longest, self._max_tokens)
 
     def _within_memory(self, row: Row, length: int) -> int:
         return min(length, row.max_length, self._max_tokens or row.max_length)
 
     # Predictions ---------------------------------------------------------------------------------
 
-    @property
-    def _uses_predictions(self) -> bool:
-        return self._max_tokens is not None or self.policy != "first_come"
+    def _follow(self, scheduling: Scheduling) -> None:
+        """Switch to another policy, predictor and length log."""
+        self._followed = scheduling
+        self._predictor = scheduling.predictor or ObservedLengths()
+        self._length_log = scheduling.length_log
+        self._num_observed = 0
+        self._uses_predictions = self._max_tokens is not None or scheduling.policy != "first_come"
+        self._queue.policy, self._queue.max_overtakes = scheduling.policy, scheduling.max_overtakes
+        self._queue.sort()
 
     def _predict(self, rows: Sequence[Row]) -> Sequence[Prediction | None]:
-        nothing: list[Prediction | None] = [None] * len(rows)
-        if self._predictor is None or not rows or not self._uses_predictions:
-            return nothing
-        predict = self._predictor.predict
-        prompts = [row.prompt_token_ids for row in rows]
-        return self._guarded(lambda: predict(prompts, [row.params for row in rows])) or nothing
-
-    def observe(self, row: Row) -> None:
-        """Report the length of a complete answer to the predictor and the length log."""
-        self._log_length(row)
-        predictor = self._predictor
-        if self._uses_predictions and isinstance(predictor, LearningPredictor):
-            self._guarded(lambda: predictor.observe(row.prompt_token_ids, row.stats.num_tokens))
-            self._num_observed += 1
-            # Waiting rows are predicted again after 8, 16, 32, ... answers: later ones change less.
-            is_power_of_two = not self._num_observed & (self._num_observed - 1)
-            if is_power_of_two and self._num_observed >= _FIRST_LESSON_ANSWERS:
-                self._is_to_predict_again = True
-
-    def _log_length(self, row: Row) -> None:
-        if self._length_log is None:
-            return
-        try:
-            self._length_log.add(row.prompt_token_ids, row.stats.num_tokens, row.params)
-        except (OSError, ValueError) as error:  # a failing log must not fail answers
-            _logger.warning("answer lengths are no longer logged: %s", error)
-            self._length_log = None
+        """The lengths of the answers, if anything depends on them."""
+        predictions: list[Prediction | None] | None = None
+        if rows and self._uses_predictions and self._predictor is not None:
+            prompts, params = [row.prompt_token_ids for row in rows], [row.params for row in rows]
+            predictions = self._guarded(partial(self._predictor.predict, prompts, params))
+        return [
+            prediction and prediction.within(row.room)
+            for row, prediction in zip(rows, predictions or [None] * len(rows), strict=True)
+        ]
 
     def _predict_again(self) -> None:
-        self._is_to_predict_again = False
-        rows = [row for row in self._waiting if len(row.token_ids) == row.num_prompt_tokens]
-        predictions = self._predict(rows)
-        for row, prediction in zip(rows, predictions, strict=True):
-            self._plan(row).prediction = None if prediction is None else _cut(prediction, row.room)
-        self._waiting.predict_again(
-            {row: admission_tokens(self._plan(row).prediction, self.policy) for row in rows}
-        )
+        waiting = [(row, ticket) for row, ticket in self._queue if not row.stats.num_preempted]
+        predictions = self._predict([row for row, _ in waiting])
+        for (_, ticket), prediction in zip(waiting, predictions, strict=True):
+            ticket.prediction = prediction
+        self._queue.sort()
 
-    def _guarded(self, ask: Callable[[], list[Prediction | None] | None]) -> list[Prediction | None] | None:
+    def _guarded(self, ask: Callable[[], _T]) -> _T | None:
         """Call the predictor; if it raises, drop it and schedule without predictions."""
         try:
             return ask()
@@ -250,8 +288,3 @@ class Scheduler:
             )
             self._predictor = None
             return None
-
-
-def _cut(prediction: Prediction, room: int) -> Prediction:
-    """Cap a prediction at the ``room`` tokens a row may still emit."""
-    return Prediction(min(prediction.num_tokens, room), min(prediction.max_num_tokens, room))

@@ -260,14 +260,15 @@ async def test_batches_keep_their_order(chat: ChatLocal, max_concurrency: int | 
     alone = [chat.invoke(question).text for question in questions]
     config: Any = {"max_concurrency": max_concurrency} if max_concurrency else None
     most = 0
-    step = chat.engine._intake.admit
+    step = chat.engine.step
 
-    def watched() -> None:
+    def watched() -> bool:
         nonlocal most
-        step()
+        is_more = step()
         most = max(most, chat.engine.num_rows)
+        return is_more
 
-    chat.engine._intake.admit = watched  # type: ignore[method-assign]  # only watched
+    chat.engine.step = watched  # type: ignore[method-assign]  # only watched
     try:
         assert [message.text for message in chat.batch(questions, config)] == alone
         assert most <= max_concurrency if max_concurrency else most > 2
@@ -276,7 +277,7 @@ async def test_batches_keep_their_order(chat: ChatLocal, max_concurrency: int | 
         each = [{"tags": [str(number)]} for number in range(6)]
         assert [message.text for message in chat.batch(questions, each)] == alone  # type: ignore[arg-type]  # one config each
     finally:
-        del chat.engine._intake.admit
+        del chat.engine.step
     assert chat.batch([]) == []
     results = chat.batch([QUESTION, [], QUESTION], return_exceptions=True)
     assert [type(result) for result in results] == [AIMessage, ValueError, AIMessage]

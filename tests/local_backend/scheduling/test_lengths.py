@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from local_backend.scheduling.lengths import (
     Prediction,
-    admission_tokens,
     quantile_of,
 )
 
@@ -48,11 +47,3 @@ def test_a_quantile_of_nothing_is_refused() -> None:
         quantile_of([1], 1.0)
     with pytest.raises(ValueError, match="at least one value"):
         quantile_of([], 0.5)
-
-
-def test_who_may_be_long_begins_early_even_if_less_is_expected() -> None:
-    sure, unsure = Prediction(100, 110), Prediction(90, 200)
-    tokens = [admission_tokens(one, "longest_first") for one in (sure, unsure)]
-    assert tokens == [120, 310]
-    assert admission_tokens(unsure, "shortest_first") == 90
-    assert admission_tokens(None, "longest_first") is None

@@ -14,11 +14,13 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Completion, Engine, SamplingParams
+from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.lengths.length_log import LengthLog
-from local_backend.scheduling.lengths import Prediction, Scheduling
+from local_backend.scheduling.lengths import AdmissionPolicy, Prediction, Scheduling
+from local_backend.scheduling.memory import MemoryBudget
+from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.scheduler import Scheduler
-from local_backend.scheduling.waiting_queue import AdmissionPolicy
-from local_backend.sequences.outputs import Update
+from local_backend.sequences.outputs import EngineStats, Update
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
 
@@ -233,6 +235,8 @@ def test_mistakes_are_named(model: LlamaForCausalLM, tokenizer: PreTrainedTokeni
         Engine(model, tokenizer, scheduling=3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ValueError, match="max_cache_bytes must be at least 1, got 0"):
         Scheduling(max_cache_bytes=0)
+    with pytest.raises(ValueError, match="max_overtakes must be 0 or more, got -1"):
+        Scheduling(max_overtakes=-1)
 
 
 def test_answers_teach_the_order_of_those_that_still_wait(
@@ -245,32 +249,25 @@ def test_answers_teach_the_order_of_those_that_still_wait(
             engine.make_row([*(long if number % 2 else short), 40 + number], lambda _: None)
             for number in range(24)
         ]
-    scheduler = Scheduler(Scheduling("longest_first"), None)
-    scheduler.add(rows)
-    begun = [scheduler.next_that_fits([]) for _ in range(16)]
-    assert begun == rows[:16]  # nothing is known yet
+    running = RunningBatch(RaggedKVCache(1, max_rows=16), 16)
+    scheduler = Scheduler(
+        Scheduling("longest_first"),
+        running=running,
+        cache=RaggedKVCache(1, max_rows=16),
+        memory=MemoryBudget(0),
+        stats=EngineStats(),
+    )
+    scheduler.submit(rows)
+    scheduler.receive()
+    scheduler.admit()
+    assert running.rows == rows[:16]  # nothing is known yet
     for number, row in enumerate(rows[:16]):
         row.stats.num_tokens = 50 if number % 2 else 5
+        running.remove(row)
         scheduler.observe(row)
-    scheduler.add([])
-    assert [scheduler.next_that_fits([]) for _ in range(8)] == [*rows[17::2], *rows[16::2]]
-    assert scheduler.next_that_fits([]) is None
-
-
-def test_places_are_filled_several_at_a_time_while_many_wait(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    with Engine(model, tokenizer) as engine:
-        rows = [engine.make_row([20 + number], lambda _: None) for number in range(4)]
-    scheduler = Scheduler(Scheduling(), None)
-    scheduler.add(rows)
-    assert [scheduler.is_time(num_running=30, num_free=2) for _ in range(9)] == [False] * 8 + [True]
-    assert not scheduler.is_time(num_running=30, num_free=2)
-    assert scheduler.is_time(num_running=28, num_free=4)
-    assert scheduler.is_time(num_running=0, num_free=2)
-    scheduler.remove(rows[0])
-    scheduler.remove(rows[1])
-    assert scheduler.is_time(num_running=30, num_free=2)  # nobody would be left waiting
+    scheduler.admit()
+    assert running.rows == [*rows[17::2], *rows[16::2]]
+    assert not len(scheduler)
 
 
 def test_a_limit_beyond_all_use_is_not_taken(
