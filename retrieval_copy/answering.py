@@ -1,38 +1,34 @@
 """Produces one answer: condense, retrieve, gather references, ask, cite, check.
 
-The algorithm is written once for synchronous and asynchronous calls: :meth:`Method.prepare` and
-:meth:`Method.finish` are generators that yield their next step
-(:class:`~retrieval_copy.references.Search` or :class:`Ask`) and receive the outcome or the error. The caller
-performs each step by blocking or by awaiting. Knows prompts, documents and references; does not know the
-methods of a Runnable.
+Knows prompts, documents and references; does not know the methods of a Runnable.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, cast, get_args
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.prompts import BasePromptTemplate
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from retrieval_copy.citations.citations import cite
 from retrieval_copy.citations.quoting import quoting_grammar
 from retrieval_copy.citations.support import NOT_HELD, is_supported
-from retrieval_copy.conversation import Conversation, standalone, summed, text_of, usage_of
-from retrieval_copy.model_adapter import Way, arguments
+from retrieval_copy.conversation import Conversation, StreamedReply, standalone, summed, text_of, usage_of
+from retrieval_copy.model_adapter import RETRIEVE, Transport, arguments, joined
 from retrieval_copy.prompting import QUOTE_REQUEST, excerpts
 from retrieval_copy.references import (
     EarlierTurns,
     ReferenceSource,
     RemembersAnswers,
     RetrievalError,
-    Search,
     Situation,
     cleaned,
     gathered,
@@ -46,23 +42,15 @@ _log = logging.getLogger(__name__)
 # message; and the document budget if the model does not report its context length.
 _ANSWER_TOKENS, _REQUEST_TOKENS, _LAYOUT_TOKENS, _DOCUMENT_TOKENS = 1024, 64, 8, 12_000
 _QUESTION_TOKENS = 256
+_MAX_REFERENCE_CHARACTERS = 4_000_000  # of all references; the first one is always taken
 
 PROVIDER = "retrieval_copy"
 """Marks messages from this package; see :mod:`retrieval_copy.with_citations`."""
 
+# LangGraph omits runs with this tag from its "messages" stream: their text is not the answer.
+_TAG_NOSTREAM = "nostream"
 
 OnUnsupported = Literal["mark", "retry", "refuse"]
-
-
-class Ask(NamedTuple):
-    """A model call whose reply the next step needs; ``name`` is that of its run."""
-
-    messages: list[BaseMessage]
-    arguments: dict[str, Any]
-    name: str
-
-
-Steps = Generator["Search | Ask", Any, "Request"]
 
 
 @dataclass(frozen=True)
@@ -93,14 +81,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Method:
-    """The settings of a chain, which are the same for every question.
+class AnswerOptions:
+    """The options of a chain, which are the same for every question.
 
     Those that are not described here are arguments of :class:`~retrieval_copy.RetrievalCopyChain`.
 
     Attributes:
         sources: The reference sources.
-        way: How references are passed to the model.
+        transport: How references are passed to the model.
         limits: Arguments of the call that bound an answer from passages.
         quotes: Whether answers from passages are quotations alone.
         count: Counts tokens.
@@ -115,13 +103,12 @@ class Method:
     condense_prompt: BasePromptTemplate[Any] | None
     query: Callable[[str], str]
     sources: tuple[ReferenceSource, ...]
-    way: Way | None
+    transport: Transport | None
     limits: dict[str, Any]
     quotes: bool
     count: Callable[[str], int]
     max_document_tokens: int | None
     max_input_tokens: int | None
-    max_reference_characters: int
     min_citation_tokens: int
     on_unsupported: OnUnsupported
 
@@ -136,7 +123,7 @@ class Method:
                 "references are sources such as RetrievedDocuments() or SimilarAnswers(store), "
                 f"got {strangers!r:.80}"
             )
-        for name in ("min_citation_tokens", "max_document_tokens", "max_reference_characters"):
+        for name in ("min_citation_tokens", "max_document_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -150,84 +137,10 @@ class Method:
         """Whether an answer is shown only when it is whole, since it may be replaced."""
         return self.on_unsupported != "mark"
 
-    def prepare(self, model_input: LanguageModelInput, *, retrieve: bool = True) -> Steps:
-        """Turns the user's input into the request to the model.
-
-        Raises:
-            RetrievalError: The retriever failed.
-        """
-        conversation = Conversation.of(model_input)
-        question, usage = cleaned(conversation.question), None
-        # 1. Condense a follow-up into a standalone question.
-        retriever = self.retriever if retrieve else None
-        if conversation.history and self.condense_prompt is not None and retriever is not None:
-            reply = yield self._condensing(conversation)
-            question, usage = standalone(text_of(reply), question), usage_of(reply)
-        # 2. Retrieve documents.
-        query = " ".join(filter(None, (question, cleaned(conversation.begun_reply))))
-        query = self.query(query).strip() or query
-        documents: list[Document] = []
-        if retriever is not None:
-            documents = yield from retrieved(retriever, query)
-        # 3. Gather references.
-        situation = Situation(
-            question, conversation.history, documents, leaves_machine=self.way in ("prediction", "extra_body")
-        )
-        texts = yield from self._gathered(situation)
-        # 4. Build the request.
-        messages, passages = self._messages(conversation, question, documents)
-        trace = {
-            "question": question,
-            "query": query if retriever is not None else None,
-            "num_documents": len(documents),
-            "num_documents_in_prompt": len(passages),
-            "num_references": len(texts),
-            "copied_as": self.way if texts else None,
-        }
-        return Request(
-            messages,
-            {**self._limits(passages, question, conversation), **arguments(self.way, texts)},
-            question,
-            documents,
-            passages if retriever is not None else None,
-            trace,
-            usage,
-        )
-
-    def _condensing(self, conversation: Conversation) -> Ask:
-        assert self.condense_prompt is not None
-        request = self.condense_prompt.invoke(
-            {
-                "conversation": conversation.transcript,
-                "question": conversation.question,
-                "history": list(conversation.history),
-            }
-        )
-        turns = EarlierTurns().texts(Situation(conversation.question, conversation.history, ()), ())
-        texts = gathered(turns, max_characters=self.max_reference_characters)
-        # A prediction is billed and does not pay off for one short question.
-        given = arguments(self.way, texts) if self.way == "references" else {}
-        bound = {"max_tokens": _QUESTION_TOKENS} if given else {}
-        return Ask(request.to_messages(), {**given, **bound}, "condense")
-
-    def _gathered(self, situation: Situation) -> Generator[Search, Any, list[str]]:
-        if self.way is None:
-            return []
-        texts: list[str] = []
-        for source in self.sources:
-            found: list[Document] = []
-            if search := source.search(situation.question):
-                try:
-                    found = yield from retrieved(*search)
-                except RetrievalError as error:  # the answer is the same without them, only slower
-                    _log.warning("no references from %s: %s", type(source).__name__, error)
-            texts.extend(source.texts(situation, found))
-        return gathered(texts, max_characters=self.max_reference_characters)
-
-    def _messages(
+    def messages(
         self, conversation: Conversation, question: str, documents: Sequence[Document]
     ) -> tuple[list[BaseMessage], list[str]]:
-        """Returns the prompt and the passages in it."""
+        """The prompt, and the passages in it."""
         shown = excerpts(
             [cleaned(document.page_content) for document in documents],
             question,
@@ -251,8 +164,8 @@ class Method:
         messages = [*conversation.system, *prompt.to_messages(), *conversation.after]
         return messages, [excerpt.text for excerpt in shown]
 
-    def _limits(self, passages: Sequence[str], question: str, conversation: Conversation) -> dict[str, Any]:
-        """Arguments of the model call that bound the answer."""
+    def bounds(self, passages: Sequence[str], question: str, conversation: Conversation) -> dict[str, Any]:
+        """Arguments of the model call that bound an answer from ``passages``."""
         if not passages:
             return {}
         if not self.quotes or conversation.after:  # a grammar cannot bound a reply that is begun
@@ -279,28 +192,168 @@ class Method:
         answer = min(_ANSWER_TOKENS, self.max_input_tokens // 4)
         return self.max_input_tokens - said - answer - _REQUEST_TOKENS
 
-    def finish(
-        self, request: Request, reply: object, arguments: dict[str, Any]
-    ) -> Generator[Ask, Any, AIMessage]:
-        """Turns a reply into the final message, and acts on one that the passages do not support.
 
-        Args:
-            request: The request the model received.
-            reply: The model's reply: a message or text.
-            arguments: Those of the model call, for another one.
+class Answering:
+    """Answers one question.
+
+    Args:
+        options: The options of the chain.
+        model: Answers messages with a message.
+        config: The config of the chain's run.
+        given: The user's keyword arguments of the call.
+    """
+
+    def __init__(
+        self,
+        options: AnswerOptions,
+        model: Runnable[Any, Any],
+        config: RunnableConfig,
+        given: dict[str, Any],
+    ) -> None:
+        self.options = options
+        self._model = model
+        self._config = config
+        self._given = given
+
+    async def answer(self, model_input: LanguageModelInput) -> AIMessage:
+        """The whole answer.
+
+        Raises:
+            RetrievalError: The retriever failed.
         """
-        message = self._message(request, reply)
-        is_to_act = message.response_metadata["retrieval"]["supported"] is False and self.holds_answers
-        if not is_to_act or (self.on_unsupported == "retry" and not request.passages):
-            return message
-        if self.on_unsupported == "refuse":
-            return self._message(request, reply, refused=True)
+        request = await self.prepare(model_input)
+        reply = await self._ask(request.messages, request.arguments, is_held=self.options.holds_answers)
+        return await self._finish(request, reply)
+
+    async def stream(self, model_input: LanguageModelInput) -> AsyncGenerator[AIMessageChunk, None]:
+        """The answer piece by piece; the last chunk carries citations and metadata.
+
+        Raises:
+            RetrievalError: The retriever failed.
+        """
+        request, holds = await self.prepare(model_input), self.options.holds_answers
+        reply = StreamedReply(request.guard())
+        pieces = self._model.astream(request.messages, self._run(is_held=holds), **request.arguments)
+        async with aclosing(cast("AsyncGenerator[Any, None]", pieces)):
+            async for piece in pieces:
+                if (text := reply.add(piece)) and not holds:
+                    yield AIMessageChunk(content=text, id=reply.id)
+        rest = reply.end()
+        message = await self._finish(request, reply.message())
+        if text := str(message.text) if holds else rest:
+            yield AIMessageChunk(content=text, id=message.id)
+        yield AIMessageChunk(
+            content="",
+            id=message.id,
+            usage_metadata=message.usage_metadata,
+            response_metadata=message.response_metadata,
+            chunk_position="last",
+        )
+
+    async def prepare(self, model_input: LanguageModelInput) -> Request:
+        """Turns the user's input into the request to the model.
+
+        Raises:
+            RetrievalError: The retriever failed.
+        """
+        options, conversation = self.options, Conversation.of(model_input)
+        question, usage = cleaned(conversation.question), None
+        # 1. Condense a follow-up into a standalone question.
+        retriever = options.retriever if self._given.get(RETRIEVE, True) else None
+        if conversation.history and options.condense_prompt is not None and retriever is not None:
+            reply = await self._condensed(conversation, options.condense_prompt)
+            question, usage = standalone(text_of(reply), question), usage_of(reply)
+        # 2. Retrieve documents.
+        query = " ".join(filter(None, (question, cleaned(conversation.begun_reply))))
+        query = options.query(query).strip() or query
+        documents: list[Document] = []
+        if retriever is not None:
+            documents = await retrieved(retriever, query, self._config)
+        # 3. Gather references.
+        leaves_machine = options.transport in ("prediction", "extra_body")
+        texts = await self._references(
+            Situation(question, conversation.history, documents, leaves_machine=leaves_machine)
+        )
+        # 4. Build the request.
+        messages, passages = options.messages(conversation, question, documents)
+        ours = {**options.bounds(passages, question, conversation), **arguments(options.transport, texts)}
+        trace = {
+            "question": question,
+            "query": query if retriever is not None else None,
+            "num_documents": len(documents),
+            "num_documents_in_prompt": len(passages),
+            "num_references": len(texts),
+            "copied_as": options.transport if texts else None,
+        }
+        shown = passages if retriever is not None else None
+        return Request(messages, joined(ours, self._given), question, documents, shown, trace, usage)
+
+    async def _condensed(self, conversation: Conversation, prompt: BasePromptTemplate[Any]) -> object:
+        request = prompt.invoke(
+            {
+                "conversation": conversation.transcript,
+                "question": conversation.question,
+                "history": list(conversation.history),
+            }
+        )
+        given: dict[str, Any] = {}
+        if self.options.transport == "references":  # a prediction is billed and does not pay off here
+            turns = EarlierTurns().texts(Situation(conversation.question, conversation.history, ()), ())
+            texts = gathered(turns, max_characters=_MAX_REFERENCE_CHARACTERS)
+            given = {**arguments("references", texts), "max_tokens": _QUESTION_TOKENS}
+        return await self._ask(request.to_messages(), given, is_held=True, name="condense")
+
+    async def _references(self, situation: Situation) -> list[str]:
+        if self.options.transport is None:
+            return []
+        texts: list[str] = []
+        for source in self.options.sources:
+            found: list[Document] = []
+            if search := source.search(situation.question):
+                try:
+                    found = await retrieved(*search, self._config)
+                except RetrievalError as error:  # the answer is the same without them, only slower
+                    _log.warning("no references from %s: %s", type(source).__name__, error)
+            texts.extend(source.texts(situation, found))
+        return gathered(texts, max_characters=_MAX_REFERENCE_CHARACTERS)
+
+    async def _finish(self, request: Request, reply: object) -> AIMessage:
+        """The final message; acts on a reply that the passages do not support, and remembers the answer."""
+        options, message = self.options, self._message(request, reply)
+        if message.response_metadata["retrieval"]["supported"] is False:
+            if options.on_unsupported == "refuse":
+                message = self._message(request, reply, refused=True)
+            elif options.on_unsupported == "retry" and request.passages:
+                message = await self._retried(request, message, reply)
+        for source in options.sources:
+            if isinstance(source, RemembersAnswers) and source.remember:
+                try:
+                    await source.aadd(request.question, str(message.text))
+                except Exception:  # whatever a store raises: the user has the answer
+                    _log.warning("the answer could not be kept for similar questions", exc_info=True)
+        return message
+
+    async def _retried(self, request: Request, message: AIMessage, reply: object) -> AIMessage:
+        """Asks once more, for a quotation."""
         turns = [*request.messages]
         begun = turns.pop() if isinstance(turns[-1], AIMessage) else AIMessage("")
         said = AIMessage(str(begun.text) + str(message.text))
-        again = yield Ask([*turns, said, HumanMessage(QUOTE_REQUEST)], arguments, "retry")
+        turns += [said, HumanMessage(QUOTE_REQUEST)]
+        again = await self._ask(turns, request.arguments, is_held=True, name="retry")
         usage = summed(request.usage, usage_of(reply))
         return self._message(replace(request, usage=usage), again, retried=True)
+
+    async def _ask(
+        self, messages: list[BaseMessage], given: dict[str, Any], *, is_held: bool, name: str | None = None
+    ) -> object:
+        return await self._model.ainvoke(messages, self._run(is_held=is_held, name=name), **given)
+
+    def _run(self, *, is_held: bool, name: str | None = None) -> RunnableConfig:
+        """The config of a call; ``is_held`` if its reply is not the answer, or not sure to be it."""
+        if not is_held:
+            return self._config
+        tags = [*(self._config.get("tags") or []), _TAG_NOSTREAM]
+        return {**self._config, "tags": tags, **({"run_name": name} if name else {})}
 
     def _message(
         self, request: Request, reply: object, *, refused: bool = False, retried: bool = False
@@ -311,7 +364,7 @@ class Method:
             text = guard.feed(text) + ("" if guard.is_over else guard.end())
         if refused:
             text = NOT_HELD
-        citations = cite(text, request.documents, min_tokens=self.min_citation_tokens)
+        citations = cite(text, request.documents, min_tokens=self.options.min_citation_tokens)
         supported = None
         if request.passages is not None:
             supported = not refused and is_supported(text, request.question, request.passages, citations)
@@ -321,21 +374,18 @@ class Method:
             "acted": "retried" if retried else "refused" if refused else None,
             "stopped_by": "loop" if guard is not None and guard.is_over else None,
         }
+        known = reply if isinstance(reply, AIMessage) else AIMessage("")
         return AIMessage(
             content=text,
-            id=reply.id if isinstance(reply, AIMessage) else None,
-            usage_metadata=summed(request.usage, usage_of(reply)),
+            id=known.id,
+            usage_metadata=summed(request.usage, known.usage_metadata),
             response_metadata={
-                **(reply.response_metadata if isinstance(reply, AIMessage) else {}),
+                **known.response_metadata,
                 "model_provider": PROVIDER,
                 "citations": citations,
                 "retrieval": trace,
             },
         )
-
-    def remembering(self) -> list[RemembersAnswers]:
-        """The sources that store finished answers."""
-        return [source for source in self.sources if isinstance(source, RemembersAnswers) and source.remember]
 
 
 def _printable(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,18 @@
 """``RetrievalCopyChain``: answers from retrieved documents, which the model also copies from.
 
 A Runnable with a chat model's input and output types, so it replaces a chat model anywhere, also inside
-``SkeletonOfThought``. The algorithm is in :mod:`retrieval_copy.answering`; this module implements the six
-call methods of a Runnable.
+``SkeletonOfThought``. The algorithm is in :mod:`retrieval_copy.answering`; this module implements the call
+methods of a Runnable; synchronous ones run on the background event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, nullcontext
 from typing import Any, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage
@@ -21,20 +21,18 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from retrieval_copy.answering import Ask, Method, OnUnsupported, Request, Steps
+from retrieval_copy.answering import Answering, AnswerOptions, OnUnsupported
 from retrieval_copy.citations.citations import MIN_CITATION_TOKENS
 from retrieval_copy.model_adapter import (
-    RETRIEVE,
     Prediction,
     ProviderModel,
     continues_replies,
-    joined,
+    find_transport,
     limits,
     max_input_tokens,
     takes_quotes,
     token_counter,
     warn_of_idle_drafter,
-    way_of,
 )
 from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT, bounds
 from retrieval_copy.references import (
@@ -42,17 +40,13 @@ from retrieval_copy.references import (
     RecentAnswers,
     ReferenceSource,
     RetrievedDocuments,
-    Search,
 )
-from retrieval_copy.steps import StreamedReply, adrive, aside, drive, failure_logged, just, last_chunks
+from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.providers import Provider, provider_of
 
-_MOST_THREADS = 64
-_MAX_REFERENCE_CHARACTERS = 4_000_000
 
-
-class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
+class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
     """Answers a question from retrieved documents, with citations of the spans it shares with them.
 
     Takes a string, messages or a prompt value; the last human message is the question. If there are earlier
@@ -90,7 +84,6 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
             this chain's last answers. ``()`` gives the same answers, only slower.
         min_citation_tokens: Minimum number of words in a citation.
         max_document_tokens: Token budget of documents in the prompt; by default what fits the context.
-        max_reference_characters: Total characters of references; the first one is always taken.
         on_unsupported: What to do with an answer that the passages do not support: ``"mark"`` says so in the
             metadata alone, ``"retry"`` asks once more for a quotation, ``"refuse"`` says instead that the
             passages do not hold the answer. With the latter two a stream has its text in one chunk.
@@ -131,7 +124,6 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         references: Sequence[ReferenceSource] | None = None,
         min_citation_tokens: int = MIN_CITATION_TOKENS,
         max_document_tokens: int | None = None,
-        max_reference_characters: int = _MAX_REFERENCE_CHARACTERS,
         on_unsupported: OnUnsupported = "mark",
         quotes: bool | None = None,
         prediction: Prediction = None,
@@ -142,24 +134,23 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         self.model = model if isinstance(model, Runnable) else ProviderModel(provider_of(model, **options))
         if isinstance(model, Runnable) and options:
             raise TypeError(f"the options {sorted(options)} go with a model named by a string")
-        self.method = Method(
+        self.options = AnswerOptions(
             retriever=retriever,
             prompt=prompt,
             document_prompt=document_prompt,
             condense_prompt=condense_prompt,
             query=query,
             sources=tuple(references),
-            way=way_of(self.model, prediction),
+            transport=find_transport(self.model, prediction),
             limits=limits(self.model, bounds(prompt)),
             quotes=takes_quotes(self.model, quotes, has_own_prompt=prompt is not ANSWER_PROMPT),
             count=token_counter(self.model),
             max_document_tokens=max_document_tokens,
             max_input_tokens=max_input_tokens(self.model),
-            max_reference_characters=max_reference_characters,
             min_citation_tokens=min_citation_tokens,
             on_unsupported=on_unsupported,
         )
-        if self.method.way == "references" and references:
+        if self.options.transport == "references" and references:
             warn_of_idle_drafter(self.model)
 
     @property
@@ -178,23 +169,6 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         """Whether the model continues a final assistant message instead of answering it."""
         return continues_replies(self.model)
 
-    # One answer ----------------------------------------------------------------------------------
-
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Answers ``input``."""
-
-        def write(
-            given: LanguageModelInput, run_manager: CallbackManagerForChainRun, config: RunnableConfig
-        ) -> AIMessage:
-            request = drive(self._steps(given, kwargs), lambda step: self._perform(step, config))
-            arguments = joined(request.arguments, kwargs)
-            reply = self.model.invoke(request.messages, self._answering(config), **arguments)
-            return self._finish(request, reply, arguments, config)
-
-        return self._call_with_config(write, input, config)
-
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
@@ -203,42 +177,17 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
         async def write(
             given: LanguageModelInput, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
         ) -> AIMessage:
-            request = await adrive(self._steps(given, kwargs), lambda step: self._aperform(step, config))
-            arguments = joined(request.arguments, kwargs)
-            reply = await self.model.ainvoke(request.messages, self._answering(config), **arguments)
-            return await self._afinish(request, reply, arguments, config)
+            return await Answering(self.options, self.model, config, kwargs).answer(given)
 
         return await self._acall_with_config(write, input, config)
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Streams the answer to ``input``; the last chunk carries citations and metadata."""
-
-        def write(
-            inputs: Iterator[LanguageModelInput],
-            run_manager: CallbackManagerForChainRun,
-            config: RunnableConfig,
-        ) -> Iterator[AIMessageChunk]:
-            (given,) = inputs
-            request = drive(self._steps(given, kwargs), lambda step: self._perform(step, config))
-            arguments, reply = joined(request.arguments, kwargs), StreamedReply(request.guard())
-            pieces = self.model.stream(request.messages, self._answering(config), **arguments)
-            with closing(cast("Generator[Any, None, None]", pieces)):
-                for piece in pieces:
-                    if (text := reply.add(piece)) and not self.method.holds_answers:
-                        yield AIMessageChunk(content=text, id=reply.id)
-            rest = reply.end()
-            message = self._finish(request, reply.message(), arguments, config)
-            yield from last_chunks(message, message.text if self.method.holds_answers else rest)
-
-        run = self._transform_stream_with_config(iter([input]), write, config)
-        yield from cast("Iterator[AIMessageChunk]", run)
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
         """Streams the answer to ``input``; the last chunk carries citations and metadata."""
+
+        async def only() -> AsyncIterator[LanguageModelInput]:
+            yield input
 
         async def write(
             inputs: AsyncIterator[LanguageModelInput],
@@ -246,40 +195,14 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
             config: RunnableConfig,
         ) -> AsyncGenerator[AIMessageChunk, None]:
             (given,) = [value async for value in inputs]
-            request = await adrive(self._steps(given, kwargs), lambda step: self._aperform(step, config))
-            arguments, reply = joined(request.arguments, kwargs), StreamedReply(request.guard())
-            pieces = self.model.astream(request.messages, self._answering(config), **arguments)
-            async with aclosing(cast("AsyncGenerator[Any, None]", pieces)):
-                async for piece in pieces:
-                    if (text := reply.add(piece)) and not self.method.holds_answers:
-                        yield AIMessageChunk(content=text, id=reply.id)
-            rest = reply.end()
-            message = await self._afinish(request, reply.message(), arguments, config)
-            for chunk in last_chunks(message, message.text if self.method.holds_answers else rest):
-                yield chunk
+            async with aclosing(Answering(self.options, self.model, config, kwargs).stream(given)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
-        run = self._atransform_stream_with_config(just(input), write, config)
+        run = self._atransform_stream_with_config(only(), write, config)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", run)) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-    # Many answers --------------------------------------------------------------------------------
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answers all ``inputs`` concurrently, at most ``max_concurrency`` at a time if given."""
-        if not inputs:
-            return []
-        configs = get_config_list(config, len(inputs))
-        if configs[0].get("max_concurrency") is None:  # LangChain's default is only a few threads
-            configs[0] = {**configs[0], "max_concurrency": min(len(inputs), _MOST_THREADS)}
-        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     async def abatch(
         self,
@@ -306,41 +229,3 @@ class RetrievalCopyChain(Runnable[LanguageModelInput, AIMessage]):
                     raise
 
         return await gather_or_cancel(map(answer, inputs, configs))
-
-    # Steps ---------------------------------------------------------------------------------------
-
-    def _steps(self, given: LanguageModelInput, kwargs: dict[str, Any]) -> Steps:
-        return self.method.prepare(given, retrieve=kwargs.get(RETRIEVE, True))
-
-    def _perform(self, step: Search | Ask, config: RunnableConfig) -> Any:
-        if isinstance(step, Search):
-            return step.retriever.invoke(step.query, config)
-        return self.model.invoke(step.messages, aside(config, step.name), **step.arguments)
-
-    async def _aperform(self, step: Search | Ask, config: RunnableConfig) -> Any:
-        if isinstance(step, Search):
-            return await step.retriever.ainvoke(step.query, config)
-        return await self.model.ainvoke(step.messages, aside(config, step.name), **step.arguments)
-
-    def _answering(self, config: RunnableConfig) -> RunnableConfig:
-        return aside(config) if self.method.holds_answers else config
-
-    def _finish(
-        self, request: Request, reply: object, arguments: dict[str, Any], config: RunnableConfig
-    ) -> AIMessage:
-        steps = self.method.finish(request, reply, arguments)
-        message = drive(steps, lambda step: self._perform(step, config))
-        for answers in self.method.remembering():
-            with failure_logged():
-                answers.add(request.question, str(message.text))
-        return message
-
-    async def _afinish(
-        self, request: Request, reply: object, arguments: dict[str, Any], config: RunnableConfig
-    ) -> AIMessage:
-        steps = self.method.finish(request, reply, arguments)
-        message = await adrive(steps, lambda step: self._aperform(step, config))
-        for answers in self.method.remembering():
-            with failure_logged():
-                await answers.aadd(request.question, str(message.text))
-        return message

@@ -9,9 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_messages,
+)
 from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.prompt_values import PromptValue
+
+from sot_chains.providers.loops import LoopGuard
 
 # A condensed question longer than twice the follow-up plus this is rejected.
 _QUESTION_CHARACTERS = 500
@@ -119,3 +128,54 @@ def standalone(written: str, question: str) -> str:
     standalone = written.strip()
     is_question = 0 < len(standalone) <= 2 * len(question) + _QUESTION_CHARACTERS
     return standalone if is_question else question
+
+
+class StreamedReply:
+    """Collects the pieces of a streamed reply.
+
+    Args:
+        guard: Passes the text on, until the model repeats itself.
+    """
+
+    def __init__(self, guard: LoopGuard | None = None) -> None:
+        self._chunks: list[AIMessageChunk] = []
+        self._guard = guard
+
+    def add(self, piece: object) -> str:
+        """Adds the next piece and returns the text that is sure to stay.
+
+        Raises:
+            TypeError: The piece is neither a message nor text.
+        """
+        text = text_of(piece)
+        message = piece if isinstance(piece, AIMessage) else AIMessage(text)
+        self._chunks.append(
+            AIMessageChunk(
+                content=text,
+                id=message.id,
+                usage_metadata=message.usage_metadata,
+                response_metadata=message.response_metadata,
+            )
+        )
+        if self._guard is None:
+            return text
+        return "" if self._guard.is_over else self._guard.feed(text)
+
+    def end(self) -> str:
+        """The text held back so far, after the last piece."""
+        return "" if self._guard is None or self._guard.is_over else self._guard.end()
+
+    @property
+    def id(self) -> str | None:
+        """The message id of the reply."""
+        return next((chunk.id for chunk in self._chunks if chunk.id), None)
+
+    def message(self) -> AIMessage:
+        """The whole reply as one message, as the model wrote it."""
+        whole = AIMessageChunk(content="") + self._chunks
+        return AIMessage(
+            content="".join(str(chunk.content) for chunk in self._chunks),
+            id=self.id,
+            usage_metadata=whole.usage_metadata,
+            response_metadata=whole.response_metadata,
+        )

@@ -5,9 +5,9 @@ Knows LangChain's and LangGraph's conventions. Does not know retrieval or citing
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -23,10 +23,7 @@ from pydantic import BaseModel, Field
 
 from retrieval_copy.chain import RetrievalCopyChain
 from retrieval_copy.citations.citations import Citation, place_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
+from sot_chains.aio.blocking import BlockingRunnable
 
 _NOSTREAM = "nostream"  # LangGraph does not stream runs with this tag
 _ADDED = ("model_provider", "citations", "retrieval")  # what the chain adds to the model's metadata
@@ -169,16 +166,9 @@ def retrieval_chain(chain: RetrievalCopyChain) -> Runnable[dict[str, Any], dict[
     return _RetrievalChain(chain)
 
 
-class _RetrievalChain(Runnable[dict[str, Any], dict[str, Any]]):
+class _RetrievalChain(BlockingRunnable[dict[str, Any], dict[str, Any]]):
     def __init__(self, chain: RetrievalCopyChain) -> None:
         self.chain = chain
-
-    def invoke(
-        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        context = _Context()
-        message = self.chain.invoke(_turns(input), _listened_to(context, config), **kwargs)
-        return {**input, "context": context.documents, "answer": str(message.text), "message": message}
 
     async def ainvoke(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
@@ -187,53 +177,28 @@ class _RetrievalChain(Runnable[dict[str, Any], dict[str, Any]]):
         message = await self.chain.ainvoke(_turns(input), _listened_to(context, config), **kwargs)
         return {**input, "context": context.documents, "answer": str(message.text), "message": message}
 
-    def stream(
-        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
-        context, whole = _Context(), _Streamed(input)
-        chunks = self.chain.stream(_turns(input), _listened_to(context, config), **kwargs)
-        with closing(cast("Generator[AIMessageChunk, None, None]", chunks)):
-            for chunk in chunks:
-                yield from whole.parts(chunk, context)
-        yield whole.last()
-
     async def astream(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
-        context, whole = _Context(), _Streamed(input)
+        context, whole = _Context(), AIMessageChunk(content="")
         chunks = self.chain.astream(_turns(input), _listened_to(context, config), **kwargs)
+        is_begun = False
         async with aclosing(chunks):
             async for chunk in chunks:
-                for part in whole.parts(chunk, context):
-                    yield part
-        yield whole.last()
+                if not is_begun:
+                    is_begun = True
+                    yield AddableDict(input)
+                    yield AddableDict(context=context.documents)
+                whole = whole + chunk
+                if text := str(chunk.text):
+                    yield AddableDict(answer=text)
+        yield AddableDict(message=message_chunk_to_message(whole))
 
 
 def _turns(given: Mapping[str, Any]) -> list[BaseMessage]:
     question = given["input"]
     asked = question if isinstance(question, BaseMessage) else HumanMessage(question)
     return [*convert_to_messages(given.get("chat_history") or []), asked]
-
-
-class _Streamed:
-    """Turns the chunks of an answer into those of a retrieval chain."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._given: dict[str, Any] | None = given
-        self._chunks: list[AIMessageChunk] = []
-
-    def parts(self, chunk: AIMessageChunk, context: _Context) -> Iterator[dict[str, Any]]:
-        if self._given is not None:
-            yield AddableDict(self._given)
-            yield AddableDict(context=context.documents)
-            self._given = None
-        self._chunks.append(chunk)
-        if text := str(chunk.text):
-            yield AddableDict(answer=text)
-
-    def last(self) -> dict[str, Any]:
-        whole = AIMessageChunk(content="") + self._chunks
-        return AddableDict(message=message_chunk_to_message(whole))
 
 
 class _Context(BaseCallbackHandler):

@@ -23,7 +23,7 @@ from sot_chains.providers import Delta, Provider
 
 _log = logging.getLogger(__name__)
 
-Way = Literal["references", "prediction", "extra_body"]
+Transport = Literal["references", "prediction", "extra_body"]
 Prediction = bool | Literal["references"] | None
 
 RETRIEVE = "retrieve"
@@ -42,7 +42,7 @@ _BOUNDS = frozenset({"max_tokens", "max_new_tokens", "max_completion_tokens"})
 _ATTRIBUTES = ("bound", "default", "runnable", "provider")
 
 
-def way_of(model: Runnable[Any, Any], prediction: Prediction = None) -> Way | None:
+def find_transport(model: Runnable[Any, Any], prediction: Prediction = None) -> Transport | None:
     """How ``model`` takes references; ``None`` if it takes none.
 
     Args:
@@ -63,15 +63,15 @@ def way_of(model: Runnable[Any, Any], prediction: Prediction = None) -> Way | No
     return "prediction" if prediction else None
 
 
-def arguments(way: Way | None, texts: Sequence[str]) -> dict[str, Any]:
+def arguments(transport: Transport | None, texts: Sequence[str]) -> dict[str, Any]:
     """The arguments of a model call that let the model copy from ``texts``."""
-    if not texts or way is None:
+    if not texts or transport is None:
         return {}
-    if way == "references":
+    if transport == "references":
         from local_backend import References
 
         return {"references": References(texts)}
-    if way == "extra_body":
+    if transport == "extra_body":
         return {"extra_body": {"references": list(texts[:_MOST_SENT])}}
     predicted = "\n\n".join(texts)[:_MAX_PREDICTION_CHARACTERS]
     return {"prediction": {"type": "content", "content": predicted}}
@@ -86,7 +86,7 @@ def limits(model: Runnable[Any, Any], bounds: Mapping[str, Any]) -> dict[str, An
         model: Possibly wrapped.
         bounds: ``max_tokens`` and ``stop``.
     """
-    if way_of(model, prediction=False) != "references":
+    if find_transport(model, prediction=False) != "references":
         return {}
     given = _settings(model)
     names = bounds.keys() - given - (_BOUNDS if given & _BOUNDS else set())

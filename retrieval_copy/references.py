@@ -11,14 +11,14 @@ import re
 import threading
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
@@ -84,10 +84,6 @@ class RemembersAnswers(Protocol):
 
     remember: bool
 
-    def add(self, question: str, answer: str) -> None:
-        """Stores an answer."""
-        ...
-
     async def aadd(self, question: str, answer: str) -> None:
         """Stores an answer."""
         ...
@@ -136,13 +132,9 @@ class RecentAnswers(ReferenceSource):
             return []
         return list(self._answers)
 
-    def add(self, question: str, answer: str) -> None:
-        """Stores an answer."""
-        self._answers.appendleft(answer)
-
     async def aadd(self, question: str, answer: str) -> None:
         """Stores an answer."""
-        self.add(question, answer)
+        self._answers.appendleft(answer)
 
 
 class SimilarAnswers(ReferenceSource):
@@ -198,7 +190,9 @@ def _kept(question: str, answer: str) -> dict[str, Any]:
     return {"metadatas": [{_ANSWER: answer}], "ids": [identifier]}
 
 
-def retrieved(retriever: Runnable[str, list[Document]], query: str) -> Generator[Search, Any, list[Document]]:
+async def retrieved(
+    retriever: Runnable[str, list[Document]], query: str, config: RunnableConfig | None = None
+) -> list[Document]:
     """Asks ``retriever`` for documents.
 
     Raises:
@@ -206,7 +200,7 @@ def retrieved(retriever: Runnable[str, list[Document]], query: str) -> Generator
     """
     name = retriever.get_name()
     try:
-        found = yield Search(retriever, query)
+        found = await retriever.ainvoke(query, config)
     except Exception as error:  # stores raise many types; report them as one
         said = " ".join(str(error).split())[:_READABLE_CHARACTERS]
         raise RetrievalError(

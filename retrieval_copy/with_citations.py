@@ -6,8 +6,8 @@ Collects the documents through LangChain callbacks, so it need not know what it 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -21,15 +21,16 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 
 from retrieval_copy.answering import PROVIDER
 from retrieval_copy.citations.citations import MIN_CITATION_TOKENS, citation_annotations, cite
+from sot_chains.aio.blocking import BlockingRunnable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
 
 MessageT = TypeVar("MessageT", bound=AIMessage)
 
 
-class WithCitations(Runnable[LanguageModelInput, AIMessage]):
+class WithCitations(BlockingRunnable[LanguageModelInput, AIMessage]):
     """Adds citations to the answers of a Runnable that retrieves internally.
 
     Compares the whole answer with the documents of all retrievers under the Runnable. They may run in any
@@ -52,13 +53,6 @@ class WithCitations(Runnable[LanguageModelInput, AIMessage]):
         self.runnable = runnable
         self.min_citation_tokens = min_citation_tokens
 
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Answers ``input``."""
-        retrieved = _Retrieved()
-        return self._cited(self.runnable.invoke(input, retrieved.listening(config), **kwargs), retrieved)
-
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
@@ -67,55 +61,27 @@ class WithCitations(Runnable[LanguageModelInput, AIMessage]):
         answer = await self.runnable.ainvoke(input, retrieved.listening(config), **kwargs)
         return self._cited(answer, retrieved)
 
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Streams the answer to ``input``."""
-        retrieved, held = _Retrieved(), _Held()
-        chunks = self.runnable.stream(input, retrieved.listening(config), **kwargs)
-        with closing(cast("Generator[AIMessageChunk, None, None]", chunks)):
-            for chunk in chunks:
-                yield from held.exchange(cast("AIMessageChunk", chunk))
-        if held.last is not None:
-            yield self._cited(held.last, retrieved, text=held.text)
-
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        """Streams the answer to ``input``."""
-        retrieved, held = _Retrieved(), _Held()
+        """Streams the answer to ``input``, one chunk behind, so that the last one can carry citations."""
+        retrieved, texts = _Retrieved(), list[str]()
+        last: AIMessageChunk | None = None
         chunks = self.runnable.astream(input, retrieved.listening(config), **kwargs)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
             async for chunk in chunks:
-                for before in held.exchange(cast("AIMessageChunk", chunk)):
-                    yield before
-        if held.last is not None:
-            yield self._cited(held.last, retrieved, text=held.text)
+                if last is not None:
+                    yield last
+                last = cast("AIMessageChunk", chunk)
+                texts.append(str(last.text))
+        if last is not None:
+            yield self._cited(last, retrieved, text="".join(texts))
 
     def _cited(self, message: MessageT, retrieved: _Retrieved, *, text: str | None = None) -> MessageT:
         whole = str(message.text) if text is None else text
         citations = cite(whole, retrieved.documents, min_tokens=self.min_citation_tokens)
         metadata = {**message.response_metadata, "model_provider": PROVIDER, "citations": citations}
         return message.model_copy(update={"response_metadata": metadata})
-
-
-class _Held:
-    """Delays the stream by one chunk, so that citations can be added to the last one."""
-
-    def __init__(self) -> None:
-        self.last: AIMessageChunk | None = None
-        self._texts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    def exchange(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
-        """Stores a chunk and yields the previous one."""
-        self._texts.append(str(chunk.text))
-        before, self.last = self.last, chunk
-        if before is not None:
-            yield before
 
 
 class _Retrieved(BaseCallbackHandler):
