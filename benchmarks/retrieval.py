@@ -17,6 +17,7 @@ time from question to answer, with retrieval, prompt and, on our side, citations
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
@@ -30,6 +31,7 @@ import torch
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import convert_to_messages, convert_to_openai_messages
+from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import InMemoryVectorStore
 from rich.console import Console
 from rich.progress import track
@@ -45,9 +47,8 @@ from benchmarks.workloads import (
     repeats_itself,
 )
 from local_backend import ChatLocal, Engine, References, SamplingParams
-from retrieval_copy import BM25Retriever, RetrievalCopyChain, Search, SentenceEmbeddings, SimilarAnswers
-from retrieval_copy.answering import Request
-from retrieval_copy.steps import drive
+from retrieval_copy import BM25Retriever, RetrievalCopyChain, SentenceEmbeddings, SimilarAnswers
+from retrieval_copy.answering import Answering, Request
 
 _PASSAGE_SENTENCES, _RETRIEVED = 5, 3
 _LOOKUP_TOKENS = 10  # as in transformers' documentation
@@ -171,8 +172,8 @@ class Peers:
 def prepare(case: Case) -> tuple[Request, float]:
     """The chain's request to the model, and the seconds it took to prepare."""
     begin = time.perf_counter()
-    steps = case.chain.method.prepare(case.given, retrieve=case.arguments.get("retrieve", True))
-    request = drive(steps, lambda step: cast("Search", step).retriever.invoke(cast("Search", step).query))
+    answering = Answering(case.chain.options, case.chain.model, RunnableConfig(), case.arguments)
+    request = asyncio.run(answering.prepare(case.given))
     return request, time.perf_counter() - begin
 
 

@@ -6,10 +6,10 @@ Knows prompts, documents and references; does not know the methods of a Runnable
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
@@ -19,14 +19,13 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from retrieval_copy.citations.citations import cite
-from retrieval_copy.citations.quoting import quoting_grammar
 from retrieval_copy.citations.support import NOT_HELD, is_supported
 from retrieval_copy.conversation import Conversation, StreamedReply, standalone, summed, text_of, usage_of
-from retrieval_copy.model_adapter import RETRIEVE, Transport, arguments, joined
-from retrieval_copy.prompting import QUOTE_REQUEST, excerpts
+from retrieval_copy.model_adapter import RETRIEVE, arguments, joined
+from retrieval_copy.options import AnswerOptions
+from retrieval_copy.prompting import QUOTE_REQUEST
 from retrieval_copy.references import (
     EarlierTurns,
-    ReferenceSource,
     RemembersAnswers,
     RetrievalError,
     Situation,
@@ -38,9 +37,6 @@ from sot_chains.providers.loops import LoopGuard
 
 _log = logging.getLogger(__name__)
 
-# Tokens reserved for the answer, for the wording of the request, and for the markup around each document and
-# message; and the document budget if the model does not report its context length.
-_ANSWER_TOKENS, _REQUEST_TOKENS, _LAYOUT_TOKENS, _DOCUMENT_TOKENS = 1024, 64, 8, 12_000
 _QUESTION_TOKENS = 256
 _MAX_REFERENCE_CHARACTERS = 4_000_000  # of all references; the first one is always taken
 
@@ -49,8 +45,6 @@ PROVIDER = "retrieval_copy"
 
 # LangGraph omits runs with this tag from its "messages" stream: their text is not the answer.
 _TAG_NOSTREAM = "nostream"
-
-OnUnsupported = Literal["mark", "retry", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -78,119 +72,6 @@ class Request:
     def guard(self) -> LoopGuard | None:
         """A new guard for the text of the reply, if it answers from passages."""
         return LoopGuard() if self.passages else None
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """The options of a chain, which are the same for every question.
-
-    Those that are not described here are arguments of :class:`~retrieval_copy.RetrievalCopyChain`.
-
-    Attributes:
-        sources: The reference sources.
-        transport: How references are passed to the model.
-        limits: Arguments of the call that bound an answer from passages.
-        quotes: Whether answers from passages are quotations alone.
-        count: Counts tokens.
-        max_document_tokens: Token budget of the documents in a prompt; ``None`` uses what is left of
-            ``max_input_tokens``.
-        max_input_tokens: Tokens of prompt and answer together; ``None`` if unknown.
-    """
-
-    retriever: Runnable[str, list[Document]] | None
-    prompt: BasePromptTemplate[Any]
-    document_prompt: BasePromptTemplate[Any]
-    condense_prompt: BasePromptTemplate[Any] | None
-    query: Callable[[str], str]
-    sources: tuple[ReferenceSource, ...]
-    transport: Transport | None
-    limits: dict[str, Any]
-    quotes: bool
-    count: Callable[[str], int]
-    max_document_tokens: int | None
-    max_input_tokens: int | None
-    min_citation_tokens: int
-    on_unsupported: OnUnsupported
-
-    def __post_init__(self) -> None:
-        if self.retriever is not None and not isinstance(self.retriever, Runnable):
-            raise TypeError(
-                "a retriever is a LangChain retriever or another Runnable, "
-                f"got {type(self.retriever).__name__}; for a vector store pass store.as_retriever()"
-            )
-        if strangers := [source for source in self.sources if not isinstance(source, ReferenceSource)]:
-            raise TypeError(
-                "references are sources such as RetrievedDocuments() or SimilarAnswers(store), "
-                f"got {strangers!r:.80}"
-            )
-        for name in ("min_citation_tokens", "max_document_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.on_unsupported not in get_args(OnUnsupported):
-            raise ValueError(
-                f"on_unsupported must be one of {get_args(OnUnsupported)}, got {self.on_unsupported!r}"
-            )
-
-    @property
-    def holds_answers(self) -> bool:
-        """Whether an answer is shown only when it is whole, since it may be replaced."""
-        return self.on_unsupported != "mark"
-
-    def messages(
-        self, conversation: Conversation, question: str, documents: Sequence[Document]
-    ) -> tuple[list[BaseMessage], list[str]]:
-        """The prompt, and the passages in it."""
-        shown = excerpts(
-            [cleaned(document.page_content) for document in documents],
-            question,
-            max_tokens=self._document_tokens(conversation),
-            count=lambda text: self.count(text) + _LAYOUT_TOKENS,
-        )
-        if not shown:  # no documents: send the conversation unchanged
-            return list(conversation.messages), []
-        laid_out = [
-            self._laid_out(documents[excerpt.document], excerpt.text, number)
-            for number, excerpt in enumerate(shown, start=1)
-        ]
-        prompt = self.prompt.invoke(
-            {
-                "documents": "\n\n".join(laid_out),
-                "question": question,
-                "asked": cleaned(conversation.question),
-                "history": list(conversation.history),
-            }
-        )
-        messages = [*conversation.system, *prompt.to_messages(), *conversation.after]
-        return messages, [excerpt.text for excerpt in shown]
-
-    def bounds(self, passages: Sequence[str], question: str, conversation: Conversation) -> dict[str, Any]:
-        """Arguments of the model call that bound an answer from ``passages``."""
-        if not passages:
-            return {}
-        if not self.quotes or conversation.after:  # a grammar cannot bound a reply that is begun
-            return self.limits
-        grammar = quoting_grammar(passages, question)
-        return {**self.limits, **({"grammar": grammar} if grammar else {})}
-
-    def _laid_out(self, document: Document, text: str, number: int) -> str:
-        fields = {**_printable(document.metadata), "page_content": text, "number": number}
-        if missing := [name for name in self.document_prompt.input_variables if name not in fields]:
-            raise ValueError(
-                f"document_prompt wants {missing}, but a document has only {sorted(fields)}; "
-                "use fields that all documents have in their metadata"
-            )
-        return str(self.document_prompt.format(**fields))
-
-    def _document_tokens(self, conversation: Conversation) -> int:
-        """The token budget of the documents in the prompt."""
-        if self.max_document_tokens is not None:
-            return self.max_document_tokens
-        if self.max_input_tokens is None:
-            return _DOCUMENT_TOKENS
-        said = sum(self.count(str(message.text)) + _LAYOUT_TOKENS for message in conversation.messages)
-        answer = min(_ANSWER_TOKENS, self.max_input_tokens // 4)
-        return self.max_input_tokens - said - answer - _REQUEST_TOKENS
 
 
 class Answering:
@@ -386,10 +267,3 @@ class Answering:
                 "retrieval": trace,
             },
         )
-
-
-def _printable(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata as prompt template fields."""
-    return {
-        str(name): cleaned(value) if isinstance(value, str) else value for name, value in metadata.items()
-    }

@@ -21,7 +21,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from retrieval_copy.answering import Answering, AnswerOptions, OnUnsupported
+from retrieval_copy.answering import Answering
 from retrieval_copy.citations.citations import MIN_CITATION_TOKENS
 from retrieval_copy.model_adapter import (
     Prediction,
@@ -34,6 +34,7 @@ from retrieval_copy.model_adapter import (
     token_counter,
     warn_of_idle_drafter,
 )
+from retrieval_copy.options import AnswerOptions, OnUnsupported
 from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT, bounds
 from retrieval_copy.references import (
     EarlierTurns,
@@ -87,8 +88,8 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
         on_unsupported: What to do with an answer that the passages do not support: ``"mark"`` says so in the
             metadata alone, ``"retry"`` asks once more for a quotation, ``"refuse"`` says instead that the
             passages do not hold the answer. With the latter two a stream has its text in one chunk.
-        quotes: Whether answers consist of sentences of a passage, word for word, which a local model chooses.
-            By default with the default prompt and models under a billion parameters, which make things up.
+        quotes: Whether answers consist of sentences of a passage, word for word, which a local model chooses;
+            by default with the default prompt. ``False`` for a local model that keeps to its passages.
         prediction: Whether the model takes OpenAI's ``prediction``; by default only models known to take it.
             ``"references"`` for a model behind ``sot serve``, which copies from references, too.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on.

@@ -36,7 +36,6 @@ _MAX_PREDICTION_CHARACTERS = 8_000
 _MOST_SENT = 256  # texts that the server takes
 # For models whose tokenizer is not available. A token has about four characters, so 3 overestimates.
 _CHARACTERS_PER_TOKEN = 3
-_FEW_PARAMETERS = 1_000_000_000
 _IDLE_DRAFTERS = frozenset({"Autoregressive", "Jacobi", "Lookahead"})
 _BOUNDS = frozenset({"max_tokens", "max_new_tokens", "max_completion_tokens"})
 _ATTRIBUTES = ("bound", "default", "runnable", "provider")
@@ -98,7 +97,7 @@ def takes_quotes(model: Runnable[Any, Any], wanted: bool | None, *, has_own_prom
 
     Args:
         model: Only a local model can be bound, not a method around one.
-        wanted: The user's choice; by default models too small to keep to their passages by themselves.
+        wanted: The user's choice; by default every local model quotes.
         has_own_prompt: Whether the user's prompt asks, which may ask for something else than quotations.
 
     Raises:
@@ -112,11 +111,7 @@ def takes_quotes(model: Runnable[Any, Any], wanted: bool | None, *, has_own_prom
     can_be_bound = not is_method and all(_is_local(one) and one.engine.tokenizer.is_fast for one in models)
     if wanted and not can_be_bound:
         raise ValueError("quotes=True needs a ChatLocal whose tokenizer is a fast one; leave quotes out")
-    if wanted is not None:
-        return wanted
-    if has_own_prompt or not can_be_bound:
-        return False
-    return all(one.engine.model.num_parameters() < _FEW_PARAMETERS for one in models)
+    return can_be_bound and not has_own_prompt if wanted is None else wanted
 
 
 def _settings(model: Any) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import logging
+import re
 
 import regex
 
@@ -25,7 +26,7 @@ _DAMAGE = regex.compile(rb"[\x81\x8d\x8f\x90\x9d\xff]")
 # The end of a UTF-8 file that was cut within a character, unless a single letter of Windows-1252 is likelier.
 _CUT_END = regex.compile(rb"(?:[\xc2\xc3]|[\xe0-\xef][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{1,2})\Z")
 _REPLACED = "\ufffd"
-_CONTROL = regex.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 # A text with a larger share of damage is none; one character always may be damaged.
 _MOST_DAMAGE = 0.1
 _DETECTED_BYTES = 200_000
@@ -65,8 +66,8 @@ def decoded(content: bytes, *, name: str, declared: str | None = None) -> str:
         ImportError: ``chardet`` is needed and not installed.
     """
     encoding = _find_encoding(content, declared)
-    text = content.decode(encoding, "replace").removesuffix(_DOS_END)
-    text, num_controls = _CONTROL.subn(_REPLACED, text)
+    whole = content.decode(encoding, "replace").removesuffix(_DOS_END)
+    text, num_controls = _CONTROL.subn(_REPLACED, whole)
     num_replaced = text.count(_REPLACED)
     if num_replaced > 1 + _MOST_DAMAGE * len(text) or num_controls > _MOST_DAMAGE * len(text):
         raise NotTextError("the bytes are not text")

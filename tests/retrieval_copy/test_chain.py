@@ -367,8 +367,8 @@ def test_a_chain_over_a_named_model_can_be_copied(copied: Callable[[Any], Any]) 
         RetrievalCopyChain(found, "openai:gpt-4.1-mini", api_key="none", base_url="http://127.0.0.1:1")
     )
     assert chain.model_name == "gpt-4.1-mini"
-    assert chain.method.way == "prediction"
-    assert chain.method.count("窑炉") == 2
+    assert chain.options.transport == "prediction"
+    assert chain.options.count("窑炉") == 2
     assert copied(SentenceEmbeddings("folder")).path == "folder"
 
 

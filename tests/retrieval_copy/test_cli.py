@@ -115,7 +115,7 @@ def test_names_that_are_not_utf8_are_shown_with_their_bytes(
     folder = Path(os.fsdecode(os.fsencode(docs) + b"/\xff"))
     index = ("--store", "bm25", "--index", tmp_path / "index")
     assert run(folder, "When?", *index) == 1
-    assert "/\\udcff is not a folder" in "".join(capsys.readouterr().out.splitlines())
+    assert "/\\udcffisnotafolder" in "".join(capsys.readouterr().out.split())  # lines wrap anywhere
     folder.mkdir()
     (folder / "broken.pdf").write_bytes(b"%PDF")
     assert run(docs, "When is the kiln opened?", *index) == 0

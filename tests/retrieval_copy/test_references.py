@@ -77,8 +77,11 @@ def test_a_store_of_answers_that_is_down_costs_the_answer_nothing(
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise ConnectionError("down")
 
+    async def afail(*args: Any, **kwargs: Any) -> Any:
+        fail()
+
     broken = store()
-    monkeypatch.setattr(broken, "similarity_search", fail)
+    monkeypatch.setattr(broken, "asimilarity_search", afail)
     monkeypatch.setattr(broken, "add_texts", fail)
     chain = RetrievalCopyChain(
         retriever(CLAY), QuotingModel(), references=[SimilarAnswers(broken)], prediction=True
@@ -90,10 +93,10 @@ def test_a_store_of_answers_that_is_down_costs_the_answer_nothing(
     assert "could not be kept" in caplog.text
 
 
-def test_recent_answers_serve_local_models_beside_documents_of_ordinary_size() -> None:
+async def test_recent_answers_serve_local_models_beside_documents_of_ordinary_size() -> None:
     recent = RecentAnswers(keep=2)
     for number in range(3):
-        recent.add("?", f"Answer {number}.")
+        await recent.aadd("?", f"Answer {number}.")
     assert recent.texts(Situation("?", (), [CLAY]), ()) == ["Answer 2.", "Answer 1."]
     assert recent.texts(Situation("?", (), [CLAY], leaves_machine=True), ()) == []
     assert recent.texts(Situation("?", (), [Document("x" * 10**6)]), ()) == []
@@ -106,7 +109,7 @@ def test_every_chain_has_recent_answers_of_its_own() -> None:
     one, other = (RetrievalCopyChain(retriever(CLAY), QuotingModel()) for _ in range(2))
     one.invoke(QUESTION)
     kept = [
-        [text for source in chain.method.sources for text in source.texts(Situation("?", (), ()), ())]
+        [text for source in chain.options.sources for text in source.texts(Situation("?", (), ()), ())]
         for chain in (one, other)
     ]
     assert len(kept[0]) == 1

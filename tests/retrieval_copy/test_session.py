@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -17,7 +20,7 @@ from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from retrieval_copy import RetrievalCopyChain, retrieval_chain
-from retrieval_copy.session import Session, lines_of
+from retrieval_copy.cli import Session, lines_of
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
 
 ROOT = Path(__file__).parents[2]
@@ -85,11 +88,12 @@ def test_a_follow_up_has_the_conversation_before_it(console: Console) -> None:
 
 
 def test_what_fails_or_is_stopped_does_not_end_the_session(console: Console) -> None:
-    def search(query: str) -> list[Document]:
+    async def search(query: str) -> list[Document]:
         if "fail" in query:
             raise ConnectionError("no route to the store")
         if "stop" in query:
-            raise KeyboardInterrupt
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # as Ctrl-C does
+            await asyncio.sleep(60)
         return [CLAY]
 
     model = QuotingModel()
