@@ -76,9 +76,6 @@ class PacedProvider(VendorProvider):
         """It counts as the vendor's own server, whose models get no examples."""
         return False
 
-    def _key(self) -> str | None:
-        return None
-
     async def _deltas(
         self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
     ) -> AsyncGenerator[Delta, None]:

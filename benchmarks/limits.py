@@ -42,9 +42,6 @@ class Metered(VendorProvider):
         self._seconds = seconds
         self.starts: list[tuple[float, int]] = []
 
-    def _key(self) -> str | None:
-        return None
-
     async def _deltas(
         self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
     ) -> AsyncGenerator[Delta, None]:

@@ -28,7 +28,7 @@ from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError,
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import without_answer
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.providers.vendor import VendorProvider, on_sent
+from sot_chains.providers.vendor import VendorProvider
 
 _AT_ONCE = nullcontext()
 _MOST_STOPS = 4  # that OpenAI takes
@@ -207,11 +207,7 @@ class Caller:
     ) -> AsyncIterator[AsyncIterator[Delta]]:
         """Sends the request; records when, and what it cost if it fails. Leaving ends the request."""
         call.begin(self.now())
-        token = None
-        if self._vendor and self._vendor.tells_when_sent:
-            token = on_sent.set(call.note_sent)
-        else:
-            call.note_sent()
+        call.note_sent()
         aclose: Callable[[], Awaitable[None]] | None = None
         try:
             deltas = self._method.provider.stream(messages, **self._arguments(call, request))
@@ -228,8 +224,6 @@ class Caller:
             raise
         finally:
             call.end_seconds = self.now()
-            if token:
-                on_sent.reset(token)
 
     def _arguments(self, call: Call, request: Request) -> dict[str, Any]:
         """What the provider is told besides the messages."""

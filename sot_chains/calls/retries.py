@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sot_chains.providers.base import ProviderError
 from sot_chains.providers.errors import REFUSED_STATUSES, RETRYABLE_STATUSES, is_quota_used_up
-from sot_chains.providers.http import retry_after_seconds_of
+from sot_chains.providers.headers import parse_retry_after
 
 
 @dataclass(frozen=True)
@@ -102,4 +102,4 @@ def retry_after_seconds_of_error(error: BaseException) -> float | None:
     if isinstance(error, ProviderError):
         return error.retry_after_seconds
     headers = getattr(getattr(error, "response", None), "headers", None)
-    return retry_after_seconds_of(headers) if isinstance(headers, Mapping) else None
+    return parse_retry_after(headers) if isinstance(headers, Mapping) else None

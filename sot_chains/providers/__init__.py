@@ -15,7 +15,7 @@ from sot_chains.providers.base import (
     RateLimits,
     SharedPrefix,
 )
-from sot_chains.providers.http import close_clients
+from sot_chains.providers.clients import close_clients
 from sot_chains.providers.local import LocalChatModel
 from sot_chains.providers.vendor import VendorProvider
 

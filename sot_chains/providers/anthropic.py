@@ -11,14 +11,14 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from pydantic import SecretStr
 
 from sot_chains.providers.base import SharedPrefix
-from sot_chains.providers.reading import Counts, Reading, mapping, text_in
-from sot_chains.providers.sdk import SdkProvider
+from sot_chains.providers.replies import Piece, find_text, mapping
+from sot_chains.providers.vendor import VendorProvider
 
 _MAX_TOKENS = 4096  # the API requires a limit
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
-class AnthropicProvider(SdkProvider):
+class AnthropicProvider(VendorProvider):
     """Streams completions from Anthropic's Messages API.
 
     Args:
@@ -55,71 +55,59 @@ class AnthropicProvider(SdkProvider):
         )
         self._max_tokens = max_tokens
 
-    async def _send(
-        self,
-        client: anthropic.AsyncAnthropic,
-        messages: Sequence[BaseMessage],
-        parameters: dict[str, Any],
-        prefix: SharedPrefix | None,
-    ) -> Any:
-        request = {
+    def _request(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+    ) -> dict[str, Any]:
+        return {
             "model": self._model,
             "max_tokens": self._max_tokens,
             "stream": True,
-            **request_of(_without_trailing_blanks(messages), prefix),
+            **make_request(_without_trailing_blanks(messages), prefix),
             **_fields(parameters),
         }
+
+    async def _send(self, client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> Any:
         return await client.messages.create(**request)
 
-    def _reading(self) -> Reading:
-        return _AnthropicReading(self._model)
-
-
-class _AnthropicReading(Reading):
-    """Reads the events of a reply, or a reply in one piece.
-
-    The first event carries the input tokens and the last the output tokens; gateways may report both twice.
-    """
-
-    def __init__(self, model: str) -> None:
-        super().__init__(model)
-        self._counts = Counts()
-
-    def _take(self, payload: Mapping[str, Any]) -> tuple[str, str]:
+    def _parse(self, payload: Mapping[str, Any]) -> Piece:
+        """Reads an event. Input tokens come first, output tokens last; gateways repeat both."""
         delta = mapping(payload.get("delta"))
         match payload.get("type"):
             case "message_start":
-                self._note_message(mapping(payload.get("message")))
+                return _parse_message(mapping(payload.get("message")))
             case "content_block_start":
                 block = mapping(payload.get("content_block"))
-                return text_in([block]), text_in(block.get("thinking"))
+                return Piece(find_text([block]), find_text(block.get("thinking")))
             case "content_block_delta":
-                return text_in(delta.get("text")), text_in(delta.get("thinking"))
+                return Piece(find_text(delta.get("text")), find_text(delta.get("thinking")))
             case "message_delta":
-                self._counts.note(payload.get("usage"))
-                self._note(finish_reason=delta.get("stop_reason"))
+                return Piece(finish_reason=delta.get("stop_reason"), counts=(payload.get("usage"),))
             case "message_stop":
-                self.is_over = True
+                return Piece(is_over=True)
             case "message":
-                self._note_message(payload)
-                return text_in(payload.get("content")), ""
-        return "", ""
+                piece = _parse_message(payload)
+                piece.text = find_text(payload.get("content"))
+                return piece
+        return Piece()
 
-    def _note_message(self, message: Mapping[str, Any]) -> None:
-        self._counts.note(message.get("usage"))
-        self._note(model=message.get("model"), finish_reason=message.get("stop_reason"))
-
-    @property
-    def _usage(self) -> UsageMetadata | None:
-        """Usage in LangChain's format, whose input tokens include cache reads and cache writes."""
-        read, written = self._counts["cache_read_input_tokens"], self._counts["cache_creation_input_tokens"]
-        num_in, num_out = self._counts["input_tokens"] + read + written, self._counts["output_tokens"]
+    def _usage(self, counts: Mapping[str, int]) -> UsageMetadata | None:
+        """The tokens in LangChain's format, whose input tokens include cache reads and cache writes."""
+        read, written = (counts.get(f"cache_{name}_input_tokens", 0) for name in ("read", "creation"))
+        num_in, num_out = counts.get("input_tokens", 0) + read + written, counts.get("output_tokens", 0)
         if not num_in and not num_out:
             return None
         usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
         if read or written:
             usage["input_token_details"] = InputTokenDetails(cache_read=read, cache_creation=written)
         return usage
+
+
+def _parse_message(message: Mapping[str, Any]) -> Piece:
+    return Piece(
+        model=message.get("model"),
+        finish_reason=message.get("stop_reason"),
+        counts=(message.get("usage"),),
+    )
 
 
 def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
@@ -149,7 +137,7 @@ _CACHE = {"type": "ephemeral"}
 _FEWEST_CACHED_CHARACTERS = 4096
 
 
-def request_of(messages: Sequence[BaseMessage], prefix: SharedPrefix | None) -> dict[str, Any]:
+def make_request(messages: Sequence[BaseMessage], prefix: SharedPrefix | None) -> dict[str, Any]:
     """The fields ``system`` and ``messages`` of a request, with the shared prefix marked for caching.
 
     Consecutive messages of one role are merged, since the API requires alternating roles.

@@ -8,8 +8,8 @@ with hundreds of concurrent calls that costs more than the calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from copy import copy
 from typing import Any, cast
 
@@ -21,8 +21,11 @@ from langchain_core.callbacks import (
     UsageMetadataCallbackHandler,
 )
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
+
+from sot_chains.providers.base import Delta
 
 
 class _Nobody(AsyncCallbackManager):
@@ -153,6 +156,36 @@ async def chat_run(
         await run.fail(error)
         raise
     await run.end()
+
+
+async def reported(
+    deltas: AsyncGenerator[Delta, None],
+    config: RunnableConfig,
+    messages: Sequence[BaseMessage],
+    *,
+    model: str,
+    parameters: Mapping[str, Any],
+) -> AsyncGenerator[Delta, None]:
+    """Yields the ``deltas`` of a completion, reported as a chat model run; see :func:`chat_run`."""
+    async with (
+        chat_run(config, messages, model=model, parameters=parameters) as run,
+        aclosing(deltas),
+    ):
+        pieces: list[str] = []
+        usage: UsageMetadata | None = None
+        metadata: dict[str, Any] = {"model_name": model}
+        async for delta in deltas:
+            if delta.text:
+                pieces.append(delta.text)
+                if run:
+                    await run.wrote(delta.text)
+            usage = delta.usage or usage
+            metadata |= delta.response_metadata or {}
+            if delta.finish_reason:
+                metadata["finish_reason"] = delta.finish_reason
+            yield delta
+        if run:
+            run.message = AIMessage("".join(pieces), usage_metadata=usage, response_metadata=metadata)
 
 
 def _for(

@@ -6,13 +6,14 @@ place of a stream; and many in forms of their own.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import httpx2
+
 from sot_chains.providers.base import ProviderError
-from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
+from sot_chains.providers.headers import parse_rate_limits, parse_retry_after
 
 REFUSED_STATUSES = frozenset({429, 503, 529})  # too busy: no work was done
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
@@ -24,52 +25,46 @@ _QUOTA = re.compile(
     r"usage limits?.{0,40}(reached|exceeded|regain)",
     re.IGNORECASE,
 )
-# Of an error without a status: first by its type or code, as "invalid_request_error" or "BadRequestError".
-_STATUS_OF_TYPE = (
-    (_QUOTA, 402),
-    (re.compile(r"rate.?limit|too.?many.?requests|resource.?exhausted", re.IGNORECASE), 429),
-    (re.compile(r"overloaded|unavailable", re.IGNORECASE), 529),
-    (re.compile(r"authentication|unauthorized|unauthenticated|api.?key", re.IGNORECASE), 401),
-    (re.compile(r"permission|forbidden", re.IGNORECASE), 403),
-    (re.compile(r"not.?found", re.IGNORECASE), 404),
-    (re.compile(r"invalid|bad.?request|validation|context|too.?large|unprocessable", re.IGNORECASE), 400),
-    (re.compile(r"timeout", re.IGNORECASE), 504),
-    (re.compile(r"api.?error|(server|internal).{0,10}error|\binternal\b", re.IGNORECASE), 500),
-)
-# Then by its message, which may mention anything, so only by what is unmistakable.
-_STATUS_OF_WORDS = (
-    (re.compile(r"rate limit|too many requests", re.IGNORECASE), 429),
-    (re.compile(r"overloaded|try again later|temporarily unavailable|at capacity", re.IGNORECASE), 503),
-    (
-        re.compile(
-            r"context.(length|window|size)|prompt is too long|input.{0,30}too (long|large)", re.IGNORECASE
-        ),
-        400,
-    ),
-)
-_REFILLS = re.compile(
-    r"per.?(second|minute|hour|day)|retry in|try again in", re.IGNORECASE
-)  # a limit by time
+_REFILLS = re.compile(r"per.?(second|minute|hour|day)|retry in|try again in", re.IGNORECASE)
+# Of an error without a status. The first ones hold for its message, too; the rest for its type or code alone,
+# such as "invalid_request_error", since a message may mention anything.
+_STATUSES = [
+    (re.compile(pattern, re.IGNORECASE), status)
+    for pattern, status in (
+        (r"rate.?limit|too.?many.?requests|resource.?exhausted", 429),
+        (r"overloaded|temporarily.?unavailable|try again later|at capacity", 529),
+        (r"context.(length|window|size)|prompt is too long|input.{0,30}too (long|large)", 400),
+        (r"unavailable", 529),
+        (r"authentication|unauthorized|unauthenticated|api.?key", 401),
+        (r"permission|forbidden", 403),
+        (r"not.?found", 404),
+        (r"invalid|bad.?request|validation|context|too.?large|unprocessable", 400),
+        (r"timeout", 504),
+        (r"api.?error|(server|internal).{0,10}error|\binternal\b", 500),
+    )
+]
+_NUM_FOR_MESSAGES = 3
 _INVISIBLE = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
 
 
 class ReportedError(Exception):
     """An error that a server reports after it has begun to answer with status 200.
 
+    Args:
+        said: An error object, or text.
+        is_in_place: Whether it stands in place of a reply.
+
     Attributes:
-        said: What it says: an error object, or text.
-        is_in_place: Whether there is nothing else, so that it stands in place of a reply.
         status: The status it corresponds to, if it tells. A page tells none.
     """
 
     def __init__(self, said: object, *, is_in_place: bool = False) -> None:
-        super().__init__(words_of(said))
-        self.said = said
+        super().__init__(describe(said))
         self.is_in_place = is_in_place
-        self.status = None if is_in_place and not isinstance(said, Mapping) else status_of(said)
+        self.status = None if is_in_place and not isinstance(said, Mapping) else _find_status(said)
 
 
-def error_in(name: str, payload: object) -> object | None:
+def find_error(name: str, payload: object) -> object | None:
     """The error that an event or a JSON body reports; ``None`` if it reports none.
 
     Args:
@@ -88,24 +83,24 @@ def error_in(name: str, payload: object) -> object | None:
     return payload if is_error or ("detail" in payload and not choices) else None
 
 
-def status_of(said: object) -> int | None:
+def _find_status(said: object) -> int | None:
     """The HTTP status that a reported error corresponds to; ``None`` if it does not tell."""
-    kinds, words = "", said if isinstance(said, str) else ""
+    kinds = ""
     if isinstance(said, Mapping):
         for key in _STATUS_KEYS:
             if re.fullmatch(r"[45]\d\d", value := str(said.get(key))):
                 return int(value)
         kinds = " ".join(str(said[key]) for key in ("type", *_STATUS_KEYS) if isinstance(said.get(key), str))
-        words = words_of(said)
-    for patterns, text in ((_STATUS_OF_TYPE, kinds), (_STATUS_OF_WORDS, words)):
-        for pattern, status in patterns:
-            if pattern.search(text):
-                return status
-    return None
+    if _QUOTA.search(kinds):
+        return 402
+    statuses = [status for pattern, status in _STATUSES if pattern.search(kinds)]
+    words = describe(said)
+    statuses += [status for pattern, status in _STATUSES[:_NUM_FOR_MESSAGES] if pattern.search(words)]
+    return statuses[0] if statuses else None
 
 
-def words_of(said: object, otherwise: str = "") -> str:
-    """The server's words on one line, with the error's code if they lack it.
+def describe(said: object, otherwise: str = "") -> str:
+    """A server's words on one line, with the error's code if they lack it.
 
     Args:
         said: An error object, possibly inside another one, or text, possibly a page.
@@ -113,7 +108,10 @@ def words_of(said: object, otherwise: str = "") -> str:
     """
     whole, code, more = said, "", ""
     while isinstance(said, Mapping):
-        code = next((said[key] for key in ("code", "type") if _is_telling(key, said.get(key))), code)
+        for key in ("type", "code"):  # a type tells more than the status if it is about the account
+            value = said.get(key)
+            if isinstance(value, str) and (key == "code" or _QUOTA.search(value)):
+                code = value
         metadata = said.get("metadata")  # where OpenRouter passes on the words of the provider behind it
         if isinstance(metadata, Mapping) and isinstance(raw := metadata.get("raw"), str):
             more = f": {raw}"
@@ -121,19 +119,6 @@ def words_of(said: object, otherwise: str = "") -> str:
     text = _INVISIBLE.sub(" ", str(said or otherwise or whole) + more)
     text = " ".join(text.split())[:300]
     return f"{text} ({code})" if code not in text else text
-
-
-def _is_telling(key: str, value: object) -> bool:
-    """Whether the code or the type of an error tells more than its status. Types do of an account alone."""
-    return isinstance(value, str) and (key == "code" or bool(_QUOTA.search(value)))
-
-
-def payload_of(text: str) -> Any:
-    """The JSON value of ``text``, or else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def is_quota_used_up(status: int | None, said: str) -> bool:
@@ -170,9 +155,55 @@ def status_error(
         is_retryable=(status in RETRYABLE_STATUSES or status >= 500) and not is_used_up,
         was_refused=status in REFUSED_STATUSES and not is_used_up,
         status=status,
-        retry_after_seconds=retry_after_seconds_of(headers),
-        rate_limits=rate_limits_of(headers),
+        retry_after_seconds=parse_retry_after(headers),
+        rate_limits=parse_rate_limits(headers),
     )
+
+
+def explain(
+    error: BaseException, sdk: Any, *, server: str, model: str, headers: Mapping[str, str]
+) -> ProviderError:
+    """The error to raise for one that sending a request or reading its reply raised.
+
+    Args:
+        error: What was raised: by the vendor's SDK, by httpx2, or a :class:`ReportedError`.
+        sdk: The module of the vendor's SDK.
+        server: The URL of the server.
+        model: The model that was asked for.
+        headers: Those of the reply, if it had begun.
+    """
+    if isinstance(error, sdk.APITimeoutError | httpx2.TimeoutException):
+        return ProviderError(
+            f"{server} did not answer in time; raise timeout=... or check its load", is_retryable=True
+        )
+    if isinstance(error, sdk.APIConnectionError):
+        return ProviderError(
+            f"no connection to {server} ({error.__cause__ or error}); check that the server is running and "
+            "that base_url is its address",
+            is_retryable=True,
+            is_unbilled=isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout),
+        )
+    if isinstance(error, sdk.APIStatusError):
+        said = describe(error.body, error.message)
+        return status_error(
+            error.status_code, said, server=server, model=model, headers=error.response.headers
+        )
+    if not isinstance(error, ReportedError):
+        return broke_off(server, f"{type(error).__name__}: {error}"[:300])
+    if error.status is not None:
+        return status_error(error.status, str(error), server=server, model=model, headers=headers)
+    if error.is_in_place:
+        return ProviderError(
+            f"{server} answered with something else in place of a stream: {error}; check that base_url is "
+            "the address of its API",
+            is_unbilled=True,
+        )
+    return broke_off(server, str(error))
+
+
+def broke_off(server: str, said: str) -> ProviderError:
+    """The error for a reply that is not whole."""
+    return ProviderError(f"{server} broke off its answer: {said}", is_retryable=True)
 
 
 def without_answer(model: str, finish_reason: str | None, num_tokens: int | None) -> ProviderError:

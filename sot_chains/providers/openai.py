@@ -16,12 +16,11 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from pydantic import SecretStr
 
 from sot_chains.providers.base import SharedPrefix
-from sot_chains.providers.reading import Counts, Reading, items, mapping, text_in
-from sot_chains.providers.sdk import SdkProvider
-from sot_chains.providers.vendor import TINY_PARAMETERS
+from sot_chains.providers.replies import Piece, find_text, items, mapping
+from sot_chains.providers.vendor import VendorProvider
 
 
-class OpenAIProvider(SdkProvider):
+class OpenAIProvider(VendorProvider):
     """Streams completions over OpenAI's chat wire.
 
     Args:
@@ -30,9 +29,8 @@ class OpenAIProvider(SdkProvider):
             ``OPENAI_BASE_URL``, and failing that OpenAI itself.
         api_key: By default the environment variable ``OPENAI_API_KEY``. Servers at another ``base_url``
             mostly want none; they are sent a placeholder.
-        prefill: Whether the server continues a final assistant message. OpenAI's own does not. By default,
-            that is expected of servers elsewhere for a model whose name tells of less than 400 million
-            parameters, which needs it. It is asked for by the fields that vLLM and SGLang have for it.
+        prefill: Whether the server continues a final assistant message, which is asked for by the fields that
+            vLLM, SGLang and ``sot serve`` have for it. OpenAI's own does not.
         stream_usage: Whether to ask for token counts. A server that ignores the wish is fine; switch it
             off for one that refuses it.
         **client_options: Passed to ``openai.AsyncOpenAI``: ``timeout`` (seconds), ``default_headers``, and
@@ -52,24 +50,18 @@ class OpenAIProvider(SdkProvider):
         *,
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
-        prefill: bool | None = None,
+        prefill: bool = False,
         stream_usage: bool = True,
         **client_options: Any,
     ) -> None:
         super().__init__(
             model, base_url=base_url, api_key=api_key, prefill=prefill, client_options=client_options
         )
-        if prefill is None:
-            self._prefill = 0 < self.num_parameters < TINY_PARAMETERS
         self._request_options = {"stream_options": {"include_usage": True}} if stream_usage else {}
 
-    async def _send(
-        self,
-        client: openai.AsyncOpenAI,
-        messages: Sequence[BaseMessage],
-        parameters: dict[str, Any],
-        prefix: SharedPrefix | None,
-    ) -> Any:
+    def _request(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+    ) -> dict[str, Any]:
         request = {
             "model": self._model,
             "messages": convert_to_openai_messages(list(messages)),
@@ -87,40 +79,29 @@ class OpenAIProvider(SdkProvider):
             extra["min_tokens"] = min(min_tokens, request.get("max_tokens") or min_tokens)
         if extra:
             request["extra_body"] = {**extra, **(request.get("extra_body") or {})}
+        return request
+
+    async def _send(self, client: openai.AsyncOpenAI, request: dict[str, Any]) -> Any:
         return await client.chat.completions.create(**request)
 
-    def _reading(self) -> Reading:
-        return _OpenAIReading(self._model)
-
-
-class _OpenAIReading(Reading):
-    """Reads the first choice of a reply, in chunks or in one piece."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__(model)
-        self._counts = Counts()
-
-    def _take(self, payload: Mapping[str, Any]) -> tuple[str, str]:
-        self._counts.note(payload.get("usage"))
-        text = reasoning = ""
+    def _parse(self, payload: Mapping[str, Any]) -> Piece:
+        piece = Piece(model=payload.get("model"), counts=(payload.get("usage"),))
         for choice in items(payload.get("choices")):
-            self._counts.note(choice.get("usage"))  # where Moonshot reports it
+            piece.counts = (*piece.counts, choice.get("usage"))  # where Moonshot reports it
             if choice.get("index") not in (0, None):  # of n > 1 choices, one is the answer
                 continue
-            self._note(model=payload.get("model"), finish_reason=choice.get("finish_reason"))
+            piece.finish_reason = choice.get("finish_reason")
             said = mapping(choice.get("delta") or choice.get("message"))
-            text += text_in(said.get("content")) or text_in(said.get("refusal"))  # which is said, too
+            piece.text += find_text(said.get("content")) or find_text(said.get("refusal"))
             # Not OpenAI's, but of most servers that run reasoning models.
-            reasoning += text_in(said.get("reasoning_content")) or text_in(said.get("reasoning"))
-        return text, reasoning
+            piece.reasoning += find_text(said.get("reasoning_content")) or find_text(said.get("reasoning"))
+        return piece
 
-    @property
-    def _usage(self) -> UsageMetadata | None:
-        counts = self._counts
-        num_in, num_out = counts["prompt_tokens"], counts["completion_tokens"]
+    def _usage(self, counts: Mapping[str, int]) -> UsageMetadata | None:
+        num_in, num_out = counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0)
         if not num_in and not num_out:
             return None
-        total = max(counts["total_tokens"], num_in + num_out)
+        total = max(counts.get("total_tokens", 0), num_in + num_out)
         usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=total)
         if "cached_tokens" in counts:
             usage["input_token_details"] = InputTokenDetails(cache_read=counts["cached_tokens"])

@@ -1,69 +1,98 @@
-"""What all providers of a vendor's models have in common.
+"""Completions through a vendor's SDK, which sends the requests; the replies are read here.
 
 A request is one HTTP attempt: the SDKs' own retries are off, since every attempt must count against the rate
 limits and in the trace. Each completion is reported to the callback handlers, if any, as a chat model run.
+The SDKs are generated alike: their clients and errors have the same names. Knows no vendor's requests.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any, ClassVar, Self
 
-from langchain_core.messages import AIMessage, BaseMessage
+import httpx2
+from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from pydantic import SecretStr
 
-from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
-from sot_chains.providers.callbacks import chat_run, nobody_listens
-from sot_chains.providers.errors import status_error
+from sot_chains.providers.base import (
+    Delta,
+    PrefillRefusedError,
+    ProviderError,
+    SharedPrefix,
+    is_out_of_tokens,
+)
+from sot_chains.providers.callbacks import nobody_listens, reported
+from sot_chains.providers.clients import find_client
+from sot_chains.providers.errors import ReportedError, broke_off, explain, without_answer
+from sot_chains.providers.headers import parse_rate_limits
+from sot_chains.providers.replies import Piece, Reply, read
 
 _PREFILL_REFUSED = re.compile(
     r"prefill|must end with a user message|continue_final_message|add_generation_prompt|min_tokens",
     re.IGNORECASE,
 )
-# Called when a request is sent, by providers that can tell; the caller sets it in the same task.
-on_sent: ContextVar[Callable[[], None] | None] = ContextVar("on_sent", default=None)
-TINY_PARAMETERS = 400e6  # below that, models need their replies begun for them
-_SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)([mb])(?![a-z0-9])", re.IGNORECASE)
+TINY_PARAMETERS = 400e6
 _without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
+# Common servers close a connection after 5 s of idleness, which is also how long httpx2 keeps one: a request
+# sent at that moment is lost. So ours expire earlier.
+_LIMITS = httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=4.0)
 
 
-class VendorProvider(ABC):
+class VendorProvider:
     """Streams completions from a vendor's API.
 
     Args:
         model: The model's name, as the server knows it.
-        base_url: The URL of the server.
-        api_key: Kept secret: never logged, traced or shown.
+        base_url: The URL of the server. By default the one in the environment, or else the vendor's own.
+        api_key: Kept secret: never logged, traced or shown. By default the one in the environment.
         prefill: Whether the model continues a final assistant message; ``None`` to find out from the API's
             response to the first such request.
+        client_options: Passed to the SDK's client.
     """
 
     vendor: ClassVar[str]
     vendor_url: ClassVar[str] = ""
-    tells_when_sent: bool = False  # whether ``on_sent`` is called for each request
+    url_variable: ClassVar[str] = ""
+    key_variable: ClassVar[str] = ""
+    sdk: ClassVar[Any]  # its module
+    client_class: ClassVar[Any]
 
     def __init__(
-        self, model: str, *, base_url: str, api_key: str | SecretStr | None, prefill: bool | None
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        prefill: bool | None = None,
+        client_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not model:
             raise ValueError(f'the model has no name; write "{self.vendor}:MODEL"')
         self._model = model
-        self._base_url = base_url.rstrip("/")
+        self._base_url = (base_url or os.environ.get(self.url_variable) or self.vendor_url).rstrip("/")
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self._prefill = prefill
+        self._client_options = {"max_retries": 0, **(client_options or {})}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._model!r}, base_url={self._base_url!r})"
 
     def __deepcopy__(self, memo: object) -> Self:
         return self  # it holds nothing but settings, by which its client is found
+
+    def __getstate__(self) -> dict[str, Any]:
+        if "http_client" in self._client_options:
+            raise TypeError(
+                "a model with http_client=... cannot be pickled, since the client belongs to this process; "
+                "omit http_client, and pass timeout=... or default_headers=... instead"
+            )
+        return self.__dict__
 
     @property
     def model_name(self) -> str:
@@ -74,15 +103,6 @@ class VendorProvider(ABC):
     def is_elsewhere(self) -> bool:
         """Whether the server is not the vendor's own, so that any model may run there."""
         return self._base_url != self.vendor_url
-
-    @property
-    def num_parameters(self) -> float:
-        """How many parameters the name tells of, as in ``"SmolLM2-135M-Instruct"``; 0 if it does not.
-
-        The vendor's own models are known by other names.
-        """
-        found = _SIZE.search(self._model) if self.is_elsewhere else None
-        return float(found[1]) * {"m": 1e6, "b": 1e9}[found[2].lower()] if found else 0
 
     @property
     def supports_prefill(self) -> bool:
@@ -97,7 +117,7 @@ class VendorProvider(ABC):
     @property
     def account(self) -> Hashable:
         """Identifies the account: equal for all providers whose requests count against the same limits."""
-        key = self._key()
+        key = self._find_key()
         digest = blake2b(key.encode(), digest_size=8).hexdigest() if key else None
         return (*self._identity, digest)
 
@@ -124,57 +144,84 @@ class VendorProvider(ABC):
         Raises:
             ProviderError: No API key, no connection, or the server returns an error or disconnects.
         """
+        deltas = self._deltas(messages, kwargs, prefix)
         if nobody_listens(config):
-            return self._deltas(messages, kwargs, prefix)
-        return self._announced(messages, config, kwargs, prefix)
+            return deltas
+        return reported(deltas, config, messages, model=self._model, parameters=kwargs)
 
-    @abstractmethod
-    def _deltas(
+    async def _deltas(
         self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
     ) -> AsyncGenerator[Delta, None]:
-        """Sends the request and reads the reply."""
+        client = await self._client()
+        reply = Reply(self._model)
+        headers: Mapping[str, str] = {}
+        try:
+            sent = await self._send(client, self._request(messages, parameters, prefix))
+            async with sent:  # closes the request however this ends
+                headers = sent.response.headers
+                yield Delta(rate_limits=parse_rate_limits(headers))
+                async with aclosing(read(sent.response.aiter_bytes(), reply, self._parse)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+        # Besides those of sending: an event that is no JSON or no text, which are values.
+        except (self.sdk.APIError, httpx2.HTTPError, OSError, ReportedError, ValueError) as error:
+            explained = explain(error, self.sdk, server=self._base_url, model=self._model, headers=headers)
+            if explained.status in (400, 422) and messages and messages[-1].type == "ai":
+                explained = self._noting_refused_prefill(explained)
+            raise explained from error
+        if not reply.is_whole:
+            raise broke_off(self._base_url, "the stream ended without a finish reason")
+        usage = self._usage(reply.counts)
+        yield Delta(reply.end(), usage, reply.finish_reason, {"model_name": reply.model})
+        if not reply.has_text and (reply.has_reasoning or is_out_of_tokens(reply.finish_reason)):
+            raise without_answer(self._model, reply.finish_reason, usage["output_tokens"] if usage else None)
 
-    @abstractmethod
-    def _key(self) -> str | None:
-        """The API key, if there is one."""
+    def _request(
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+    ) -> dict[str, Any]:
+        """The fields of the request, as the SDK's method for it takes them."""
+        raise NotImplementedError
 
-    async def _announced(
-        self,
-        messages: Sequence[BaseMessage],
-        config: RunnableConfig,
-        parameters: dict[str, Any],
-        prefix: SharedPrefix | None,
-    ) -> AsyncGenerator[Delta, None]:
-        async with (
-            chat_run(config, messages, model=self._model, parameters=parameters) as run,
-            aclosing(self._deltas(messages, parameters, prefix)) as deltas,
-        ):
-            pieces: list[str] = []
-            usage: UsageMetadata | None = None
-            metadata: dict[str, Any] = {"model_name": self._model}
-            async for delta in deltas:
-                if delta.text:
-                    pieces.append(delta.text)
-                    if run:
-                        await run.wrote(delta.text)
-                usage = delta.usage or usage
-                metadata |= delta.response_metadata or {}
-                if delta.finish_reason:
-                    metadata["finish_reason"] = delta.finish_reason
-                yield delta
-            if run:
-                run.message = AIMessage(
-                    content="".join(pieces), usage_metadata=usage, response_metadata=metadata
-                )
+    async def _send(self, client: Any, request: dict[str, Any]) -> Any:
+        """Sends the request with the SDK's ``client``; returns the SDK's stream."""
+        raise NotImplementedError
 
-    def _status_error(
-        self, status: int, said: str, headers: Mapping[str, str], *, prefilled: bool
-    ) -> ProviderError:
-        """The error for a reply with an error ``status``. Remembers a refused prefill."""
-        if status in (400, 422) and prefilled and _PREFILL_REFUSED.search(said):
-            _without_prefill.add(self._identity)
-            return PrefillRefusedError(
-                f"model {self._model!r} at {self._base_url} does not continue a prefilled reply: {said}",
-                status=status,
+    def _parse(self, payload: Mapping[str, Any]) -> Piece:
+        """Reads an event, or a reply in one piece."""
+        raise NotImplementedError
+
+    def _usage(self, counts: Mapping[str, int]) -> UsageMetadata | None:
+        """The tokens of a reply in LangChain's format, from their counts under the server's names."""
+        raise NotImplementedError
+
+    async def _client(self) -> Any:
+        if (key := self._find_key()) is None:
+            raise ProviderError(
+                f"there is no API key for {self._base_url}: pass api_key=... or set {self.key_variable}; "
+                "for a server of your own pass base_url=...",
+                is_unbilled=True,
             )
-        return status_error(status, said, server=self._base_url, model=self._model, headers=headers)
+
+        def make() -> Any:
+            options = dict(self._client_options)
+            if "http_client" not in options:
+                options["http_client"] = self.sdk.DefaultAsyncHttpxClient(limits=_LIMITS)
+            return self.client_class(base_url=self._base_url, api_key=key, **options)
+
+        settings = self.vendor, self._base_url, key, repr(sorted(self._client_options.items()))
+        return await find_client(settings, make)
+
+    def _find_key(self) -> str | None:
+        # Servers of one's own mostly want none, and are sent a placeholder.
+        if self._api_key is not None:
+            return self._api_key.get_secret_value()
+        return os.environ.get(self.key_variable) or ("not-needed" if self.is_elsewhere else None)
+
+    def _noting_refused_prefill(self, error: ProviderError) -> ProviderError:
+        """``error`` for a request with a begun reply, as the error to raise if that is what it is about."""
+        if not _PREFILL_REFUSED.search(str(error)):
+            return error
+        _without_prefill.add(self._identity)
+        return PrefillRefusedError(
+            f"model {self._model!r} does not continue a prefilled reply: {error}", status=error.status
+        )

@@ -16,7 +16,7 @@ from sot_chains import Delta, Limits, ProviderError
 from sot_chains.calls.rate_limits import Limiter, limiter_for, next_question
 from sot_chains.calls.window import Window
 from sot_chains.providers import RateLimits
-from sot_chains.providers.http import rate_limits_of, retry_after_seconds_of
+from sot_chains.providers.headers import parse_rate_limits, parse_retry_after
 from tests.sot_chains.answering import virtual_time
 from tests.sot_chains.fakes import QUESTION, ScriptedProvider, answer_to, other_tasks, sot_of
 
@@ -256,7 +256,7 @@ async def test_threads_share_an_account() -> None:
 
 
 def test_headers_of_both_vendors() -> None:
-    said = rate_limits_of(
+    said = parse_rate_limits(
         {
             "x-ratelimit-limit-requests": "60",
             "x-ratelimit-remaining-requests": "0",
@@ -266,7 +266,7 @@ def test_headers_of_both_vendors() -> None:
         }
     )
     assert said == RateLimits(60, 0, 360.5, None, 149, 0.02)
-    said = rate_limits_of(
+    said = parse_rate_limits(
         {
             "anthropic-ratelimit-requests-limit": "50",
             "anthropic-ratelimit-requests-remaining": "49",
@@ -274,7 +274,7 @@ def test_headers_of_both_vendors() -> None:
         }
     )
     assert said == RateLimits(50, 49, 0.0)
-    assert rate_limits_of({}) is None
+    assert parse_rate_limits({}) is None
 
 
 @pytest.mark.parametrize(
@@ -290,15 +290,15 @@ def test_headers_of_both_vendors() -> None:
     ],
 )
 def test_how_long_to_wait(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after_seconds_of(headers) == seconds
+    assert parse_retry_after(headers) == seconds
 
 
 @given(st.text(max_size=20))
 def test_headers_never_crash_us(value: str) -> None:
     names = ("retry-after", "x-ratelimit-limit-requests", "x-ratelimit-reset-requests")
     headers = dict.fromkeys(names, value)
-    rate_limits_of(headers)
-    assert (retry_after_seconds_of(headers) or 0.0) >= 0
+    parse_rate_limits(headers)
+    assert (parse_retry_after(headers) or 0.0) >= 0
 
 
 def test_usage_is_what_the_window_holds_in_the_end() -> None:

@@ -246,7 +246,7 @@ class Behaviour:
 
 async def check(behaviour: Behaviour, server: WireServer) -> None:
     """Asks one question of a server that behaves so."""
-    router = Plainly() if behaviour.is_plain else None
+    router = Plainly() if behaviour.is_plain else "always"
     sot = server.sot(behaviour.wire, f"m{behaviour.seed}", router=router, retries=RETRIES)
     async with asyncio.timeout(20):
         (message,) = await sot.abatch([QUESTION], return_exceptions=True)

@@ -18,7 +18,6 @@ from pydantic import SecretStr
 
 from sot_chains import ENGLISH, Prompts, ProviderError, SkeletonOfThought
 from sot_chains.providers import provider_of
-from sot_chains.providers.vendor import VendorProvider
 from tests.sot_chains.fakes import ANSWER, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 
@@ -71,35 +70,6 @@ async def test_prefill_is_a_matter_of_the_server(server: ChatServer) -> None:
     message = await sot_at(server.url, prefill=True).ainvoke(QUESTION)
     assert message.content != ""
     assert server.requests[0]["messages"][-1] == {"role": "assistant", "content": "1."}
-
-
-@pytest.mark.parametrize(
-    ("model", "num_parameters", "is_begun"),
-    [
-        ("SmolLM2-135M-Instruct.Q4_1.gguf", 135e6, True),
-        ("smollm2:360m", 360e6, True),
-        ("Qwen/Qwen2.5-0.5B-Instruct", 0.5e9, False),
-        ("Mixtral-8x7B", 0, False),
-        (MODEL, 0, False),
-    ],
-)
-async def test_the_name_of_a_tiny_model_is_enough_to_help_it(
-    server: ChatServer, model: str, num_parameters: float, is_begun: bool
-) -> None:
-    server.model = model
-    sot = sot_at(server.url, model)
-    provider = sot.provider
-    assert isinstance(provider, VendorProvider)
-    assert (provider.num_parameters, provider.supports_prefill) == (num_parameters, is_begun)
-    assert not sot_at(server.url, model, prefill=False).method.prefills
-    await sot.ainvoke(QUESTION)
-    point = next(request for request in server.requests if "Your point is" in str(request["messages"]))
-    assert (point.get("presence_penalty") == 1.5) is is_begun
-    assert (point.get("min_tokens") == 80) is is_begun
-    assert point.get("continue_final_message", False) is is_begun
-    assert (point["messages"][-1]["role"] == "assistant") is is_begun
-    await sot.ainvoke(QUESTION, max_tokens=10)
-    assert server.requests[-1].get("min_tokens", 0) <= server.requests[-1]["max_tokens"] == 10
 
 
 def test_loops_come_and_go(server: ChatServer) -> None:

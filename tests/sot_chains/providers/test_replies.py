@@ -413,7 +413,7 @@ async def test_content_in_parts_and_characters_in_halves() -> None:
 @pytest.mark.parametrize("question", ["How do I \ud83d\ude00 sleep \udc00 well?", [("user", "a\ud800")]])
 async def test_a_lone_surrogate_is_cleaned(wire: str, question: Any) -> None:
     async with wire_server(lambda request, _: whole_reply(wire, asked_for(request))) as server:
-        for router in (None, "auto", Plainly()):
+        for router in ("always", "auto", Plainly()):
             await server.sot(wire, router=router).ainvoke(question)
         sent = str(server.requests)
     assert "\ufffd" in sent
@@ -442,7 +442,7 @@ async def test_a_reply_that_is_only_reasoning(stage: str, model: str, reported: 
 
     async with wire_server(reply) as server:
         wrapped = chat_openai(server) if model == "langchain" else None
-        router = Plainly() if stage == "plain" else None
+        router = Plainly() if stage == "plain" else "always"
         sot = sot_of(wrapped, router=router) if wrapped else server.sot(router=router)
         with pytest.raises(
             ProviderError, match=r"all of about 40 tokens went into reasoning.*'length'"

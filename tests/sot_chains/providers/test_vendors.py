@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 
 from sot_chains import Price, ProviderError, Retries, SkeletonOfThought, close_clients
 from sot_chains.providers import SharedPrefix, VendorProvider
-from sot_chains.providers.anthropic import request_of
+from sot_chains.providers.anthropic import make_request
 from tests.servers import Aimock, aimock
 from tests.sot_chains.aimock_prompts import LABELS, MARKED, WHOLE
 from tests.sot_chains.fakes import nothing_runs, sot_of
@@ -159,7 +159,7 @@ def test_the_points_share_one_marked_prefix_at_anthropic() -> None:
     history = [SystemMessage("s" * 5000), HumanMessage("q"), AIMessage("a")]
     shared = "shared " * 800
     requests = [
-        request_of([*history, HumanMessage(f"{shared}point {n}")], SharedPrefix(len(shared), "k"))
+        make_request([*history, HumanMessage(f"{shared}point {n}")], SharedPrefix(len(shared), "k"))
         for n in (1, 2)
     ]
     marked = [request["messages"][-1]["content"][0] for request in requests]
@@ -167,15 +167,15 @@ def test_the_points_share_one_marked_prefix_at_anthropic() -> None:
     assert marked[0]["cache_control"] == {"type": "ephemeral"}
     assert [request["messages"][-1]["content"][1]["text"] for request in requests] == ["point 1", "point 2"]
     # The outline's request leaves what stands before the question in the cache.
-    outline = request_of([*history, HumanMessage("outline?")], SharedPrefix(0, "k"))
+    outline = make_request([*history, HumanMessage("outline?")], SharedPrefix(0, "k"))
     assert outline["messages"][1]["content"][0]["cache_control"] == {"type": "ephemeral"}
-    assert "cache_control" not in str(request_of([HumanMessage("short")], SharedPrefix(2, "k")))
+    assert "cache_control" not in str(make_request([HumanMessage("short")], SharedPrefix(2, "k")))
 
 
 def test_messages_in_anthropics_form() -> None:
     call = {"name": "search", "args": {"q": "x"}, "id": "1", "type": "tool_call"}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-    made = request_of(
+    made = make_request(
         [
             SystemMessage("Be brief."),
             HumanMessage([{"type": "text", "text": "Look:"}, image]),
@@ -196,7 +196,7 @@ def test_messages_in_anthropics_form() -> None:
     }
     assert [block["type"] for block in made["messages"][2]["content"]] == ["tool_result", "text"]
     with pytest.raises(ValueError, match="does not support"):
-        request_of([HumanMessage([{"type": "audio", "base64": "x", "mime_type": "audio/wav"}])], None)
+        make_request([HumanMessage([{"type": "audio", "base64": "x", "mime_type": "audio/wav"}])], None)
 
 
 async def test_price_and_overhead(server: Aimock) -> None:

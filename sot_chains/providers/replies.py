@@ -1,0 +1,235 @@
+"""Reads one reply of a vendor's server: its events, their text and counts, and whether it is whole.
+
+The SDKs send the requests, but their streams drop what this needs: OpenAI's does not say whether the reply
+ended or the connection did, Anthropic's skips events without a name, and both drop what a server sends in
+place of events, which is where it says why. Knows what all wires have in common.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from sot_chains.providers.base import Delta
+from sot_chains.providers.errors import ReportedError, find_error
+
+# A "\r" that comes last may be half of a "\r\n".
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DRAIN_SECONDS = 0.1
+_NO_REASON = frozenset({"", "null", "none"})
+
+
+class EventDecoder:
+    """Decodes server-sent events, as pairs of name and data, from bytes that are cut anywhere.
+
+    Attributes:
+        strays: Lines that belong to no event.
+    """
+
+    def __init__(self) -> None:
+        self.strays: list[bytes] = []
+        self._rest = b""
+        self._name = b""
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[str, str]]:
+        """The events that are whole with ``chunk``; feed two newlines at the end.
+
+        Raises:
+            UnicodeDecodeError: An event is not UTF-8.
+        """
+        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        for line in lines:
+            field, _, value = line.removeprefix(_BYTE_ORDER_MARK).partition(b":")
+            if not line and (self._data or self._name):
+                yield self._name.decode(), b"\n".join(self._data).decode()
+                self._name, self._data = b"", []
+            elif field == b"data":
+                self._data.append(value.removeprefix(b" "))
+            elif field == b"event":
+                self._name = value.removeprefix(b" ")
+            elif field not in (b"", b"id", b"retry"):
+                self.strays.append(line)
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one event of a reply says; each field as the server sent it.
+
+    Attributes:
+        counts: Objects with counts of tokens.
+        is_over: Whether nothing follows.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    model: object = None
+    finish_reason: object = None
+    counts: tuple[object, ...] = ()
+    is_over: bool = False
+
+
+class Reply:
+    """A reply while it is read.
+
+    Args:
+        model: The name of the model that was asked.
+
+    Attributes:
+        counts: Tokens by the server's names. Servers report them once, in parts or as running totals, so the
+            largest count holds.
+        is_over: Whether the server has said that nothing follows.
+        finish_reason: Why the reply ended, as the server reports it.
+        has_text: Whether there is any text.
+        has_reasoning: Whether there is any reasoning beside it.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.counts: dict[str, int] = {}
+        self.is_over = self.has_text = self.has_reasoning = False
+        self.finish_reason: str | None = None
+        self._goes_on_after_end = False
+        self._half = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been said."""
+        return not self.has_text and not self.has_reasoning
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reply has come to its end.
+
+        Some servers report a reason with every event. Then it says nothing, and the server's own end counts.
+        """
+        if self.is_over and not self.is_empty:
+            return True
+        return self.finish_reason is not None and not self._goes_on_after_end
+
+    def add(self, piece: Piece) -> Delta:
+        """Takes in what an event says, and returns its text and reasoning."""
+        text = self._with_whole_characters(piece.text)
+        self._goes_on_after_end |= self.finish_reason is not None and bool(text.strip())
+        self.has_text |= bool(text.strip())
+        self.has_reasoning |= bool(piece.reasoning)
+        self.is_over |= piece.is_over
+        for counts in piece.counts:
+            self._count(counts)
+        if isinstance(piece.model, str) and piece.model:
+            self.model = piece.model
+        reason = piece.finish_reason
+        if isinstance(reason, str) and reason.strip().lower() not in _NO_REASON:
+            self.finish_reason = reason
+        return Delta(text, reasoning=piece.reasoning)
+
+    def end(self) -> str:
+        """The text that was held back, after the last event."""
+        return "\ufffd" if self._half else ""
+
+    def _count(self, reported: object) -> None:
+        for name, value in mapping(reported).items():
+            if isinstance(value, Mapping):
+                self._count(value)
+            elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                self.counts[name] = max(int(value), self.counts.get(name, 0))
+
+    def _with_whole_characters(self, text: str) -> str:
+        """``text``, where halves of a surrogate pair that came in two events are one character."""
+        text, self._half = self._half + text, ""
+        if text.isascii():
+            return text
+        if "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+async def read(
+    chunks: AsyncIterator[bytes], reply: Reply, parse: Callable[[Mapping[str, Any]], Piece]
+) -> AsyncGenerator[Delta, None]:
+    """Reads the body of a response into ``reply`` and yields its text as it arrives.
+
+    Args:
+        chunks: The body.
+        reply: Where the reply is collected.
+        parse: Reads the JSON of an event, or of a reply in one piece.
+
+    Raises:
+        ReportedError: The server reports an error, or sends something else in place of a reply.
+        ValueError: An event is neither text nor JSON.
+    """
+    decoder = EventDecoder()
+    async for chunk in _with_blank_line(chunks):
+        for name, data in decoder.feed(chunk):
+            if data.startswith("[DONE]"):
+                reply.is_over = True
+            elif data and name != "ping" and not reply.is_over:
+                yield reply.add(parse(_load(name, data)))
+        if reply.is_over:
+            break
+    if reply.is_over:  # so that the connection can be used again; the reply is whole without it
+        with anyio.move_on_after(_DRAIN_SECONDS), suppress(Exception):
+            async for _ in chunks:
+                pass
+    body = b"\n".join(decoder.strays).decode(errors="replace").strip()
+    if body and not reply.is_whole:  # a server that does not stream, or something else than a reply
+        is_empty = reply.is_empty
+        payload = json.loads(body) if body.startswith(("{", "[")) else body
+        if (error := find_error("", payload)) is not None:
+            raise ReportedError(error, is_in_place=is_empty)
+        if isinstance(payload, Mapping):
+            yield reply.add(parse(payload))
+        if not reply.is_whole:
+            raise ReportedError(payload, is_in_place=is_empty)
+
+
+async def _with_blank_line(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """``chunks``, and the blank line that may be missing after the last event."""
+    async for chunk in chunks:
+        yield chunk
+    yield b"\n\n"
+
+
+def _load(name: str, data: str) -> Mapping[str, Any]:
+    """The JSON object of an event; an empty one for another value.
+
+    Raises:
+        ReportedError: It is an error.
+        JSONDecodeError: It is not JSON.
+    """
+    try:
+        payload = json.loads(data)
+    except ValueError:
+        if name != "error":
+            raise
+        payload = data
+    if (error := find_error(name, payload)) is not None:
+        raise ReportedError(error)
+    return mapping(payload)
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """``value`` if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: object) -> list[Mapping[str, Any]]:
+    """The objects in ``value`` if it is an array, else none."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def find_text(value: object) -> str:
+    """``value`` if it is text, or the text of its parts if it is an array of content."""
+    if isinstance(value, str):
+        return value
+    return "".join(find_text(part.get("text")) for part in items(value) if part.get("type", "text") == "text")
