@@ -43,7 +43,7 @@ from sot_chains.calls.options import (
 )
 from sot_chains.calls.rate_limits import Limits, limiter_for, next_question
 from sot_chains.calls.retries import Retries
-from sot_chains.calls.usage import Price, fetch_vocabulary
+from sot_chains.calls.usage import Price, load_vocabulary
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.examples import Detail
 from sot_chains.prompts.templates import Prompts
@@ -169,7 +169,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             router=make_router(router),
         )
         if self.method.limiter and self.method.limiter.counts_tokens:
-            fetch_vocabulary()
+            load_vocabulary()
 
     @property
     def provider(self) -> Provider:

@@ -1,9 +1,8 @@
 """Rate limits of an account, shared by all chains that use it: requests, tokens and concurrent calls.
 
-Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first and
-no call overtakes those ahead of it. Only the first in the queue checks the clock; the others sleep until
-their turn, so thousands of them cost nothing. A :class:`~sot_chains.calls.window.Window` counts requests,
-another one tokens.
+Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first.
+Only the first in the queue checks the limits; the others sleep until their turn, so thousands of them cost
+nothing. ``asyncio-throttle`` counts requests, a :class:`~sot_chains.calls.window.Window` tokens.
 
 Event loops may share an account: the queue belongs to none of them. The usage of other processes is known
 only from what the server reports.
@@ -20,6 +19,8 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from uuid import uuid4
+
+from asyncio_throttle import Throttler
 
 from sot_chains.calls.window import Spent, Window
 from sot_chains.providers.base import ProviderError, RateLimits
@@ -96,7 +97,7 @@ class _Waiter:
 class Limiter:
     """Admits the calls of one account in order, within its limits.
 
-    A copy of it is itself, and a pickled one the limiter with the same key in the process that reads it.
+    Copies share this limiter; unpickled, it is the limiter with the same key in the process that reads it.
 
     Args:
         limits: The limits.
@@ -108,9 +109,9 @@ class Limiter:
         self._key = key
         self._lock = threading.Lock()
         self._queue: list[_Waiter] = []
-        self._first: _Waiter | None = None  # the one that checks the clock
+        self._first: _Waiter | None = None  # the one that checks the limits
         self._closed_until = self._asked_seconds = 0.0
-        self._requests: Window | None = None
+        self._requests: Throttler | None = None
         self._tokens: Window | None = None
         self.change(limits)
 
@@ -118,18 +119,25 @@ class Limiter:
         return self
 
     def __reduce__(self) -> tuple[Callable[[Limits, Hashable], Limiter], tuple[Limits, Hashable]]:
-        return _limiter_of, (self.limits, self._key)
+        return _find_limiter, (self.limits, self._key)
 
     def change(self, limits: Limits) -> None:
         """Switches to ``limits``. What was sent in this window still counts."""
-        seconds = limits.window_seconds
         # The delay between admitting a call and the server counting its request varies; the longer window
         # absorbs the difference.
-        guarded = seconds + min(0.01 * seconds, 0.25)
+        seconds = limits.window_seconds + min(0.01 * limits.window_seconds, 0.25)
         with self._lock:
             self.limits = limits
-            self._requests = _changed(self._requests, limits.requests_per_minute, guarded)
-            self._tokens = _changed(self._tokens, limits.tokens_per_minute, guarded)
+            if limits.requests_per_minute is None:
+                self._requests = None
+            else:
+                self._requests = self._requests or Throttler(limits.requests_per_minute)
+                self._requests.rate_limit, self._requests.period = limits.requests_per_minute, seconds
+            if limits.tokens_per_minute is None:
+                self._tokens = None
+            else:
+                self._tokens = self._tokens or Window(limits.tokens_per_minute, seconds)
+                self._tokens.limit, self._tokens.seconds = limits.tokens_per_minute, seconds
 
     @property
     def counts_tokens(self) -> bool:
@@ -166,19 +174,18 @@ class Limiter:
                 f"a request of about {tokens} tokens can never be sent under tokens_per_minute="
                 f"{self._tokens.limit}; raise the limit, shorten the input or set max_tokens"
             )
-        with self._lock:
-            self._check_pause(longest_wait_seconds)
-            if not self.num_waiting and not self._is_full and self._seconds_closed(tokens) <= 0:
-                return self._let_through(tokens)
         waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
+            self._check_pause(longest_wait_seconds)
             heapq.heappush(self._queue, waiter)
             self._choose_first()
         try:
             while self._first is not waiter:
                 await waiter.turn.wait()
                 waiter.turn.clear()
-            return await self._pass(waiter, tokens, longest_wait_seconds)
+            while (permit := await self._try(waiter, tokens, longest_wait_seconds)) is None:
+                pass
+            return permit
         finally:
             self._leave(waiter)
 
@@ -226,20 +233,33 @@ class Limiter:
             if waiter.wake():
                 self._first = waiter
 
-    async def _pass(self, waiter: _Waiter, tokens: int, longest_wait_seconds: float) -> Permit:
-        """Admits the first in the queue; loops, since a limit may be exhausted while it waits for another."""
-        while True:
-            waiter.turn.clear()
-            with self._lock:
-                self._check_pause(longest_wait_seconds)
-                seconds = self._seconds_closed(tokens)
-                if seconds <= 0 and not self._is_full:
-                    return self._let_through(tokens)
-            if seconds > 0:
-                log_wait(seconds, "the rate limits of the account")
-                await asyncio.sleep(seconds)
-            else:
-                await waiter.turn.wait()
+    async def _try(self, waiter: _Waiter, tokens: int, longest_wait_seconds: float) -> Permit | None:
+        """Waits for the limits that the first in the queue meets; ``None`` if it must look again."""
+        waiter.turn.clear()
+        with self._lock:
+            self._check_pause(longest_wait_seconds)
+            seconds = self._seconds_closed(tokens)
+            is_full = self.num_running >= (self.limits.max_concurrent or float("inf"))
+        if seconds > 0:
+            log_wait(seconds, "the rate limits of the account")
+            await asyncio.sleep(seconds)
+            return None
+        if is_full:
+            await waiter.turn.wait()
+            return None
+        if self._requests:  # last, since a request counts from the moment at which it is admitted
+            note = waiter.loop.call_later(
+                _LONG_SECONDS, _log.warning, "waiting: requests_per_minute is used up"
+            )
+            try:
+                await self._requests.acquire()
+            finally:
+                note.cancel()
+        with self._lock:
+            if self._seconds_closed(tokens) > 0:  # the server has asked for a pause meanwhile
+                return None
+            self.num_running += 1
+            return Permit(self, self._tokens.spend(tokens, time.monotonic()) if self._tokens else None)
 
     def _leave(self, waiter: _Waiter) -> None:
         with self._lock:
@@ -250,35 +270,10 @@ class Limiter:
                 self._queue.remove(waiter)
                 heapq.heapify(self._queue)
 
-    @property
-    def _is_full(self) -> bool:
-        most = self.limits.max_concurrent
-        return most is not None and self.num_running >= most
-
     def _seconds_closed(self, tokens: int) -> float:
         now = time.monotonic()
-        closed = self._closed_until - now
-        if self._requests:
-            closed = max(closed, self._requests.seconds_until(1, now))
-        if self._tokens:
-            closed = max(closed, self._tokens.seconds_until(tokens, now))
-        return closed
-
-    def _let_through(self, tokens: int) -> Permit:
-        now = time.monotonic()
-        if self._requests:
-            self._requests.spend(1, now)
-        self.num_running += 1
-        return Permit(self, self._tokens.spend(tokens, now) if self._tokens else None)
-
-
-def _changed(window: Window | None, limit: int | None, seconds: float) -> Window | None:
-    """``window`` with another limit: what is in it still counts."""
-    if limit is None:
-        return None
-    window = window or Window(limit, seconds)
-    window.limit, window.seconds = limit, seconds
-    return window
+        pause = self._closed_until - now
+        return max(pause, self._tokens.seconds_until(tokens, now)) if self._tokens else pause
 
 
 def log_wait(seconds: float, reason: str) -> None:
@@ -310,13 +305,13 @@ def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | No
     if limits is None and account is None:
         return None
     key = (limits and limits.key) or account or (limits and limits._identity)
-    limiter = _limiter_of(limits or Limits(), key)
+    limiter = _find_limiter(limits or Limits(), key)
     if limits is not None and limiter.limits != limits:
         limiter.change(limits)
     return limiter
 
 
-def _limiter_of(limits: Limits, key: Hashable | None) -> Limiter:
+def _find_limiter(limits: Limits, key: Hashable | None) -> Limiter:
     """The limiter with ``key``, whatever its limits; if there is none, a new one with ``limits``."""
     if key is None:
         return Limiter(limits)

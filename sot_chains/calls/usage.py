@@ -6,14 +6,15 @@ are estimated and listed separately.
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import logging
-import threading
-import time
+import os
+import socket
+import tempfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from langchain_core.messages import BaseMessage
@@ -189,16 +190,18 @@ def _overhead(
 
 _log = logging.getLogger(__name__)
 _ENCODING = "o200k_base"  # OpenAI's models since 2024; a fair estimate for others
+_HOST = "openaipublic.blob.core.windows.net"
+_URL = f"https://{_HOST}/encodings/{_ENCODING}.tiktoken"
 _LONGEST_WAIT_SECONDS = 3.0
 _TOKENS_OF_A_MESSAGE = 4  # role and separators
 _CHARACTERS_OF_A_TOKEN = 4.0
-_encoding: Encoding | None = None
+_vocabulary: Encoding | None = None
 
 
 def num_tokens(text: str) -> int:
     """Estimates the tokens of ``text``. Control tokens in it count as ordinary text."""
-    if _encoding is not None:
-        return len(_encoding.encode_ordinary(text))
+    if _vocabulary is not None:
+        return len(_vocabulary.encode_ordinary(text))
     # CJK text takes more tokens: about one per character.
     num_wide = 0 if text.isascii() else sum(ord(character) > 0x2E7F for character in text)
     return num_wide + round((len(text) - num_wide) / _CHARACTERS_OF_A_TOKEN + 0.49)
@@ -209,46 +212,25 @@ def num_message_tokens(messages: Iterable[BaseMessage]) -> int:
     return sum(_TOKENS_OF_A_MESSAGE + num_tokens(str(message.text)) for message in messages)
 
 
-async def vocabulary() -> None:
-    """Waits up to 3 s for tiktoken's vocabulary, so that later estimates are accurate."""
-    loading, begun = fetch_vocabulary()
-    # All callers share this time limit: a later one waits only for what is left of it.
-    patience = begun + _LONGEST_WAIT_SECONDS - time.monotonic()
-    if not loading.done() and patience > 0:
-        await asyncio.wait([asyncio.wrap_future(loading)], timeout=patience)
-    if not loading.done():
-        _warn_once("it has not arrived yet")
-
-
 @cache
-def fetch_vocabulary() -> tuple[Future[None], float]:
-    """Starts loading tiktoken's vocabulary once; returns its future and the time when loading began."""
-    loading: Future[None] = Future()
-    threading.Thread(target=_fetch, args=(loading,), name="tiktoken", daemon=True).start()
-    return loading, time.monotonic()
+def load_vocabulary() -> None:
+    """Loads tiktoken's vocabulary, from its cache or over the network, for better estimates.
 
-
-def _fetch(loading: Future[None]) -> None:
-    global _encoding  # noqa: PLW0603 - loaded once per process
+    Tries it once in a process; without the vocabulary tokens are estimated from characters.
+    """
+    global _vocabulary  # noqa: PLW0603 - loaded once per process
     try:
         import tiktoken
 
-        _encoding = tiktoken.get_encoding(_ENCODING)
-    except Exception as error:  # offline or a damaged cache: warn, and estimate instead
-        _warn_once(f"{type(error).__name__}: {error}")
-    loading.set_result(None)
-
-
-_has_warned = False
-
-
-def _warn_once(reason: str) -> None:
-    global _has_warned  # noqa: PLW0603 - likewise
-    if not _has_warned:
-        _has_warned = True
+        folder = os.environ.get("TIKTOKEN_CACHE_DIR") or Path(tempfile.gettempdir(), "data-gym-cache")
+        if not Path(folder, hashlib.sha1(_URL.encode()).hexdigest()).exists():
+            # Its download has no timeout, so it is begun only if the server can be reached.
+            socket.create_connection((_HOST, 443), timeout=_LONGEST_WAIT_SECONDS).close()
+        _vocabulary = tiktoken.get_encoding(_ENCODING)
+    except Exception as error:  # offline or a damaged cache
         _log.warning(
             "tiktoken's vocabulary %s is not available (%.200s): tokens are estimated from characters; to "
             "count offline, fill a cache folder once and set TIKTOKEN_CACHE_DIR to it",
             _ENCODING,
-            reason,
+            f"{type(error).__name__}: {error}",
         )

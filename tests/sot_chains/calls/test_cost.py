@@ -1,9 +1,9 @@
 """What an answer costs, before and after: estimates and prices."""
 
-import asyncio
-import logging
-import threading
-from collections.abc import Iterator
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,63 +30,53 @@ from tests.sot_chains.faulty import FaultyProvider
 
 
 @pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a new process."""
-    usage.fetch_vocabulary.cache_clear()
-    monkeypatch.setattr(usage, "_encoding", None)
-    monkeypatch.setattr(usage, "_has_warned", False)
-    yield
-    if usage.fetch_vocabulary.cache_info().currsize:
-        usage.fetch_vocabulary()[0].result(10)
-        usage.fetch_vocabulary.cache_clear()
+def vocabulary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Any], None]]:
+    """Sets what tiktoken loads, as in a new process whose cache has a file of that name."""
+    load = tiktoken.get_encoding
+    num_before = num_tokens("a" * 400)
+
+    def provide(encoding: Any) -> None:
+        monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
+        url = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
+        (tmp_path / hashlib.sha1(url.encode()).hexdigest()).touch()
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    usage.load_vocabulary.cache_clear()
+    yield provide
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: None)
+    usage.load_vocabulary.cache_clear()
+    provide(None)
+    usage.load_vocabulary()
+    usage.load_vocabulary.cache_clear()
+    monkeypatch.setattr(tiktoken, "get_encoding", load)
+    assert num_tokens("a" * 400) == num_before
 
 
-@pytest.mark.usefixtures("forgotten")
-async def test_offline_there_is_an_estimate_and_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_offline_there_is_an_estimate_and_one_warning(
+    vocabulary: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def offline(name: str) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with caplog.at_level(logging.WARNING, logger="sot_chains"):
-        await asyncio.gather(*(usage.vocabulary() for _ in range(20)))
-        assert num_tokens("How do I sleep well?") == 5
+    begin = time.monotonic()  # the tests' network is loopback alone
+    for _ in range(20):
+        usage.load_vocabulary()
+    assert time.monotonic() - begin < 5
+    assert num_tokens("How do I sleep well?") == 5
     assert len(caplog.records) == 1
     assert "TIKTOKEN_CACHE_DIR" in caplog.text
 
 
-@pytest.mark.usefixtures("forgotten")
-async def test_a_vocabulary_that_does_not_come_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    release = threading.Event()
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: release.wait(20) and None)
-    monkeypatch.setattr(usage, "_LONGEST_WAIT_SECONDS", 0.05)
-    async with asyncio.timeout(5):
-        for _ in range(10):
-            await usage.vocabulary()
-    release.set()
-    assert "not arrived yet" in caplog.text
-    assert len(caplog.records) == 1
-
-
-@pytest.mark.usefixtures("forgotten")
-async def test_with_a_vocabulary_control_tokens_in_a_question_are_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_with_a_vocabulary_control_tokens_in_a_question_are_text(vocabulary: Any) -> None:
     letters = {bytes([number]): number for number in range(256)}
-    encoding = tiktoken.Encoding(
-        "letters", pat_str=r".", mergeable_ranks=letters, special_tokens={"<|endoftext|>": 256}
+    vocabulary(
+        tiktoken.Encoding(
+            "letters", pat_str=r".", mergeable_ranks=letters, special_tokens={"<|endoftext|>": 256}
+        )
     )
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
-    await usage.vocabulary()
+    usage.load_vocabulary()
     assert num_tokens("<|endoftext|>") == 13
     sot = sot_of(FaultyProvider(), limits=Limits(tokens_per_minute=100_000))
     assert (await sot.ainvoke("What does <|endoftext|> mean?")).text == ANSWER
 
 
-@pytest.mark.usefixtures("forgotten")
 @given(st.text())
 def test_an_estimate_is_never_nothing_for_something(text: str) -> None:
     assert 0 <= num_tokens(text) <= len(text) + 1

@@ -301,7 +301,7 @@ def test_headers_never_crash_us(value: str) -> None:
     assert (parse_retry_after(headers) or 0.0) >= 0
 
 
-def test_usage_is_what_the_window_holds_in_the_end() -> None:
+async def test_usage_is_what_the_window_holds_in_the_end() -> None:
     usage = UsageMetadata(input_tokens=1, output_tokens=1, total_tokens=2)
 
     class Frugal(ScriptedProvider):
@@ -311,8 +311,12 @@ def test_usage_is_what_the_window_holds_in_the_end() -> None:
             yield Delta(usage=usage, finish_reason="stop")
 
     limits = Limits(tokens_per_minute=100_000, key="frugal")
-    sot_of(Frugal(), limits=limits).invoke(QUESTION)
+    await sot_of(Frugal(), limits=limits).ainvoke(QUESTION)
     limiter = limiter_for(limits, None)
     assert limiter is not None
     assert limiter._tokens is not None
     assert limiter._tokens.total == 4 * 2
+    rest = 100_000 - 4 * 2
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(limiter.admit(next_question(), rest + 1), 0.05)
+    await asyncio.wait_for(limiter.admit(next_question(), rest), 0.05)
