@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, convert_to_messages
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.providers import Delta, Provider
+from sot_chains.providers.langchain import LangChainProvider
+from sot_chains.providers.local import LocalChatModel
+
+if TYPE_CHECKING:
+    from local_backend import ChatLocal
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +42,6 @@ _MOST_SENT = 256  # texts that the server takes
 _CHARACTERS_PER_TOKEN = 3
 _IDLE_DRAFTERS = frozenset({"Autoregressive", "Jacobi", "Lookahead"})
 _BOUNDS = frozenset({"max_tokens", "max_new_tokens", "max_completion_tokens"})
-_ATTRIBUTES = ("bound", "default", "runnable", "provider")
 
 
 def find_transport(model: Runnable[Any, Any], prediction: Prediction = None) -> Transport | None:
@@ -50,14 +53,15 @@ def find_transport(model: Runnable[Any, Any], prediction: Prediction = None) -> 
             ``"openai:..."`` that are known to take it. ``"references"`` if it is behind this project's
             server, which takes them as a field of the request.
     """
-    models = list(_innermost(model))
-    if all(map(_is_local, models)):
+    provider = _provider(model)
+    if provider.local:
         return "references"
     if prediction == "references":
         return "extra_body"
     if prediction is None:
         prediction = all(
-            isinstance(one, ProviderModel) and _PREDICTED_OUTPUTS.fullmatch(one.model_name) for one in models
+            isinstance(one, ProviderModel) and _PREDICTED_OUTPUTS.fullmatch(one.model_name)
+            for one in provider.models
         )
     return "prediction" if prediction else None
 
@@ -87,7 +91,8 @@ def limits(model: Runnable[Any, Any], bounds: Mapping[str, Any]) -> dict[str, An
     """
     if find_transport(model, prediction=False) != "references":
         return {}
-    given = _settings(model)
+    provider = _provider(model)
+    given = set(provider.bound).union(*(cast("ChatLocal", one).model_fields_set for one in provider.models))
     names = bounds.keys() - given - (_BOUNDS if given & _BOUNDS else set())
     return {name: bounds[name] for name in bounds if name in names}
 
@@ -103,22 +108,15 @@ def takes_quotes(model: Runnable[Any, Any], wanted: bool | None, *, has_own_prom
     Raises:
         ValueError: It is wanted, but the model cannot be bound.
     """
-    models, is_method = list(_innermost(model)), False
-    inner: Any = model
-    while inner is not None:
-        is_method |= _inner(inner) is not None and hasattr(inner, "provider")
-        inner = _inner(inner)
-    can_be_bound = not is_method and all(_is_local(one) and one.engine.tokenizer.is_fast for one in models)
+    provider = LangChainProvider(model)
+    can_be_bound = provider.local is not None and all(map(_has_fast_tokenizer, provider.models))
     if wanted and not can_be_bound:
         raise ValueError("quotes=True needs a ChatLocal whose tokenizer is a fast one; leave quotes out")
     return can_be_bound and not has_own_prompt if wanted is None else wanted
 
 
-def _settings(model: Any) -> set[str]:
-    """Names of the parameters that the user has set on a model or bound by a wrapper."""
-    names = set(getattr(model, "kwargs", None) or {}) | set(getattr(model, "model_fields_set", ()))
-    inner = _inner(model)
-    return names if inner is None else names | _settings(inner)
+def _has_fast_tokenizer(model: object) -> bool:
+    return bool(cast("ChatLocal", model).engine.tokenizer.is_fast)
 
 
 def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +138,8 @@ def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def warn_of_idle_drafter(model: Runnable[Any, Any]) -> None:
     """Logs a warning if a drafter behind ``model`` ignores references."""
-    names = [type(one.engine.drafter).__name__ for one in _innermost(model) if _is_local(one)]
+    models = [cast("ChatLocal", one) for one in _provider(model).models if isinstance(one, LocalChatModel)]
+    names = [type(one.engine.drafter).__name__ for one in models]
     if idle := next((name for name in names if name in _IDLE_DRAFTERS), None):
         _log.warning(
             "the model decodes with the drafter %s, which copies nothing: load it with "
@@ -151,14 +150,15 @@ def warn_of_idle_drafter(model: Runnable[Any, Any]) -> None:
 
 def max_input_tokens(model: Runnable[Any, Any]) -> int | None:
     """Maximum input tokens of ``model`` from its LangChain profile, if known."""
-    limits = [_profile(one).get("max_input_tokens") for one in _innermost(model)]
+    profiles = [one.profile or {} for one in _provider(model).models if isinstance(one, BaseChatModel)]
+    limits = [profile.get("max_input_tokens") for profile in profiles]
     return min((limit for limit in limits if limit), default=None)
 
 
 def token_counter(model: Runnable[Any, Any]) -> Callable[[str], int]:
     """Returns a token counter: exact for a single local model, otherwise an estimate that is rather high."""
-    (first, *others) = _innermost(model)
-    if not others and _is_local(first):
+    (first, *others) = _provider(model).models
+    if not others and isinstance(first, LocalChatModel):
         return partial(_num_tokens, first)
     return _estimated_num_tokens  # a function of this module, so that a chain can be pickled
 
@@ -173,37 +173,13 @@ def _estimated_num_tokens(text: str) -> int:
 
 def continues_replies(model: Runnable[Any, Any]) -> bool:
     """Whether ``model`` declares support for assistant prefill."""
-    return all(getattr(one, "supports_assistant_prefill", False) is True for one in _innermost(model))
+    return _provider(model).supports_prefill
 
 
-def _innermost(model: Any) -> Iterator[Any]:
-    """The models behind wrappers; several if there are fallbacks or alternatives."""
-    inner = _inner(model)
-    if inner is None:
-        yield model
-        return
-    yield from _innermost(inner)
-    for alternative in (*getattr(model, "fallbacks", ()), *dict(getattr(model, "alternatives", {})).values()):
-        yield from _innermost(alternative)
-
-
-def _inner(model: Any) -> Any | None:
-    """What ``model`` wraps, if it is a wrapper."""
-    wrapped = (getattr(model, attribute, None) for attribute in _ATTRIBUTES)
-    return next((one for one in wrapped if isinstance(one, Runnable) or hasattr(one, "runnable")), None)
-
-
-def _is_local(model: object) -> bool:
-    if "local_backend.langchain.chat_local" not in sys.modules:  # then none exists; avoids importing torch
-        return False
-    from local_backend import ChatLocal
-
-    return isinstance(model, ChatLocal)
-
-
-def _profile(model: Any) -> dict[str, Any]:
-    profile = getattr(model, "profile", None)
-    return dict(profile) if isinstance(profile, dict) else {}
+def _provider(model: Any) -> LangChainProvider:
+    """What looks through wrappers; also those of a method that answers with a model, as SkeletonOfThought."""
+    inner = getattr(model, "provider", None)
+    return inner if isinstance(inner, LangChainProvider) else LangChainProvider(model)
 
 
 class ProviderModel(BlockingRunnable[LanguageModelInput, AIMessage]):

@@ -30,7 +30,8 @@ class LangChainProvider:
         self.runnable = runnable
 
     @cached_property
-    def _models(self) -> tuple[object, ...]:
+    def models(self) -> tuple[object, ...]:
+        """The wrapped models: several if there are fallbacks."""
         return tuple(_innermost(self.runnable))
 
     @property
@@ -38,19 +39,19 @@ class LangChainProvider:
         """Whether every wrapped model has the attribute ``supports_assistant_prefill`` set to ``True``."""
         return all(
             isinstance(model, ContinuesReplies) and model.supports_assistant_prefill is True
-            for model in self._models
+            for model in self.models
         )
 
     @cached_property
     def local(self) -> LocalChatModel | None:
         """The wrapped model, if every one of them is local; the first where there are fallbacks."""
-        local = [model for model in self._models if isinstance(model, LocalChatModel)]
-        return local[0] if len(local) == len(self._models) else None
+        local = [model for model in self.models if isinstance(model, LocalChatModel)]
+        return local[0] if len(local) == len(self.models) else None
 
     @property
     def model_name(self) -> str:
         """The name of the wrapped model, or else of its class."""
-        model = self._models[0]
+        model = self.models[0]
         names = (getattr(model, "model_name", None), getattr(model, "model", None))
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
@@ -62,12 +63,12 @@ class LangChainProvider:
     @property
     def takes_stop(self) -> bool:
         """Whether every model inside is a chat model, which takes stop strings; a function may not."""
-        return all(isinstance(model, BaseChatModel) for model in self._models)
+        return all(isinstance(model, BaseChatModel) for model in self.models)
 
     @property
     def opens_reasoning(self) -> bool:
         """Whether every model inside says that its chat template opens a block of reasoning."""
-        return all(getattr(model, "opens_reasoning", False) is True for model in self._models)
+        return all(getattr(model, "opens_reasoning", False) is True for model in self.models)
 
     @cached_property
     def bound(self) -> Mapping[str, Any]:
@@ -83,7 +84,7 @@ class LangChainProvider:
         """The default of a call parameter: bound by a wrapper, or else set on the model."""
         if (value := self.bound.get(name)) is not None:
             return value
-        return getattr(self._models[0], name, None)
+        return getattr(self.models[0], name, None)
 
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
