@@ -1,4 +1,4 @@
-"""Shows an answer with its citations in notebooks and terminals, and what was copied from where.
+"""Shows an answer with its citations in notebooks and terminals.
 
 Knows messages with citations, and documents. Does not know how the answers were produced.
 """
@@ -6,20 +6,17 @@ Knows messages with citations, and documents. Does not know how the answers were
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
 
-import regex
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from retrieval_copy.citations.citations import Citation, name_of, place_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from retrieval_copy.citations.quoting import SENTENCE_END
 
 # Background in notebooks, colour name in terminals; distinguishable with red-green colour blindness.
 _COLOURS = (
@@ -31,11 +28,6 @@ _COLOURS = (
     ("#f8dcc6", "bright_red"),
 )
 _LONGEST_NAME = 60
-# A sentence ends at its mark, and where a paragraph, a heading or an item of a list ends.
-_SENTENCE_END = regex.compile(
-    r"(?<=[.!?…][\"'”’)\]]*)\s+|(?<=[。！？])|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)|(?<=^#.*)\n",
-    regex.MULTILINE,
-)
 
 
 @dataclass(frozen=True)
@@ -55,15 +47,12 @@ def segments(text: str, citations: Sequence[Citation]) -> list[Segment]:
     """Splits ``text`` into parts of one source each; an overlap of citations goes to the longest."""
     owner: list[Citation | None] = [None] * len(text)
     for citation in sorted(citations, key=lambda citation: citation["end"] - citation["start"]):
-        for place in range(citation["start"], citation["end"]):
-            owner[place] = citation
+        owner[citation["start"] : citation["end"]] = [citation] * (citation["end"] - citation["start"])
     parts: list[Segment] = []
-    start = 0
-    for place in range(1, len(text) + 1):
-        if place == len(text) or owner[place] is not owner[start]:
-            parts.append(Segment(text[start:place], owner[start]))
-            start = place
-    return parts if text else []
+    for _, run in groupby(zip(text, owner, strict=True), key=lambda pair: id(pair[1])):
+        characters = list(run)
+        parts.append(Segment("".join(character for character, _ in characters), characters[0][1]))
+    return parts
 
 
 def citations_of(message: AIMessage) -> list[Citation]:
@@ -127,19 +116,12 @@ class CitedAnswer:
             style = self._colours[name_of(citation)][1]
             yield Text.assemble((f"[{number}]", style), f" {_footnote(citation)}")
 
-    def _numbered(self) -> list[tuple[Segment, list[int]]]:
+    def _numbered(self) -> Iterator[tuple[Segment, list[int]]]:
         """The segments, each with the numbers of the citations that end with it."""
         end = 0
-        numbered = []
         for segment in self._segments:
             start, end = end, end + len(segment.text)
-            ending = [
-                number
-                for number, citation in enumerate(self._citations, start=1)
-                if start < citation["end"] <= end
-            ]
-            numbered.append((segment, ending))
-        return numbered
+            yield segment, [n for n, one in enumerate(self._citations, start=1) if start < one["end"] <= end]
 
     def __repr__(self) -> str:
         return f"CitedAnswer({len(self._citations)} citations)"
@@ -177,59 +159,9 @@ class CitedPassage:
 
 def sentences_around(text: str, start: int, end: int) -> tuple[int, int]:
     """The span of the whole sentences that ``text[start:end]`` is part of."""
-    before = [match.end() for match in _SENTENCE_END.finditer(text) if match.end() <= start]
-    after = next((match.start() for match in _SENTENCE_END.finditer(text) if match.start() >= end), len(text))
+    before = [match.end() for match in SENTENCE_END.finditer(text) if match.end() <= start]
+    after = next((match.start() for match in SENTENCE_END.finditer(text) if match.start() >= end), len(text))
     return before[-1] if before else 0, after
-
-
-def copied_from(message: AIMessage, documents: Sequence[Document]) -> Figure:
-    """Draws what was copied from where: the answer above, the cited documents below, a band per citation.
-
-    Args:
-        message: An answer from :class:`~retrieval_copy.RetrievalCopyChain`.
-        documents: The documents retrieved for it, in order, such as the ``context`` of
-            :func:`~retrieval_copy.retrieval_chain`.
-
-    Raises:
-        ValueError: The message carries no citations, not even an empty list.
-    """
-    from matplotlib.figure import Figure
-
-    citations = citations_of(message)
-    colours = _colours_of(citations)
-    cited = sorted({citation["document"] for citation in citations})
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    axes = figure.subplots()
-    axes.axis("off")
-    axes.set(xlim=(0, 1), ylim=(-0.25, 1.25))
-    axes.barh(1, 1, height=0.12, left=0, color="#e8eaee")
-    axes.text(0, 1.1, "answer")
-    width = 1 / max(1, len(cited))
-    starts = {number: place * width for place, number in enumerate(cited)}
-    for number, start in starts.items():
-        axes.barh(0, 0.95 * width, height=0.12, left=start, color="#e8eaee")
-        place = place_of(next(citation for citation in citations if citation["document"] == number))
-        axes.text(start, -0.2, _shortened(place, max(8, int(95 * width))))
-    num_characters = max(1, len(str(message.text)))
-    for citation in citations:
-        number = citation["document"]
-        scale = 0.95 * width / max(1, len(documents[number].page_content))
-        above = [citation["start"] / num_characters, citation["end"] / num_characters]
-        below = [
-            starts[number] + citation["document_start"] * scale,
-            starts[number] + citation["document_end"] * scale,
-        ]
-        ends = [0.94, 1.06, 1.06, 0.94, 0.06, -0.06, -0.06, 0.06]
-        left_to_right = [above[0], above[0], above[1], above[1], below[1], below[1], below[0], below[0]]
-        axes.fill(
-            left_to_right,
-            ends,
-            facecolor=colours[name_of(citation)][0],
-            edgecolor="#5b6470",
-            linewidth=0.6,
-            alpha=0.8,
-        )
-    return figure
 
 
 def _colours_of(citations: Sequence[Citation]) -> dict[str, tuple[str, str]]:

@@ -24,10 +24,11 @@ _ABBREVIATIONS = (
     "mr|mrs|ms|dr|prof|st|sr|jr|vs|no|nos|fig|figs|vol|pp|approx|ca|cf|al|dept|inc|ltd|co|corp|mt|ft|ave|blvd|"
     "gen|sen|rep|gov|capt|col|lt|sgt|rev|hon|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec|[ap]\\.m"
 )
-_SENTENCE_END = regex.compile(
+SENTENCE_END = regex.compile(
     rf"(?<=[.!?…][\"'”’)\]]*)(?<!(?:\b\d{{1,2}}|(?<![^\s.(])\p{{Lu}}|\b(?i:{_ABBREVIATIONS}))\.)\s+(?!\p{{Ll}})"
     r"|(?<=[。！？][”’」』）]*)"
-    r"|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)"
+    r"|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)|(?<=^#.*)\n",
+    regex.MULTILINE,
 )
 _QUESTION = regex.compile(r"[?？][\"'”’)\]]*$")
 _CONTROL = regex.compile(r"[\p{Cc}\p{Cs}]")
@@ -76,7 +77,7 @@ def quoting_grammar(passages: Sequence[str], question: str) -> str | None:
 
 def sentences(text: str) -> list[str]:
     """The sentences of ``text`` on one line each, without those too long to be any or with rubbish."""
-    parts = (" ".join(_MARKUP.sub("", part.strip()).split()) for part in _SENTENCE_END.split(text))
+    parts = (" ".join(_MARKUP.sub("", part.strip()).split()) for part in SENTENCE_END.split(text))
     return [
         part
         for part in parts

@@ -2,18 +2,17 @@ from __future__ import annotations
 
 import html
 import re
-from io import BytesIO, StringIO
+from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
-from matplotlib.patches import Polygon
 from rich.console import Console
 
 from retrieval_copy import RetrievalCopyChain, cite
-from retrieval_copy.display import CitedAnswer, CitedPassage, copied_from, segments, sentences_around
+from retrieval_copy.display import CitedAnswer, CitedPassage, segments, sentences_around
 from tests.retrieval_copy.citations.test_citations import TEXTS
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
 
@@ -103,20 +102,6 @@ def test_the_sentences_hold_the_span(text: str, data: st.DataObject) -> None:
     end = data.draw(st.integers(start, len(text)))
     begin, after = sentences_around(text, start, end)
     assert 0 <= begin <= start <= end <= after <= len(text)
-
-
-def test_the_picture_has_a_band_for_every_citation(answer: AIMessage) -> None:
-    figure = copied_from(answer, [CLAY, GLAZE])
-    (axes,) = figure.axes
-    bands = [patch for patch in axes.patches if isinstance(patch, Polygon)]
-    assert len(bands) == len(answer.response_metadata["citations"]) == 2
-    for band, citation in zip(bands, answer.response_metadata["citations"], strict=True):
-        above = [place for place, height in band.get_xy() if height > 0.5]
-        expected = [citation["start"] / len(answer.text), citation["end"] / len(answer.text)]
-        assert [min(above), max(above)] == pytest.approx(expected)
-    assert "glaze.md" in {text.get_text() for text in axes.texts}
-    answer = answer.model_copy(update={"response_metadata": {"citations": []}})
-    copied_from(answer, []).savefig(BytesIO())
 
 
 def test_a_message_without_citations_is_refused() -> None:
