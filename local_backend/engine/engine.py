@@ -16,14 +16,13 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, drafter_of
 from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
+from local_backend.kernels.attention import read_in_place
 from local_backend.kernels.graphs import check_graphs
-from local_backend.kernels.grouped_attention import read_in_place
 from local_backend.kernels.openmp import release_workers, run_in_short_lived_thread
-from local_backend.kernels.prepacking import prepack, repack
+from local_backend.kernels.prepacked import prepack, repack
 from local_backend.models.architecture import Architecture
 from local_backend.models.compatibility import verify_compatibility
-from local_backend.models.forward_cost import ForwardCost
-from local_backend.models.known_costs import known_forward_cost
+from local_backend.models.forward_cost import ForwardCost, forward_cost
 from local_backend.models.runner import ModelRunner
 from local_backend.scheduling.lengths import AdmissionPolicy, Scheduling
 from local_backend.scheduling.memory import MemoryBudget
@@ -58,10 +57,10 @@ class Engine:
         cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; not
             used with a memory limit.
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
-            :mod:`~local_backend.kernels.prepacking`; ``None`` does so where it is faster and the memory for
-            the copies is free.
-        width_costs: Forward cost by width; by default measured here once and remembered, see
-            :mod:`~local_backend.models.known_costs`.
+            :mod:`~local_backend.kernels.prepacked`; ``None`` does so if the memory for the copies is free,
+            ``False`` prepares no layer.
+        width_costs: Forward cost by width; by default measured here, in about a second, see
+            :mod:`~local_backend.models.forward_cost`.
         scheduling: Order of admission and memory limit, or a policy's name.
 
     Attributes:
@@ -100,9 +99,8 @@ class Engine:
         architecture = Architecture.of(model)
         self.max_rows, self.max_positions = max_rows, architecture.max_positions
         _prepare(model, architecture, cuda_graphs=cuda_graphs, prepacked=prepacked)
-        kernels = {"is_prepacked": prepacked is not False, "with_graphs": cuda_graphs}
         self._width_costs: Callable[[], ForwardCost] = cache(
-            lambda: width_costs or known_forward_cost(model, architecture, **kernels)
+            lambda: width_costs or forward_cost(model, architecture, with_graphs=cuda_graphs)
         )
         scheduling = Scheduling.of(scheduling)
         max_bytes = scheduling.max_cache_bytes
@@ -131,7 +129,7 @@ class Engine:
             scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
         )
         self._loop = DecodeLoop(
-            forward=ModelRunner(model, self._cache, architecture, **kernels),
+            forward=ModelRunner(model, self._cache, architecture, with_graphs=cuda_graphs),
             cache=self._cache,
             batch=self._running,
             scheduler=self._scheduler,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from local_backend.kernels.grouped_attention import NAME as IN_PLACE
+from local_backend.kernels.attention import IN_PLACE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -2,40 +2,43 @@
 
 A draft token costs the time it adds to the forward that verifies it. That depends on the model, the device,
 the rows in the batch and their length: almost nothing while the forward is bound by reading weights, a full
-share once it is compute-bound. So the cost is measured, in about a second, and remembered, see
-:mod:`~local_backend.models.known_costs`; drafts are cut to the width with the most expected tokens a second.
+share once it is compute-bound. So the cost is measured when an engine is created, in about a second, and
+drafts are cut to the width with the most expected tokens a second.
 
 Knows forwards and seconds. Does not know where drafts come from.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import Draft
+from local_backend.kernels.prepacked import has_prepacked
 from local_backend.models.architecture import Architecture
-from local_backend.models.runner import Forward, ModelRunner, padded_width
+from local_backend.models.runner import ModelRunner, padded_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
-MAX_TIMED_ROWS = _ROWS[-1]
-_CPU = torch.device("cpu")
 _MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: their cost is linear in tokens
-_SMALL_FORWARD_TOKENS = 32
-_REPEATED_TOKENS = 8
-_NUM_REPEATS, _NUM_PROBE_REPEATS = 2, 4
+_NARROW = 8  # tokens; forwards of at most as many are timed twice
+_NUM_REPEATS = 3  # the first run of a shape is slower
 _MAX_SECONDS, _MAX_SECONDS_WITH_GRAPHS = 0.8, 3.0  # each graph is recorded first
-_TOLERANCE = 1.5
+
+_measured: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], ForwardCost]] = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -90,22 +93,17 @@ class ForwardCost:
 
     def __call__(self, *, context: int, rows: int, width: int) -> float:
         """Seconds of a forward of ``rows`` rows, each with ``width`` new tokens after ``context`` others."""
-        at, share = _between(self.contexts, context)
-        below = self._in_table(self.seconds[at], rows, width)
-        if not share:
-            return below
-        return below + share * (self._in_table(self.seconds[at + 1], rows, width) - below)
-
-    def _in_table(self, table: tuple[tuple[float, ...], ...], rows: int, width: int) -> float:
-        at, share = _between(self.rows, rows)
         if len(self.rows) == 1:  # one batch size was measured: the cost depends on the number of tokens
-            return self._in_line(table[0], rows * width)
-        below = self._in_line(table[at], width)
-        return below + share * (self._in_line(table[at + 1], width) - below) if share else below
-
-    def _in_line(self, line: tuple[float, ...], width: int) -> float:
-        at, share = _between(self.widths, width)
-        return line[at] + share * (line[at + 1] - line[at]) if share else line[at]
+            rows, width = 1, rows * width
+        return _interpolate(
+            self.contexts,
+            context,
+            lambda table: _interpolate(
+                self.rows,
+                rows,
+                lambda line: _interpolate(self.widths, width, self.seconds[table][line].__getitem__),
+            ),
+        )
 
     def best_draft_width(self, drafts: Sequence[Draft], *, context: int) -> int:
         """The number of draft tokens per row with the most expected tokens per second.
@@ -122,8 +120,8 @@ class ForwardCost:
         gained = [0.0] * (most + 1)
         gained[0] = len(drafts)
         for draft in drafts:
-            for width, place in enumerate(draft.ranked(), 1):
-                gained[width] += draft.probabilities[place]
+            for width, node in enumerate(draft.ranked(), 1):
+                gained[width] += draft.probabilities[node]
         expected = list(accumulate(gained))
 
         def rate(width: int) -> float:  # tokens a second
@@ -134,84 +132,68 @@ class ForwardCost:
         return max(range(least, most + 1), key=rate)  # the narrowest wins ties
 
 
-def _between(axis: Sequence[int], value: int) -> tuple[int, float]:
-    """Locate a value on an axis: the index below it, and the fraction of the way to the next."""
+def _interpolate(axis: Sequence[int], value: int, at: Callable[[int], float]) -> float:
+    """Linear between two indices of an axis and beyond its last, constant below its first."""
     if len(axis) == 1 or value <= axis[0]:
-        return 0, 0.0
-    at = min(bisect_right(axis, value) - 1, len(axis) - 2)
-    return at, (value - axis[at]) / (axis[at + 1] - axis[at])
+        return at(0)
+    index = min(bisect_right(axis, value) - 1, len(axis) - 2)
+    share = (value - axis[index]) / (axis[index + 1] - axis[index])
+    below = at(index)
+    return below + share * (at(index + 1) - below) if share else below
+
+
+def forward_cost(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    *,
+    with_graphs: bool = False,
+) -> ForwardCost:
+    """The cost of a model's forwards, measured once for each model in this process. Thread-safe.
+
+    Args:
+        model: In evaluation mode, with its final weights, dtype and device.
+        architecture: Its architecture.
+        with_graphs: Whether forwards are replayed as CUDA graphs.
+    """
+    key = (with_graphs, has_prepacked(model), model.dtype, model.device, torch.get_num_threads())
+    with _lock:
+        costs = _measured.setdefault(model, {})
+        if key not in costs:
+            costs[key] = measure_forward_cost(ForwardTimer(model, architecture, with_graphs=with_graphs))
+        return costs[key]
 
 
 class ForwardTimer:
     """Times forwards. What the rows contain does not matter, only how long they are.
 
     Args:
-        forward: What is timed.
-        cache: The KV cache of its rows; gets ``max_rows`` rows.
+        model: In evaluation mode.
+        architecture: Its architecture.
         max_rows: Rows of the largest forward.
-        max_positions: Maximum tokens of a row.
-        device: Where it computes.
         with_graphs: Whether forwards are replayed as CUDA graphs.
     """
 
     def __init__(
         self,
-        forward: Forward,
-        cache: RaggedKVCache,
+        model: PreTrainedModel,
+        architecture: Architecture,
         *,
-        max_rows: int,
-        max_positions: int,
-        device: torch.device = _CPU,
+        max_rows: int = _ROWS[-1],
         with_graphs: bool = False,
     ) -> None:
-        self.max_rows, self.with_graphs = max_rows, with_graphs
-        self.max_positions = max_positions
-        self._device = device
-        self._cache, self._forward = cache, forward
+        self.max_rows, self.max_positions = max_rows, architecture.max_positions
+        self.max_seconds = _MAX_SECONDS_WITH_GRAPHS if with_graphs else _MAX_SECONDS
+        self._cache = RaggedKVCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=0)
+        self._forward = ModelRunner(model, self._cache, architecture, with_graphs=with_graphs)
+        self._device = architecture.device
         for _ in range(max_rows):
-            cache.add_row()
-
-    @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        architecture: Architecture | None = None,
-        *,
-        max_rows: int = MAX_TIMED_ROWS,
-        is_prepacked: bool = True,
-        with_graphs: bool = False,
-    ) -> Self:
-        """A timer of a ``transformers`` model's forwards.
-
-        Args:
-            model: In evaluation mode, with its final weights, dtype and device.
-            architecture: Its architecture; read from its configuration unless given.
-            max_rows: Rows of the largest forward.
-            is_prepacked: Whether forwards use prepacked weights, if the model has them.
-            with_graphs: Whether forwards are replayed as CUDA graphs.
-        """
-        architecture = architecture or Architecture.of(model)
-        cache = RaggedKVCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=0)
-        forward = ModelRunner(model, cache, architecture, is_prepacked=is_prepacked, with_graphs=with_graphs)
-        return cls(
-            forward,
-            cache,
-            max_rows=max_rows,
-            max_positions=architecture.max_positions,
-            device=architecture.device,
-            with_graphs=with_graphs,
-        )
+            self._cache.add_row()
 
     @torch.inference_mode()
-    def assume_length(self, context: int) -> None:
-        """Time forwards after ``context`` tokens from now on."""
+    def __call__(self, context: int, num_rows: int, width: int) -> float:
+        """Seconds of the fastest of a few forwards: ``width`` tokens in each row after ``context`` others."""
         self._cache.assume_length(context)
-
-    def __call__(self, num_rows: int, width: int, num_repeats: int = _NUM_REPEATS) -> float:
-        """Seconds of the fastest of ``num_repeats`` forwards of ``num_rows`` rows of ``width`` tokens."""
-        if self.with_graphs or num_rows * width <= _SMALL_FORWARD_TOKENS:
-            self._seconds(num_rows, width)  # the first run of a shape is slower
-        return min(self._seconds(num_rows, width) for _ in range(num_repeats))
+        return min(self._seconds(num_rows, width) for _ in range(_NUM_REPEATS))
 
     def _seconds(self, num_rows: int, width: int) -> float:
         self._wait()
@@ -225,102 +207,55 @@ class ForwardTimer:
             torch.cuda.synchronize(self._device)
 
 
-def still_holds(costs: ForwardCost, seconds_of: ForwardTimer) -> bool:
-    """Whether known costs fit the machine as it is now, by two short forwards.
-
-    Compares how much longer a wide forward takes than a narrow one, on which the choice of widths depends.
-    Seconds themselves would double whenever another process computes.
-    """
-    context, num_rows = costs.contexts[0], costs.rows[0]
-    narrow, wide = _probes(costs.widths)
-    seconds_of.assume_length(context)
-    measured = seconds_of(num_rows, wide) / seconds_of(num_rows, narrow)
-    known = costs(context=context, rows=num_rows, width=wide) / costs(
-        context=context, rows=num_rows, width=narrow
-    )
-    return 1 / _TOLERANCE <= measured / known <= _TOLERANCE
-
-
-def measure_forward_cost(seconds_of: ForwardTimer) -> ForwardCost:
+def measure_forward_cost(timer: ForwardTimer) -> ForwardCost:
     """Time forwards of several widths, batches and contexts.
 
     Takes about a second; what there is no time to measure is extrapolated linearly by tokens.
     """
-    rows = tuple(number for number in _ROWS if number <= seconds_of.max_rows)
-    longest = seconds_of.max_positions - 1
+    longest = timer.max_positions - 1
     widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
     contexts = tuple(context for context in _CONTEXTS if context + widths[-1] <= longest) or (
         max(1, longest - widths[-1]),
     )
-    began = time.perf_counter()
-    deadline = began + (_MAX_SECONDS_WITH_GRAPHS if seconds_of.with_graphs else _MAX_SECONDS)
-    seconds_of.assume_length(contexts[0])
-    near: list[tuple[float, ...]] = []
-    for num_rows in rows:
-        if near and time.perf_counter() > deadline:
-            break
-        measured: dict[int, float] = {}
-        for width in _by_what_they_tell(widths):
-            if len(measured) > 1 and (
-                num_rows * width > _MAX_FORWARD_TOKENS or time.perf_counter() > deadline
-            ):
-                continue
-            measured[width] = seconds_of(num_rows, width)
-        if num_rows == rows[0]:
-            # Another process may have disturbed one of them, and narrow forwards are what decides.
-            for width, seconds in measured.items():
-                if num_rows * width <= _REPEATED_TOKENS and time.perf_counter() < 2 * deadline - began:
-                    measured[width] = min(seconds, seconds_of(num_rows, width, _NUM_PROBE_REPEATS))
-        # A narrower forward that takes longer than a wider one was disturbed: nothing makes one faster.
-        line = _line_through(measured, widths)
-        near.append(tuple(accumulate(reversed(line), min))[::-1])
-    rows = rows[: len(near)]  # larger batches are extrapolated, too
-    tables = [tuple(near)]
-    for context in contexts[1:]:
-        # A longer context adds cost to attention only, per row and per token: two widths measure it.
-        seconds_of.assume_length(context)
-        probes = _probes(widths)
-        far = []
-        for num_rows, line_near in zip(rows, near, strict=True):
-            # One slow run here would make every wide forward look expensive.
-            repeats = _NUM_PROBE_REPEATS if num_rows == rows[0] else _NUM_REPEATS
-            added = [
-                max(0.0, seconds_of(num_rows, width, repeats) - line_near[widths.index(width)])
-                for width in probes
-            ]
-            slope = max(0.0, added[1] - added[0]) / max(1, probes[1] - probes[0])
-            far.append(
-                tuple(
-                    seconds + added[0] + slope * (width - probes[0])
-                    for seconds, width in zip(line_near, widths, strict=True)
-                )
-            )
-        tables.append(tuple(far))
-    return ForwardCost(contexts, rows, widths, tuple(tables))
+    # The narrowest and a middle width come first: together they give the cost per token. The difference of
+    # neighbours would be noise, and the widest takes seconds if a model is slow.
+    probes = list(dict.fromkeys((widths[0], widths[len(widths) // 2])))
+    ordered = [*probes, *(width for width in reversed(widths) if width not in probes)]
+    deadline = time.perf_counter() + timer.max_seconds
+    rows: list[int] = []
+    tables: list[list[tuple[float, ...]]] = [[] for _ in contexts]
+    for num_rows in (number for number in _ROWS if number <= timer.max_rows):
+        if rows and time.perf_counter() > deadline:
+            break  # larger batches are extrapolated
+        rows.append(num_rows)
+        near = _fill(_time_widths(timer, contexts[0], num_rows, ordered, deadline), widths)
+        tables[0].append(near)
+        for context, table in zip(contexts[1:], tables[1:], strict=True):
+            # A longer context adds cost to attention only, per row and per token: two widths measure it.
+            far = _time_widths(timer, context, num_rows, probes, deadline)
+            added = {width: max(0.0, seconds - near[widths.index(width)]) for width, seconds in far.items()}
+            table.append(tuple(map(sum, zip(near, _fill(added, widths), strict=True))))
+    return ForwardCost(contexts, tuple(rows), widths, tuple(map(tuple, tables)))
 
 
-def _probes(widths: Sequence[int]) -> tuple[int, int]:
-    """The narrowest and a middle width, which together give the cost per token."""
-    return widths[0], widths[len(widths) // 2]
+def _time_widths(
+    timer: ForwardTimer, context: int, num_rows: int, widths: Sequence[int], deadline: float
+) -> dict[int, float]:
+    """Seconds by width, of the first two widths and of those for which there is time."""
+    seconds: dict[int, float] = {}
+    # Narrow forwards decide, and another process may disturb one: they are timed again after the others.
+    for width in [*widths, *(width for width in widths if num_rows * width <= _NARROW)]:
+        is_too_long = num_rows * width > _MAX_FORWARD_TOKENS or time.perf_counter() > deadline
+        if len(seconds) < 2 or not is_too_long:
+            seconds[width] = min(timer(context, num_rows, width), seconds.get(width, math.inf))
+    return seconds
 
 
-def _by_what_they_tell(widths: Sequence[int]) -> list[int]:
-    """The probes first, then the others.
+def _fill(measured: Mapping[int, float], widths: Sequence[int]) -> tuple[float, ...]:
+    """Seconds at each width from those that were measured.
 
-    On a busy machine there may be time for only two. The difference of neighbours would be noise, and the
-    widest takes seconds if a model is slow.
+    A narrower forward that took longer than a wider one was disturbed: nothing makes one faster.
     """
-    first = _probes(widths)
-    return [*dict.fromkeys(first), *(width for width in reversed(widths) if width not in first)]
-
-
-def _line_through(measured: Mapping[int, float], widths: Sequence[int]) -> list[float]:
-    """Seconds at each width, interpolated and extrapolated linearly from the measured widths."""
     known = sorted(measured)
-    line = []
-    for width in widths:
-        at = min(max(0, bisect_right(known, width) - 1), max(0, len(known) - 2))
-        low, high = known[at], known[min(at + 1, len(known) - 1)]
-        slope = max(0.0, measured[high] - measured[low]) / max(1, high - low)
-        line.append(measured.get(width, measured[low] + slope * (width - low)))
-    return line
+    bounded = list(accumulate((measured[width] for width in reversed(known)), min))[::-1]
+    return tuple(_interpolate(known, width, bounded.__getitem__) for width in widths)

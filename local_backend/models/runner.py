@@ -20,7 +20,7 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft
 from local_backend.kernels.graphs import COLUMN_STEP, ForwardInputs, GraphedForwards
 from local_backend.kernels.llama_forward import LlamaForward
-from local_backend.kernels.prepacked_linear import prepacked_products
+from local_backend.kernels.prepacked import prepacked_products
 from local_backend.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class ModelRunner:
         model: A decoder-only ``transformers`` model, in evaluation mode.
         cache: KV cache of the rows.
         architecture: How the model must be called.
-        is_prepacked: Whether prepared layers multiply with prepacked weights.
         with_graphs: Whether decode forwards are replayed as CUDA graphs.
     """
 
@@ -86,16 +85,14 @@ class ModelRunner:
         cache: RaggedKVCache,
         architecture: Architecture,
         *,
-        is_prepacked: bool = True,
         with_graphs: bool = False,
     ) -> None:
-        self._is_prepacked = is_prepacked
         self._model = model
         self._cache = cache
         self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
         self._device = architecture.device
         self._keeps_logits = architecture.keeps_logits
-        self._fused = LlamaForward.of(model, is_prepacked=is_prepacked)
+        self._fused = LlamaForward.of(model)
         self._graphed = None
         if with_graphs and not cache.has_limit:
             self._graphed = GraphedForwards(self._forward, cache, architecture.device)
@@ -158,7 +155,7 @@ class ModelRunner:
         wanted = {}
         if first_logits and self._keeps_logits:
             wanted["logits_to_keep"] = input_ids.shape[1] - first_logits
-        with prepacked_products(self._is_prepacked):
+        with prepacked_products():
             output = module(
                 input_ids=input_ids,
                 position_ids=tree.positions.to(self._device),

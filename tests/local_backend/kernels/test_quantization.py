@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import ChatLocal, Engine, SamplingParams
-from local_backend.kernels import prepacking
-from local_backend.kernels.prepacked_linear import (
-    ANY_COLUMNS,
-    PrepackedProduct,
-    is_emulated,
-    prepacked_products,
-)
-from local_backend.kernels.prepacking import prepack
-from local_backend.kernels.quantization import GROUP_SIZE, is_in_4_bits, product_in_4_bits, quantize
+from local_backend.kernels.prepacked import LayerTensors, PrepackedProduct, prepack, prepacked_products
+from local_backend.kernels.quantization import GRID, GROUP_SIZE, product_in_4_bits, quantize
 from local_backend.models.loading import load
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
@@ -73,6 +67,17 @@ def _quantize(layers: _Layers) -> list[torch.nn.Linear]:
 
 def _quantized(*sizes: int, num_inputs: int = 96, bias: bool = True) -> list[torch.nn.Linear]:
     return _quantize(_Layers(*sizes, num_inputs=num_inputs, bias=bias))
+
+
+def is_in_4_bits(layer: torch.nn.Module) -> bool:
+    return hasattr(layer, GRID)
+
+
+def _product(layers: list[torch.nn.Linear]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    grid = torch.cat([layer.get_buffer(GRID) for layer in layers])
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    return product_in_4_bits(weight, grid, torch.cat(biases).detach() if biases else None)
 
 
 # The grid --------------------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ def test_layers_that_the_kernel_cannot_take_keep_their_weights() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 1), (2, 33), (0, 4)])
 def test_the_kernel_multiplies_the_rounded_weights(shape: tuple[int, int], *, bias: bool) -> None:
     layers = _quantized(48, 16, 128, bias=bias)
-    product = product_in_4_bits(layers)
+    product = _product(layers)
     assert product is not None
     inputs = torch.randn(*shape, 96).to(torch.bfloat16)
     with torch.inference_mode():
@@ -144,7 +149,7 @@ def test_the_kernel_multiplies_the_rounded_weights(shape: tuple[int, int], *, bi
 @pytest.mark.parametrize("num_inputs", [64, 576, 1536])
 def test_a_token_is_multiplied_the_same_whatever_is_beside_it(num_inputs: int) -> None:
     """To the bit: so drafts do not change what these layers compute."""
-    product = product_in_4_bits(_quantized(192, 64, num_inputs=num_inputs))
+    product = _product(_quantized(192, 64, num_inputs=num_inputs))
     assert product is not None
     inputs = torch.randn(23, num_inputs).to(torch.bfloat16)
     with torch.inference_mode():
@@ -167,22 +172,22 @@ def test_weights_that_leave_their_grid_are_not_multiplied_in_4_bits() -> None:
 
     for change in (shifted, scaled, replaced):
         one, other = _quantized(16, 32)
-        assert product_in_4_bits([one, other]) is not None
+        assert _product([one, other]) is not None
         change(other)
-        assert product_in_4_bits([one, other]) is None
-        assert product_in_4_bits([one]) is not None
+        assert _product([one, other]) is None
+        assert _product([one]) is not None
         inputs = torch.randn(3, 96).to(torch.bfloat16)
-        packed = PrepackedProduct([one, other])
+        packed = PrepackedProduct([LayerTensors.of(one), LayerTensors.of(other)])
         with torch.inference_mode():
             outputs = packed(inputs)
             assert outputs is not None
-            torch.testing.assert_close(outputs[1], other(inputs), rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(outputs[:, 16:], other(inputs), rtol=2e-2, atol=2e-2)
 
 
 def test_a_copy_is_in_4_bits_and_a_conversion_is_not() -> None:
     (layer,) = _quantized(16)
-    assert product_in_4_bits([copy.deepcopy(layer)]) is not None
-    assert product_in_4_bits([copy.deepcopy(layer).to(torch.float32)]) is None
+    assert _product([copy.deepcopy(layer)]) is not None
+    assert _product([copy.deepcopy(layer).to(torch.float32)]) is None
 
 
 # A model ---------------------------------------------------------------------------------------------
@@ -220,34 +225,6 @@ def test_drafts_change_an_answer_only_at_a_near_tie(drafter: str, tokenizer: Pre
             with torch.inference_mode():
                 logits = model(input_ids=torch.tensor([[*prompt, *plain[:place]]])).logits[0, -1].float()
             assert (logits[plain[place]] - logits[drafted[place]]).abs() < 0.1 * logits.std()
-
-
-def test_unasked_products_in_4_bits_are_used_for_few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From one on, up to where the layers' own are faster; not at all if they are for one."""
-    fastest = 4
-
-    def is_faster(products: list[PrepackedProduct], columns: int) -> bool:
-        return columns <= fastest if is_in_4_bits(products[0].modules[0]) else columns > fastest
-
-    monkeypatch.setattr(prepacking, "_is_faster", is_faster)
-    model = _model()
-    quantize(model, "int4")
-    assert prepack(model, unasked=True)
-    attention = model.model.layers[0].self_attn
-    assert attention.q_proj.forward.product.columns == range(1, 5)  # type: ignore[attr-defined]  # of the copy
-    assert model.lm_head.forward.product.columns[0] == 8  # type: ignore[attr-defined]  # of the copy
-    fastest = 100
-    model = _model()
-    quantize(model, "int4")
-    prepack(model, unasked=True)
-    attention = model.model.layers[0].self_attn
-    columns = attention.q_proj.forward.product.columns  # type: ignore[attr-defined]  # of the copy
-    assert columns == (ANY_COLUMNS if is_emulated(torch.bfloat16) else range(1, 9))
-    fastest = 0
-    model = _model()
-    quantize(model, "int4")
-    prepack(model, unasked=True)
-    assert not any("forward" in vars(layer) for layer in model.modules() if is_in_4_bits(layer))
 
 
 # Loading ---------------------------------------------------------------------------------------------

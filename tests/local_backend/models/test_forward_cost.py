@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import Draft, Engine, ReferenceCopy, SamplingParams
-from local_backend.kernels.grouped_attention import NAME, grouped_attention
+from local_backend.models.architecture import Architecture
 from local_backend.models.forward_cost import ForwardCost, ForwardTimer, measure_forward_cost
 from local_backend.models.runner import ModelRunner, padded_width
 from tests.local_backend.models.architectures import random_model
@@ -131,7 +132,7 @@ def test_measuring_leaves_a_table_that_ascends(
 ) -> None:
     """Of fewer batches where time is up: what is not tried costs by the token."""
     monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", seconds)
-    costs = measure_forward_cost(ForwardTimer.of(random_model("llama"), max_rows=4))
+    costs = _measure(max_rows=4)
     assert costs.rows == rows
     for table in costs.seconds:
         for line in table:
@@ -139,49 +140,71 @@ def test_measuring_leaves_a_table_that_ascends(
             assert list(line) == sorted(line)
 
 
+@pytest.fixture
+def forwards_take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]], Callable[[], float]]:
+    """Makes forwards take as long as a function of their tokens says, on a clock that it returns."""
+
+    def install(seconds_of: Callable[[int], float]) -> Callable[[], float]:
+        now = 0.0
+
+        def forward(_: ModelRunner, __: int, unread: list[object], drafts: list[Draft]) -> None:
+            nonlocal now
+            now += seconds_of(len(unread) * (1 + len(drafts[0])))
+
+        monkeypatch.setattr(ModelRunner, "__call__", forward)
+        monkeypatch.setattr("local_backend.models.forward_cost.time.perf_counter", lambda: now)
+        return lambda: now
+
+    return install
+
+
+def _measure(max_rows: int = 1, **changes: object) -> ForwardCost:
+    model = random_model("llama", **changes)
+    return measure_forward_cost(ForwardTimer(model, Architecture.of(model), max_rows=max_rows))
+
+
 @pytest.mark.parametrize("max_seconds", [0.0, 100.0])
-def test_two_widths_are_enough_to_know_them_all(max_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_widths_are_enough_to_know_them_all(
+    max_seconds: float, forwards_take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a slow or busy machine there is time for few forwards, and a table for the rest all the same."""
-    now = 0.0
-
-    def forward(
-        self: ModelRunner, _: int, unread: list[list[int]], drafts: list[Draft], **__: object
-    ) -> None:
-        nonlocal now
-        now += 2.0 + 0.125 * len(unread) * (1 + len(drafts[0]))
-
-    monkeypatch.setattr(ModelRunner, "__call__", forward)
-    monkeypatch.setattr("local_backend.models.forward_cost.time.perf_counter", lambda: now)
+    clock = forwards_take(lambda tokens: 2.0 + 0.125 * tokens)
     monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", max_seconds)
-    costs = measure_forward_cost(ForwardTimer.of(random_model("llama"), max_rows=1))
+    costs = _measure()
     for width in (1, 2, 3, 8, 20, 64, 100):
         assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)
-    assert now < (40 if max_seconds == 0 else 200)
+    assert clock() < (40 if max_seconds == 0 else 200)
 
 
-def test_a_forward_that_was_disturbed_makes_no_other_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+@pytest.mark.parametrize("begins", range(0, 120, 5))
+def test_one_disturbance_changes_nothing(
+    begins: int, forwards_take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may compute while forwards are timed, and some in a row take longer."""
 
-    def forward(
-        self: ModelRunner, _: int, unread: list[list[int]], drafts: list[Draft], **__: object
-    ) -> None:
-        nonlocal now
-        width = 1 + len(drafts[0])
-        now += 2.0 + 0.125 * width + 9.0 * (width == 2)
+    def seconds_of(tokens: int) -> float:
+        return 2.0 + 0.125 * tokens + 9.0 * (begins < clock() < begins + 20)
 
-    monkeypatch.setattr(ModelRunner, "__call__", forward)
-    monkeypatch.setattr("local_backend.models.forward_cost.time.perf_counter", lambda: now)
     monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", 1000.0)
-    costs = measure_forward_cost(ForwardTimer.of(random_model("llama"), max_rows=1))
+    clock = forwards_take(seconds_of)
+    costs = _measure()
+    for width in (1, 2, 4, 8):
+        assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)
+
+
+def test_a_narrow_forward_costs_at_most_what_a_wider_one_does(
+    forwards_take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forwards_take(lambda tokens: 2.0 + 0.125 * tokens + 9.0 * (tokens == 2))
+    monkeypatch.setattr("local_backend.models.forward_cost._MAX_SECONDS", 1000.0)
+    costs = _measure()
     for width in (1, 4, 8, 64):
         assert costs(context=100, rows=1, width=width) == pytest.approx(2.0 + 0.125 * width)
     assert costs(context=100, rows=1, width=2) == pytest.approx(2.5)
 
 
 def test_a_model_with_few_positions_can_be_measured() -> None:
-    costs = measure_forward_cost(
-        ForwardTimer.of(random_model("llama", max_position_embeddings=12), max_rows=1)
-    )
+    costs = _measure(max_position_embeddings=12)
     assert costs(context=5, rows=1, width=2) > 0
 
 
@@ -202,26 +225,23 @@ def test_an_engine_uses_the_costs_it_is_given(
     assert drafted["dear"] < drafted["free"]
 
 
-# Attention -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("drafter", "is_measured"), [("combined", True), ("autoregressive", False)])
+def test_no_answer_waits_for_costs(
+    drafter: str, is_measured: bool, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are measured when the first engine of a model is made, if it drafts."""
+    measured: list[ForwardTimer] = []
 
+    def measure(timer: ForwardTimer) -> ForwardCost:
+        measured.append(timer)
+        return COSTS
 
-@pytest.mark.parametrize("num_new", [1, 5, 16, 17])
-def test_attention_in_place_says_what_attention_with_copies_says(num_new: int) -> None:
-    torch.manual_seed(0)
-    query, key = torch.randn(2, num_new, 6, 8).transpose(1, 2), torch.randn(2, 2, 20, 8)
-    value = torch.randn(2, 2, 20, 8)
-    mask = torch.zeros(2, 1, num_new, 20).masked_fill(torch.rand(2, 1, num_new, 20) < 0.3, -1e9)
-    module = torch.nn.Module()
-    module.num_key_value_groups = 3  # type: ignore[assignment]  # what transformers reads off a layer
-    output, _ = grouped_attention(module, query, key, value, mask, scaling=0.3)
-    copies = [states.repeat_interleave(3, dim=1) for states in (key, value)]
-    want = torch.nn.functional.scaled_dot_product_attention(query, *copies, attn_mask=mask, scale=0.3)
-    torch.testing.assert_close(output, want.transpose(1, 2))
-
-
-def test_only_a_model_with_grouped_heads_is_told_to(tokenizer: PreTrainedTokenizerBase) -> None:
-    grouped, plain = random_model("llama"), random_model("gpt_neox")
-    for model in (grouped, plain):
-        Engine(model, tokenizer).close()
-    assert grouped.config._attn_implementation == NAME
-    assert plain.config._attn_implementation == "sdpa"
+    monkeypatch.setattr("local_backend.models.forward_cost.measure_forward_cost", measure)
+    model = random_model("llama")
+    for _ in range(2):
+        with Engine(model, tokenizer, drafter) as engine:
+            assert len(measured) == is_measured
+            engine.generate([[5, 6, 7, 8, 9] * 6], SamplingParams(max_tokens=30, ignore_end=True))
+            assert len(measured) == is_measured
+    with Engine(random_model("llama"), tokenizer, drafter):
+        assert len(measured) == 2 * is_measured

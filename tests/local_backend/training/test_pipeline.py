@@ -26,7 +26,7 @@ from transformers import (
 
 from benchmarks.jacobi_tasks import TASKS, draw_cases
 from local_backend import ChatLocal
-from local_backend.kernels import prepacking
+from local_backend.kernels import prepacked
 from local_backend.training import (
     CollectOptions,
     LossOptions,
@@ -296,8 +296,7 @@ def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As larger ones than this are, by which what was laid out before a step would be wrong behind it."""
-    monkeypatch.setattr(prepacking, "_LEAST_WEIGHTS", 1)
-    monkeypatch.setattr(prepacking, "_faster", list)  # prepared whether faster or not
+    monkeypatch.setattr(prepacked, "_LEAST_WEIGHTS", 1)
     options = replace(TOY, num_rounds=1, num_evaluations=2, learning_rate=0.1)
     report = tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
     assert [record["step"] for record in report.history] == [0, 2, 4]

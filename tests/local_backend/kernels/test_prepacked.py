@@ -10,8 +10,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
-from local_backend.kernels.prepacked_linear import PrepackedLinear, PrepackedProduct, prepacked_products
-from local_backend.kernels.prepacking import has_prepacked, prepack
+from local_backend.kernels import prepacked
+from local_backend.kernels.prepacked import (
+    LayerTensors,
+    PrepackedLinear,
+    PrepackedProduct,
+    has_prepacked,
+    prepack,
+    prepacked_products,
+)
+from tests.local_backend.conftest import greedy
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"
@@ -41,8 +49,7 @@ def _model(
 
 def _layer(dtype: torch.dtype) -> tuple[torch.nn.Linear, PrepackedLinear]:
     layer = torch.nn.Linear(640, 512).to(dtype)
-    product = PrepackedProduct([layer])
-    return layer, PrepackedLinear(layer, product, 0)
+    return layer, PrepackedLinear(PrepackedProduct([LayerTensors.of(layer)]), 0)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3, 1), (2, 33), (0, 4)])
@@ -87,22 +94,21 @@ def test_an_engine_told_to_forget_reads_weights_changed_behind_torchs_back(
         model.lm_head.weight.data.neg_()
         engine.forget_weights()
         (prepacked,) = engine.generate([[5, 6, 7]], params)
-    with Engine(model, tokenizer, prepacked=False) as engine:
-        assert engine.generate([[5, 6, 7]], params)[0].token_ids == prepacked.token_ids
+    assert greedy(model, [5, 6, 7], 8) == prepacked.token_ids
 
 
 def test_prepacked_weights_stay_when_prefixes_are_forgotten(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_packed = 0
-    pack = PrepackedProduct.pack
+    packed = prepacked._packed_product
 
-    def counted(product: PrepackedProduct) -> None:
+    def counted(*tensors: torch.Tensor) -> object:
         nonlocal num_packed
         num_packed += 1
-        pack(product)
+        return packed(*tensors)
 
-    monkeypatch.setattr(PrepackedProduct, "pack", counted)
+    monkeypatch.setattr(prepacked, "_packed_product", counted)
     params = SamplingParams(max_tokens=4)
     with Engine(_model(vocabulary_size=len(tokenizer)), tokenizer, prepacked=True) as engine:
         (first,) = engine.generate([[5, 6, 7]], params)
@@ -131,8 +137,7 @@ def test_an_engine_made_on_a_model_trained_since_reads_its_new_weights(
     params = SamplingParams(max_tokens=8)
     with Engine(model, tokenizer, prepacked=True) as engine:  # which compares with the model's own forward
         (prepacked,) = engine.generate([[5, 6, 7]], params)
-    with Engine(model, tokenizer, prepacked=False) as engine:
-        assert engine.generate([[5, 6, 7]], params)[0].token_ids == prepacked.token_ids
+    assert greedy(model, [5, 6, 7], 8) == prepacked.token_ids
 
 
 def test_a_model_converted_since_is_multiplied_in_its_new_type() -> None:
@@ -167,12 +172,13 @@ def test_whoever_else_calls_the_model_computes_as_before(tokenizer: PreTrainedTo
 @pytest.mark.parametrize("drafter", ["autoregressive", "jacobi", "combined"])
 def test_an_engine_writes_the_same_with_and_without(drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
     vocabulary_size = len(tokenizer)
-    model = _model(vocabulary_size=vocabulary_size)
     params = SamplingParams(max_tokens=24)
     prompts = [[(number * step) % vocabulary_size for number in range(1, 30)] for step in (3, 7)]
     written = []
-    for prepacked in (True, False):
-        with Engine(model, tokenizer, drafter, prepacked=prepacked) as engine:
+    for is_prepacked in (True, False):
+        model = _model(vocabulary_size=vocabulary_size)
+        with Engine(model, tokenizer, drafter, prepacked=is_prepacked) as engine:
+            assert has_prepacked(model) == is_prepacked
             written.append([completion.token_ids for completion in engine.generate(prompts, params)])
     assert written[0] == written[1]
 
@@ -190,7 +196,7 @@ def test_a_copy_of_a_model_multiplies_with_its_own_weights() -> None:
 
 
 def test_small_layers_and_other_types_are_left_alone() -> None:
-    model = _model(vocabulary_size=1500, hidden_size=128)
+    model = _model(hidden_size=64)
     assert prepack(model)
     assert isinstance(model.lm_head.forward, PrepackedLinear)
     assert not isinstance(model.model.layers[0].self_attn.k_proj.forward, PrepackedLinear)
@@ -207,7 +213,7 @@ def test_layers_that_read_the_same_inputs_are_one_product() -> None:
         if isinstance(layer.forward, PrepackedLinear)
     ]
     assert products[0] is products[1] is products[2] is not products[3]
-    assert products[0].modules == [attention.q_proj, attention.k_proj, attention.v_proj]
+    assert products[0].is_of([attention.q_proj, attention.k_proj, attention.v_proj])
     assert mlp.gate_proj.forward.product is mlp.up_proj.forward.product is not mlp.down_proj.forward.product
     ids = torch.randint(0, 600, (2, 9))
     want = model(input_ids=ids).logits.detach()
@@ -217,17 +223,17 @@ def test_layers_that_read_the_same_inputs_are_one_product() -> None:
 
 def test_layers_of_one_product_may_be_called_with_other_inputs_and_in_any_order() -> None:
     layers = [torch.nn.Linear(640, size) for size in (512, 96, 320)]
-    product = PrepackedProduct(layers)
-    forwards = [PrepackedLinear(layer, product, place) for place, layer in enumerate(layers)]
+    product = PrepackedProduct([*map(LayerTensors.of, layers)])
+    forwards = [PrepackedLinear(product, index) for index in range(len(layers))]
     one, other = torch.randn(2, 3, 640), torch.randn(5, 640)
     with torch.inference_mode(), prepacked_products():
-        for place, inputs in ((0, one), (1, one), (2, other), (0, other), (2, one), (2, one), (0, one)):
-            want = layers[place](inputs)
-            torch.testing.assert_close(forwards[place](inputs), want, rtol=1e-4, atol=1e-4)
+        for index, inputs in ((0, one), (1, one), (2, other), (0, other), (2, one), (2, one), (0, one)):
+            want = layers[index](inputs)
+            torch.testing.assert_close(forwards[index](inputs), want, rtol=1e-4, atol=1e-4)
         layers[1].weight = torch.nn.Parameter(torch.randn(96, 640), requires_grad=False)
         fresh = torch.randn(4, 640)
-        for place in (1, 0):
-            torch.testing.assert_close(forwards[place](fresh), layers[place](fresh), rtol=1e-4, atol=1e-4)
+        for index in (1, 0):
+            torch.testing.assert_close(forwards[index](fresh), layers[index](fresh), rtol=1e-4, atol=1e-4)
 
 
 def test_a_layer_that_was_replaced_leaves_the_others_right() -> None:

@@ -1,4 +1,4 @@
-"""Attention in blocks is attention."""
+"""Attention in blocks, and with keys and values read in place, is attention."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedTokenizerBase
 
-from local_backend.kernels.block_attention import block_attention, is_faster_in_blocks
+from local_backend import Engine
+from local_backend.kernels.attention import IN_PLACE, block_attention, grouped_attention
+from tests.local_backend.models.architectures import random_model
 
 
 @pytest.mark.parametrize("kind", ["none", "boolean", "added"])
@@ -55,6 +58,23 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_eager_attention() -> None:
     assert (found.float() - want).square().mean() <= 1.1 * (eager.float() - want).square().mean()
 
 
-def test_drafts_and_float32_keep_their_kernel() -> None:
-    for query in (torch.zeros(1, 2, 64, 8, dtype=torch.bfloat16), torch.zeros(1, 2, 500, 8)):
-        assert not is_faster_in_blocks(query)
+@pytest.mark.parametrize("num_new", [1, 5, 16, 17])
+def test_attention_in_place_says_what_attention_with_copies_says(num_new: int) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, num_new, 6, 8).transpose(1, 2), torch.randn(2, 2, 20, 8)
+    value = torch.randn(2, 2, 20, 8)
+    mask = torch.zeros(2, 1, num_new, 20).masked_fill(torch.rand(2, 1, num_new, 20) < 0.3, -1e9)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3  # type: ignore[assignment]  # what transformers reads off a layer
+    output, _ = grouped_attention(module, query, key, value, mask, scaling=0.3)
+    copies = [states.repeat_interleave(3, dim=1) for states in (key, value)]
+    want = torch.nn.functional.scaled_dot_product_attention(query, *copies, attn_mask=mask, scale=0.3)
+    torch.testing.assert_close(output, want.transpose(1, 2))
+
+
+def test_only_a_model_with_grouped_heads_is_told_to(tokenizer: PreTrainedTokenizerBase) -> None:
+    grouped, plain = random_model("llama"), random_model("gpt_neox")
+    for model in (grouped, plain):
+        Engine(model, tokenizer).close()
+    assert grouped.config._attn_implementation == IN_PLACE
+    assert plain.config._attn_implementation == "sdpa"
