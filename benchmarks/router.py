@@ -24,7 +24,6 @@ from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_l
 from benchmarks.router_training.measures import Confusion
 from benchmarks.router_training.training import train
 from sot_chains.router import PromptedRouter, RulesRouter, TrainedRouter, first_certain_of
-from sot_chains.router.encoder import NoEncoder
 from sot_chains.router.trained import Features
 
 Decide = Callable[[str], bool]
@@ -32,9 +31,9 @@ Decide = Callable[[str], bool]
 
 def words_alone() -> Decide:
     """A linear model on words and shape of a question, without the encoder, trained like the shipped one."""
-    questions, blind = read_labels(TRAINING), NoEncoder()
-    head = train(questions, [Features.of(question.question, blind) for question in questions]).head
-    return lambda question: head.probability(Features.of(question, blind)) >= head.threshold
+    questions = read_labels(TRAINING)
+    head = train(questions, [Features.of(question.question, None) for question in questions]).head
+    return lambda question: head.probability(Features.of(question, None)) >= head.threshold
 
 
 def routers(model: str | None, options: dict[str, Any]) -> dict[str, Decide]:

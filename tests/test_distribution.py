@@ -70,7 +70,6 @@ def test_the_wheel_holds_the_packages(wheel: Path) -> None:
         "langchain_parallel_decoding/py.typed",
         "sot_chains/router/weights/adapter.safetensors",
         "sot_chains/router/weights/head.safetensors",
-        "sot_chains/router/weights/words_head.safetensors",
         "sot_chains/router/weights/NOTICE",
     ):
         assert wanted in names

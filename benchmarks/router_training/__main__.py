@@ -14,7 +14,8 @@ from benchmarks.router_training.calibration_plot import calibration_svg
 from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
 from benchmarks.router_training.measures import Confusion, calibration, calibration_error
 from benchmarks.router_training.training import TrainingSettings, train
-from sot_chains.router.trained import SHIPPED_HEAD, Features, TrainedRouter, shipped_encoder
+from sot_chains.router.encoder import Encoder
+from sot_chains.router.trained import SHIPPED_HEAD, Features, TrainedRouter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,12 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (OSError, ValueError) as error:
-        print(f"sot_chains.router: {error}", file=sys.stderr)
+        print(f"router_training: {error}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sot_chains.router", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.router_training", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     labels = "JSON lines with question and use_sot (0 or 1)"
     training = commands.add_parser("train", help="train a router on labelled questions")
@@ -131,7 +132,7 @@ def _features(questions: Sequence[LabelledQuestion]) -> list[Features]:
     from rich.console import Console
     from rich.progress import track
 
-    encoder = shipped_encoder()
+    encoder = Encoder()
     shown = track(questions, "Reading the questions", console=Console(stderr=True), transient=True)
     return [Features.of(question.question, encoder) for question in shown]
 

@@ -1,9 +1,9 @@
 """Makes everything the trained router ships: ``python -m benchmarks.router_training.encoder_training``.
 
 Trains the first five layers of all-MiniLM-L6-v2 for one epoch on the English questions, averages the weights
-of several runs (arXiv 2203.05482) and keeps the changes at low rank (arXiv 2106.09685). Then trains the head,
-and one for words alone. Calibration and threshold come from questions that neither head nor encoder has seen:
-each fold has an encoder of its own. Needs torch and ``transformers``; takes ten minutes on two cores.
+of several runs (arXiv 2203.05482) and keeps the changes at low rank (arXiv 2106.09685). Then trains the head.
+Calibration and threshold come from questions that neither head nor encoder has seen: each fold has an encoder
+of its own. Needs torch and ``transformers``; takes ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
 from benchmarks.router_training.training import TrainingSettings, fold_of, train
-from sot_chains.router.encoder import MATRICES, NORMS, NUM_LAYERS, WEIGHTS, WIDTH, Encoder, NoEncoder, limited
-from sot_chains.router.minilm import minilm_folder
-from sot_chains.router.trained import Features, is_in_latin_script
+from sot_chains.router.encoder import MATRICES, NORMS, NUM_LAYERS, WEIGHTS, WIDTH, Encoder, truncated_ids
+from sot_chains.router.features import is_in_latin_script
+from sot_chains.router.minilm import find_minilm
+from sot_chains.router.trained import Features
 
 _RANK = 15
 
@@ -75,7 +76,7 @@ class TrainableEncoder(nn.Module):
 
     def token_ids(self, question: str) -> list[int]:
         """The token ids that the shipped encoder would read."""
-        return limited(self._tokenizer, question)
+        return truncated_ids(self._tokenizer, question)
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """The log-odds of each question, given as token ids: ``[questions]``."""
@@ -168,7 +169,7 @@ def _changes(base: dict[str, Tensor], trained: dict[str, Tensor]) -> dict[str, N
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in made.items()}
 
 
-def features_of(questions: Sequence[LabelledQuestion], encoder: Encoder) -> list[Features]:
+def features_of(questions: Sequence[LabelledQuestion], encoder: Encoder | None) -> list[Features]:
     """The features of each question."""
     return [Features.of(question.question, encoder) for question in questions]
 
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--labels", type=Path, nargs="+", default=TRAINING, help="by default our own")
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()
-    base = options.base or minilm_folder()
+    base = options.base or find_minilm()
     questions = read_labels(options.labels)
     english = [question for question in questions if is_in_latin_script(question.question)]
     by_fold, num_folds = [], TrainingSettings().num_folds
@@ -194,7 +195,6 @@ def main() -> None:
     encoder = train_adapter(english, base, options.out / "adapter.safetensors", EncoderSettings())
     trained = train(questions, features_of(questions, encoder), features_by_fold=by_fold)
     trained.head.save(options.out / "head.safetensors")
-    train(questions, features_of(questions, NoEncoder())).head.save(options.out / "words_head.safetensors")
     print(f"threshold {trained.head.threshold:.3f}")
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.router_training.labels import LabelledQuestion
 from benchmarks.router_training.measures import cheapest_threshold
-from sot_chains.router.trained import NUM_PLACES, Features, Head
+from sot_chains.router.trained import NUM_BUCKETS, NUM_DENSE, NUM_FEATURES, Features, Head
 
 Doubles = NDArray[np.float64]
 
@@ -109,15 +109,9 @@ def train(
         cost_of_wrong_sot=settings.cost_of_wrong_sot,
     )
     weights = _fit(matrix, labels, settings)
-    head = Head(
-        words=weights[:NUM_PLACES].astype(np.float32),
-        dense=weights[NUM_PLACES:-1].astype(np.float32),
-        bias=float(weights[-1]),
-        slope=slope,
-        offset=offset,
-        threshold=threshold,
-    )
-    return Trained(head, held_out.tolist())
+    weights *= slope  # calibrates the scores
+    weights[-1] += offset
+    return Trained(Head(weights.astype(np.float32), threshold), held_out.tolist())
 
 
 class _Matrix:
@@ -125,16 +119,11 @@ class _Matrix:
 
     def __init__(self, features: Sequence[Features]) -> None:
         self._features = list(features)
-        lengths = [len(one.places) for one in self._features]
+        lengths = [len(one.indices) - NUM_DENSE for one in self._features]
         self._row_of = np.repeat(np.arange(len(lengths)), lengths)
-        self._places = np.concatenate([one.places for one in self._features])
-        self._values = np.concatenate([one.words for one in self._features]).astype(np.float64)
-        self._dense = np.stack([one.dense for one in self._features]).astype(np.float64)
-
-    @property
-    def num_weights(self) -> int:
-        """One for each feature, and the bias."""
-        return NUM_PLACES + int(self._dense.shape[1]) + 1
+        self._indices = np.concatenate([one.indices[:-NUM_DENSE] for one in self._features])
+        self._values = np.concatenate([one.values[:-NUM_DENSE] for one in self._features]).astype(np.float64)
+        self._dense = np.stack([one.values[-NUM_DENSE:] for one in self._features]).astype(np.float64)
 
     def rows(self, chosen: NDArray[np.bool_]) -> _Matrix:
         """The matrix of the chosen questions."""
@@ -143,15 +132,15 @@ class _Matrix:
     def scores(self, weights: Doubles) -> Doubles:
         """Scores of the questions; ``weights`` holds one for each feature and, last, the bias."""
         words = np.bincount(
-            self._row_of, weights=self._values * weights[self._places], minlength=len(self._features)
+            self._row_of, weights=self._values * weights[self._indices], minlength=len(self._features)
         )
-        total: Doubles = words + self._dense @ weights[NUM_PLACES:-1] + weights[-1]
+        total: Doubles = words + self._dense @ weights[NUM_BUCKETS:-1] + weights[-1]
         return total
 
     def gradient(self, of_scores: Doubles) -> Doubles:
         """The gradient of the weights, from that of the scores."""
         words = np.bincount(
-            self._places, weights=self._values * of_scores[self._row_of], minlength=NUM_PLACES
+            self._indices, weights=self._values * of_scores[self._row_of], minlength=NUM_BUCKETS
         )
         return np.concatenate([words, of_scores @ self._dense, [of_scores.sum()]])
 
@@ -174,7 +163,7 @@ def _fit(matrix: _Matrix, labels: Doubles, settings: TrainingSettings) -> Double
         value = entropy + settings.tversky_weight * tversky + decay / 2 * float(penalised @ penalised)
         return value, matrix.gradient(of_scores) + decay * penalised
 
-    return minimise(loss, np.zeros(matrix.num_weights))
+    return minimise(loss, np.zeros(NUM_FEATURES + 1))
 
 
 def tversky_loss(

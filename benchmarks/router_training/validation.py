@@ -25,9 +25,10 @@ from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_l
 from benchmarks.router_training.measures import Confusion
 from benchmarks.router_training.training import TrainingSettings, train
 from sot_chains.router import RulesRouter
-from sot_chains.router.encoder import Encoder, NoEncoder
-from sot_chains.router.minilm import minilm_folder
-from sot_chains.router.trained import Features, TrainedRouter, is_in_latin_script
+from sot_chains.router.encoder import Encoder
+from sot_chains.router.features import is_in_latin_script
+from sot_chains.router.minilm import find_minilm
+from sot_chains.router.trained import Features, TrainedRouter
 
 # Where each source of LIMA begins in its file (arXiv 2305.11206, table 1).
 _LIMA_SOURCES = {
@@ -53,7 +54,9 @@ def read_sources(data: Path) -> Sources:
     return {**found, "Vicuna": read_labels([data / "vicuna.jsonl"])}
 
 
-def linear(questions: Sequence[LabelledQuestion], encoder: Encoder, threshold: float | None = None) -> Decide:
+def linear(
+    questions: Sequence[LabelledQuestion], encoder: Encoder | None, threshold: float | None = None
+) -> Decide:
     """A head on ``encoder``, trained on ``questions``; with its own threshold unless one is given."""
     head = train(questions, features_of(questions, encoder)).head
     lowest = head.threshold if threshold is None else threshold
@@ -62,12 +65,12 @@ def linear(questions: Sequence[LabelledQuestion], encoder: Encoder, threshold: f
 
 def kinds(questions: Sequence[LabelledQuestion], num_seeds: int) -> dict[str, Decide]:
     """The compared routers by name."""
-    base, rules, shipped = minilm_folder(), RulesRouter(), TrainedRouter()
+    base, rules, shipped = find_minilm(), RulesRouter(), TrainedRouter()
     english = [question for question in questions if is_in_latin_script(question.question)]
     found: dict[str, Decide] = {
         "never": lambda question: False,
         "rules": lambda question: rules.decide(question).use_sot,
-        "words, linear": linear(questions, NoEncoder()),
+        "words, linear": linear(questions, None),
         "shipped": lambda question: shipped.decide(question).use_sot,
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sot_chains.router.minilm import minilm_folder
+from sot_chains.router.minilm import find_minilm
 
 WEIGHTS = Path(__file__).parent / "weights"
 SHIPPED_ADAPTER = WEIGHTS / "adapter.safetensors"
 
 Floats = NDArray[np.float32]
+Tensors = dict[str, NDArray[Any]]
 
 WIDTH = 384
 NUM_LAYERS = 5
 _NUM_HEADS = 12
 # The start and the end of a long question tell what it asks for; time grows with the number of tokens.
-MAX_TOKENS, _LAST_TOKENS = 40, 13
+MAX_TOKENS, _LAST_TOKENS, _END_CHARACTERS = 40, 13, 4000
 _LAYER_NORM_EPSILON = np.float32(1e-12)
 _GELU_SCALE, _GELU_CUBIC = np.float32(0.7978845608), np.float32(0.044715)
 _one_at_a_time = threading.Lock()
@@ -58,7 +59,7 @@ class Encoder:
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
 
-        folder = folder or minilm_folder()
+        folder = folder or find_minilm()
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -74,7 +75,7 @@ class Encoder:
 
     def encode(self, question: str) -> Floats:
         """The unit vector of ``question``: the mean over its tokens after the last layer, normalised."""
-        ids = limited(self._tokenizer, question)
+        ids = truncated_ids(self._tokenizer, question)
         states = self._words[ids].astype(np.float32) + self._positions[: len(ids)]
         states = _layer_norm(states, *self._first_norm)
         # BLAS's own threads spin longer than they work on matrices this small. Their limit is per process, so
@@ -86,60 +87,45 @@ class Encoder:
         return mean / np.linalg.norm(mean)
 
 
-class NoEncoder(Encoder):
-    """Stands in where MiniLM cannot be had: encodes every question as zeros."""
-
-    def __init__(self) -> None:
-        """Loads nothing."""
-
-    def encode(self, question: str) -> Floats:
-        """Zeros."""
-        return np.zeros(WIDTH, dtype=np.float32)
-
-
-def limited(tokenizer: Any, question: str) -> list[int]:
+def truncated_ids(tokenizer: Any, question: str) -> list[int]:
     """The token ids of ``question``, of a long one those of its start and end: at most ``MAX_TOKENS``."""
-    # Only the ends are kept, so the tokenizer need not process the whole text.
-    ids: list[int] = tokenizer.encode(_ends(question)).ids
+    if len(question) > 2 * _END_CHARACTERS:  # the tokenizer need not read what is cut anyway
+        question = f"{question[:_END_CHARACTERS]} {question[-_END_CHARACTERS:]}"
+    ids: list[int] = tokenizer.encode(question).ids
     return ids if len(ids) <= MAX_TOKENS else ids[: MAX_TOKENS - _LAST_TOKENS] + ids[-_LAST_TOKENS:]
 
 
 class _Layer:
     """One transformer layer; input and output states are ``[tokens, width]``."""
 
-    def __init__(
-        self, tensors: dict[str, NDArray[Any]], changes: dict[str, NDArray[Any]], number: int
-    ) -> None:
-        def matrix(name: str) -> Floats:
-            parts = [tensors[f"encoder.layer.{number}.{part}.weight"] for part in MATRICES[name]]
-            up, down = (
-                changes[f"layer.{number}.{name}.{side}"].astype(np.float32) for side in ("up", "down")
-            )
-            return np.ascontiguousarray((np.concatenate(parts) + up @ down).T)  # [in, out]
-
-        def vector(name: str) -> Floats:
+    def __init__(self, tensors: Tensors, changes: Tensors, number: int) -> None:
+        def change(name: str) -> Floats:
             return np.asarray(changes[f"layer.{number}.{name}"], dtype=np.float32)
 
-        # Query, key and value concatenated.
-        self.attend, self.attend_bias = matrix("attend"), vector("attend.bias")
-        self.merge, self.merge_bias = matrix("merge"), vector("merge.bias")
-        self.widen, self.widen_bias = matrix("widen"), vector("widen.bias")
-        self.narrow, self.narrow_bias = matrix("narrow"), vector("narrow.bias")
-        self.attention_norm = vector("attention_norm.weight"), vector("attention_norm.bias")
-        self.output_norm = vector("output_norm.weight"), vector("output_norm.bias")
+        def matrix(name: str) -> Floats:
+            parts = [tensors[f"encoder.layer.{number}.{part}.weight"] for part in MATRICES[name]]
+            up, down = change(f"{name}.up"), change(f"{name}.down")
+            return np.ascontiguousarray((np.concatenate(parts) + up @ down).T)  # [in, out]
+
+        self._linear = {name: (matrix(name), change(f"{name}.bias")) for name in MATRICES}
+        self._norm = {name: (change(f"{name}.weight"), change(f"{name}.bias")) for name in NORMS}
 
     def __call__(self, states: Floats) -> Floats:
+        def linear(name: str, values: Floats) -> Floats:
+            matrix, bias = self._linear[name]
+            return values @ matrix + bias
+
         num_tokens, width = states.shape
-        heads = (states @ self.attend + self.attend_bias).reshape(num_tokens, 3, _NUM_HEADS, -1)
+        heads = linear("attend", states).reshape(num_tokens, 3, _NUM_HEADS, -1)
         query, key, value = heads.transpose(1, 2, 0, 3)  # each [heads, tokens, width / heads]
         scores = query @ key.transpose(0, 2, 1) * np.float32((width // _NUM_HEADS) ** -0.5)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = (weights @ value).transpose(1, 0, 2).reshape(num_tokens, width)
-        states = _layer_norm(states + mixed @ self.merge + self.merge_bias, *self.attention_norm)
-        wide = states @ self.widen + self.widen_bias
+        states = _layer_norm(states + linear("merge", mixed), *self._norm["attention_norm"])
+        wide = linear("widen", states)
         wide = 0.5 * wide * (1 + np.tanh(_GELU_SCALE * (wide + _GELU_CUBIC * wide * wide * wide)))
-        return _layer_norm(states + wide @ self.narrow + self.narrow_bias, *self.output_norm)
+        return _layer_norm(states + linear("narrow", wide), *self._norm["output_norm"])
 
 
 def _layer_norm(states: Floats, weight: Floats, bias: Floats) -> Floats:
@@ -147,12 +133,6 @@ def _layer_norm(states: Floats, weight: Floats, bias: Floats) -> Floats:
     variance = (centred * centred).mean(axis=-1, keepdims=True)
     normed: Floats = centred / np.sqrt(variance + _LAYER_NORM_EPSILON) * weight + bias
     return normed
-
-
-def _ends(question: str, num_characters: int = 4000) -> str:
-    if len(question) <= 2 * num_characters:
-        return question
-    return question[:num_characters] + " " + question[-num_characters:]
 
 
 @cache

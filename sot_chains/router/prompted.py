@@ -7,7 +7,6 @@ words. Each question costs a model call, so replies are cached. Knows providers 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -40,10 +39,10 @@ _REQUESTS = {
         "只回复一个字母：A、B或C。"
     ),
 }
-_KINDS = {
-    "A": (True, "the model sees independent points in a good answer"),
-    "B": (False, "the model sees steps that build on one another"),
-    "C": (False, "the model sees an answer of one piece"),
+_REASONS = {
+    "A": "the model sees independent points in a good answer",
+    "B": "the model sees steps that build on one another",
+    "C": "the model sees an answer of one piece",
 }
 # The letter alone at the start, or named as the answer, since "A" also starts English sentences.
 _LETTER = re.compile(
@@ -65,14 +64,12 @@ class PromptedRouter(Router):
 
     Args:
         model: Any model that :class:`~sot_chains.chain.SkeletonOfThought` takes; a small one is enough.
-        requests: Request templates by language, with the field ``{question}``; the reply must be a letter
-            from A (independent points) to C.
         graphs: Whether answers whose steps build on each other (B) are written as a graph of points, each
             once those are written that it needs; otherwise such questions are answered plainly.
         **options: Options of a model given by name.
 
     Raises:
-        ValueError: A request has no ``{question}``, ``"en"`` is missing, or the model is not supported.
+        ValueError: The model is not supported.
 
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
@@ -84,19 +81,12 @@ class PromptedRouter(Router):
         self,
         model: str | Runnable[LanguageModelInput, Any] | Provider,
         *,
-        requests: dict[str, str] | None = None,
         graphs: bool = False,
         **options: Any,
     ) -> None:
         self._provider = provider_of(model, **options)
-        self._requests = requests or _REQUESTS
-        for language, request in self._requests.items():
-            if "{question}" not in request:
-                raise ValueError(f"the request in {language!r} has no field {{question}}: {request!r:.80}")
-        if "en" not in self._requests:
-            raise ValueError(f"requests need an 'en' entry to fall back to, got {sorted(self._requests)}")
         self._graphs = graphs
-        self._kept: OrderedDict[str, str | None] = OrderedDict()
+        self._letters: dict[str, str | None] = {}  # by question
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
         """Asks the model, unless its reply is cached.
@@ -105,20 +95,20 @@ class PromptedRouter(Router):
             ProviderError: The model call failed.
         """
         question = conversation.question
-        if question not in self._kept:
-            self._kept[question] = await self._ask(question, config)
-        self._kept.move_to_end(question)
-        letter = self._kept[question]
-        if len(self._kept) > _MAX_CACHED:
-            self._kept.popitem(last=False)
+        if question in self._letters:
+            letter = self._letters[question]
+        else:
+            letter = await self._ask(question, config)
+            if len(self._letters) >= _MAX_CACHED:
+                del self._letters[next(iter(self._letters))]  # the oldest
+            self._letters[question] = letter
         if letter is None:
             return Route(False, "the model's reply was none of A, B and C", 0.0, "prompted")
-        use_sot, reason = _KINDS[letter]
         is_graph = self._graphs and letter == "B"
-        return Route(use_sot or is_graph, reason, CONFIDENCE, "prompted", is_graph)
+        return Route(letter == "A" or is_graph, _REASONS[letter], CONFIDENCE, "prompted", is_graph)
 
     async def _ask(self, question: str, config: RunnableConfig) -> str | None:
-        template = self._requests.get(language_of(question), self._requests["en"])
+        template = _REQUESTS[language_of(question)]
         # Not str.format: questions may contain braces.
         messages = [HumanMessage(template.replace("{question}", question))]
         config = RunnableConfig(**{**config, "run_name": "router"})

@@ -190,11 +190,6 @@ async def test_a_model_that_answers_instead_is_cut_short() -> None:
     assert model.num_running == 0
 
 
-def test_requests_must_hold_the_question() -> None:
-    with pytest.raises(ValueError, match=r"\{question\}"):
-        PromptedRouter(_says("A"), requests={"en": "Which letter?"})
-
-
 # --- composition
 
 
