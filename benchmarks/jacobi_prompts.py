@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +28,21 @@ from local_backend import Drafter, Jacobi, ReferenceCopy
 from local_backend.drafting import Combined
 from local_backend.training import (
     CollectOptions,
-    PackedForward,
     StoredTrajectories,
     Trajectory,
     TuneOptions,
     collect_trajectories,
     load_for_training,
-    read_prompts,
 )
 from local_backend.training.evaluation import likeness
-from local_backend.training.tuning import split_held_out
+from local_backend.training.tuning import read_prompts_for, split_held_out
 
 _BLOCK_SIZE = 16
 _NUM_RECYCLED = 3
 
 
 def plain_ways(
-    model: Any, tokenizer: Any, max_tokens: int, *, stored: Sequence[Trajectory] = ()
+    model: Any, tokenizer: Any, max_tokens: int, *, stored: Iterable[Trajectory] = ()
 ) -> tuple[dict[str, Way], list[Any]]:
     """The methods that need no training, the baseline first, and the engines to close afterwards."""
     drafters: dict[str, str | Drafter] = {
@@ -91,19 +89,17 @@ def _ways(
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Collect answers, decode the held-out prompts with every method; the summary, and the cases."""
     model, tokenizer = load_for_training(options.model)
-    forward = PackedForward(model)
-    all_prompts = read_prompts(
-        options.prompts,
+    all_prompts = read_prompts_for(
+        model,
         tokenizer,
-        max_positions=forward.max_positions,
-        vocabulary_size=forward.vocabulary_size,
-        max_tokens=options.max_tokens,
+        options.prompts,
+        options.max_tokens,
         limit=options.limit,
         template=options.template.replace("\\n", "\n") if options.template else None,
     )
     train_prompts, held_out = split_held_out(all_prompts, TuneOptions(num_held_out=options.held_out))
     held_out = held_out[: options.cases]
-    stored: Sequence[Trajectory] = ()
+    stored: Iterable[Trajectory] = ()
     if options.answers:
         collect = CollectOptions(
             block_size=_BLOCK_SIZE, max_tokens=options.max_tokens, prompts_per_part=64, with_iterates=False

@@ -42,7 +42,7 @@ from local_backend.scheduling.lengths import (
     Prediction,
     quantile_of,
 )
-from local_backend.training.trajectory_store import fingerprint
+from local_backend.training import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,6 +5,7 @@ Knows tasks and the trainer. Consistency training comes later, with the same cod
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -129,13 +130,18 @@ def train_plain(
     use_fast_attention(model)
     prompts = tokenizer([case.prompt for case in cases], add_special_tokens=False)["input_ids"]
     answers = tokenizer([case.answer + END for case in cases], add_special_tokens=False)["input_ids"]
-    trajectories = [Trajectory(tuple(p), tuple(a)) for p, a in zip(prompts, answers, strict=True)]
+    rng = random.Random(options.seed)
+    trajectories = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        # What follows the first token is learned, too, of some prompts.
+        num_read = 1 if rng.random() < options.learned_prompts else len(prompt)
+        text = (*prompt, *answer)
+        trajectories.append(Trajectory(text[:num_read], text[num_read:]))
     examples = NoisyExamples(
         trajectories,
         options.num_steps * options.batch_size,
         options.batch_size,
         noise=None,
-        learned_prompts=options.learned_prompts,
         seed=options.seed,
     )
     checkpoints = folder / "checkpoints"

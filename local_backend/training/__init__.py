@@ -15,13 +15,10 @@ if missing := [name for name in ("torch", "accelerate", "datasets", "peft") if f
 
 from local_backend.offline.prompt_file import read_prompts
 from local_backend.sequences.outputs import Trajectory
+from local_backend.training.checkpoints import fingerprint
 from local_backend.training.evaluation import Evaluation, Likeness, evaluate, perplexity
 from local_backend.training.examples import NoiseOptions, NoisyExamples
-from local_backend.training.losses import (
-    autoregressive_loss,
-    global_consistency_loss,
-    local_consistency_loss,
-)
+from local_backend.training.losses import autoregressive_loss, consistency_loss
 from local_backend.training.packing import Copy, Example, PackedBatch, PackedForward, pack
 from local_backend.training.rounds import TuneOptions, load_for_training, train_round
 from local_backend.training.trainer import ConsistencyTrainer, LossOptions, packed_losses
@@ -31,7 +28,7 @@ from local_backend.training.trajectories import (
     collect_trajectories,
     decode_recorded,
 )
-from local_backend.training.trajectory_store import StoredTrajectories, fingerprint
+from local_backend.training.trajectory_store import StoredTrajectories
 from local_backend.training.tuning import Report, tune
 
 __all__ = [
@@ -53,12 +50,11 @@ __all__ = [
     "TuneOptions",
     "autoregressive_loss",
     "collect_trajectories",
+    "consistency_loss",
     "decode_recorded",
     "evaluate",
     "fingerprint",
-    "global_consistency_loss",
     "load_for_training",
-    "local_consistency_loss",
     "pack",
     "packed_losses",
     "perplexity",

@@ -13,26 +13,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from local_backend.models.loading import bf16_is_fast
+from local_backend.training import (
+    CollectOptions,
+    LossOptions,
+    NoiseOptions,
+    StoredTrajectories,
+    TuneOptions,
+    collect_trajectories,
+    evaluate,
+    load_for_training,
+    train_round,
+    tune,
+)
+from local_backend.training.tuning import read_prompts_for
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from local_backend.training import TuneOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; user errors exit with a message and status 2."""
-    parser = _parser()
+    parser = _make_parser()
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        commands = {"tune": _tune, "collect": _collect, "train": _train, "evaluate": _evaluate}
-        commands[given.command](given)
-    except (ValueError, OSError, ImportError) as error:
+        {"tune": _tune, "collect": _collect, "train": _train, "evaluate": _evaluate}[given.command](given)
+    except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog} {given.command}: {error}\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m local_backend.training", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     tune = commands.add_parser("tune", help="from prompts to a tuned model")
@@ -44,45 +56,11 @@ def _parser() -> argparse.ArgumentParser:
             "--model", required=True, help='folder or name of a transformers causal LM, or "default"'
         )
         command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
-    for command in (tune, collect, train, evaluate):
-        note = "; train takes what was collected" if command is train else ""
-        command.add_argument("--max-tokens", type=int, default=256, help=f"of an answer (%(default)s{note})")
+        command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
     for command in (tune, collect, evaluate):
-        command.add_argument(
-            "--prompts",
-            required=True,
-            help='JSON lines with "prompt", "question", "messages" or "prompt_ids", or a datasets dataset',
-        )
-        command.add_argument(
-            "--template", help='user message with fields of other records, e.g. "{passage}\\n\\n{question}"'
-        )
-        command.add_argument("--limit", type=int, help="only the first so many prompts")
+        _add_prompts(command)
     for command in (tune, train):
-        command.add_argument("--output", type=Path, required=True, help="folder of the tuned model")
-        command.add_argument(
-            "--steps", type=int, default=400, help="optimizer steps of a round (%(default)s)"
-        )
-        command.add_argument("--batch-size", type=int, default=16, help="examples of a forward (%(default)s)")
-        command.add_argument(
-            "--accumulation-steps", type=int, default=1, help="forwards of a step (%(default)s)"
-        )
-        command.add_argument("--learning-rate", type=float, default=1e-3, help="at its peak (%(default)s)")
-        command.add_argument("--lora-rank", type=int, help="train adapters of this rank, not all weights")
-        command.add_argument("--last-layers", type=int, help="train only so many last layers")
-        command.add_argument("--float32", action="store_true", help="no bf16 mixed precision")
-        command.add_argument("--activation-checkpointing", action="store_true", help="less memory, more time")
-        command.add_argument("--global-weight", type=float, default=1.0, help="of its loss (%(default)s)")
-        command.add_argument("--local-weight", type=float, default=0.0, help="of its loss (%(default)s)")
-        command.add_argument("--ar-weight", type=float, default=1.0, help="of the AR loss (%(default)s)")
-        command.add_argument(
-            "--divergence", choices=("forward_kl", "reverse_kl", "jsd"), default="forward_kl"
-        )
-        command.add_argument("--passes", type=int, default=3, help="noisy copies of an answer (%(default)s)")
-        command.add_argument(
-            "--stored-share", type=float, default=0.5, help="of copies from trajectories (%(default)s)"
-        )
-        command.add_argument("--save-steps", type=int, default=100, help="between checkpoints (%(default)s)")
-        command.add_argument("--seed", type=int, default=0)
+        _add_training(command)
     tune.add_argument("--rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
     tune.add_argument("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
     tune.add_argument(
@@ -93,16 +71,44 @@ def _parser() -> argparse.ArgumentParser:
     collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
     collect.add_argument("--answers-only", action="store_true", help="store no guesses: takes less time")
     train.add_argument("--trajectories", type=Path, required=True, help="folder that collect wrote")
-    evaluate.add_argument(
-        "--recycled", type=int, default=0, help="n-grams tried beside the block (%(default)s)"
-    )
     evaluate.add_argument("--timed", type=int, default=16, help="prompts that are timed (%(default)s)")
     return parser
 
 
-def _tune(given: argparse.Namespace) -> None:
-    from local_backend.training import tune
+def _add_prompts(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--prompts",
+        required=True,
+        help='JSON lines with "prompt", "question", "messages" or "prompt_ids", or a datasets dataset',
+    )
+    command.add_argument(
+        "--template",
+        type=lambda text: text.replace("\\n", "\n"),  # a shell passes the two characters of the escape
+        help='user message with fields of other records, e.g. "{passage}\\n\\n{question}"',
+    )
+    command.add_argument("--limit", type=int, help="only the first so many prompts")
 
+
+def _add_training(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--output", type=Path, required=True, help="folder of the tuned model")
+    add("--steps", type=int, default=400, help="optimizer steps of a round (%(default)s)")
+    add("--batch-size", type=int, default=16, help="examples of a forward (%(default)s)")
+    add("--accumulation-steps", type=int, default=1, help="forwards of a step (%(default)s)")
+    add("--learning-rate", type=float, default=1e-3, help="at its peak (%(default)s)")
+    add("--lora-rank", type=int, help="train adapters of this rank, not all weights")
+    add("--last-layers", type=int, help="train only so many last layers")
+    add("--float32", action="store_true", help="no bf16 mixed precision")
+    add("--activation-checkpointing", action="store_true", help="less memory, more time")
+    add("--global-weight", type=float, default=1.0, help="of its loss (%(default)s)")
+    add("--local-weight", type=float, default=0.0, help="of its loss (%(default)s)")
+    add("--ar-weight", type=float, default=1.0, help="of the AR loss (%(default)s)")
+    add("--divergence", choices=("forward_kl", "reverse_kl", "jsd"), default="forward_kl")
+    add("--stored-share", type=float, default=0.5, help="of copies from trajectories (%(default)s)")
+    add("--save-steps", type=int, default=100, help="between checkpoints (%(default)s)")
+
+
+def _tune(given: argparse.Namespace) -> None:
     tune(
         given.model,
         given.prompts,
@@ -110,14 +116,12 @@ def _tune(given: argparse.Namespace) -> None:
         _options(given),
         limit=given.limit,
         examples=given.examples,
-        template=_template(given),
+        template=given.template,
         max_hours=given.max_hours,
     )
 
 
 def _train(given: argparse.Namespace) -> None:
-    from local_backend.training import StoredTrajectories, load_for_training, train_round
-
     model, tokenizer = load_for_training(given.model)
     trajectories = StoredTrajectories(given.trajectories, model, tokenizer)
     train_round(model, tokenizer, trajectories, given.output, _options(given))
@@ -125,24 +129,18 @@ def _train(given: argparse.Namespace) -> None:
 
 
 def _collect(given: argparse.Namespace) -> None:
-    from local_backend.training import CollectOptions, collect_trajectories, load_for_training
-
     options = CollectOptions(
         block_size=given.block_size,
         max_tokens=given.max_tokens,
         max_rows=given.rows,
         with_iterates=not given.answers_only,
     )
-    model, tokenizer = load_for_training(given.model)
-    prompts = _prompts(given, model, tokenizer)
+    model, tokenizer, prompts = _load(given)
     print(json.dumps(collect_trajectories(model, tokenizer, prompts, given.output, options)))
 
 
 def _evaluate(given: argparse.Namespace) -> None:
-    from local_backend.training import evaluate, load_for_training
-
-    model, tokenizer = load_for_training(given.model)
-    prompts = _prompts(given, model, tokenizer)
+    model, tokenizer, prompts = _load(given)
     figures = evaluate(
         model,
         tokenizer,
@@ -150,37 +148,19 @@ def _evaluate(given: argparse.Namespace) -> None:
         max_tokens=given.max_tokens,
         block_size=given.block_size,
         num_timed=min(given.timed, len(prompts)),
-        num_recycled=given.recycled,
     )
     print(json.dumps(figures.as_dict()))
 
 
-def _prompts(
-    given: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> list[list[int]]:
-    from local_backend.training import PackedForward, read_prompts
-
-    forward = PackedForward(model)
-    return read_prompts(
-        given.prompts,
-        tokenizer,
-        max_positions=forward.max_positions,
-        vocabulary_size=forward.vocabulary_size,
-        max_tokens=given.max_tokens,
-        limit=given.limit,
-        template=_template(given),
+def _load(given: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[list[int]]]:
+    model, tokenizer = load_for_training(given.model)
+    prompts = read_prompts_for(
+        model, tokenizer, given.prompts, given.max_tokens, limit=given.limit, template=given.template
     )
-
-
-def _template(given: argparse.Namespace) -> str | None:
-    # A shell passes the two characters of a line feed's escape.
-    return None if given.template is None else str(given.template).replace("\\n", "\n")
+    return model, tokenizer, prompts
 
 
 def _options(given: argparse.Namespace) -> TuneOptions:
-    from local_backend.models.loading import bf16_is_fast
-    from local_backend.training import CollectOptions, LossOptions, NoiseOptions, TuneOptions
-
     return TuneOptions(
         num_rounds=getattr(given, "rounds", 1),
         num_steps=given.steps,
@@ -193,18 +173,8 @@ def _options(given: argparse.Namespace) -> TuneOptions:
         activation_checkpointing=given.activation_checkpointing,
         num_held_out=getattr(given, "held_out", 64),
         save_steps=given.save_steps,
-        seed=given.seed,
-        noise=NoiseOptions(
-            block_size=given.block_size,
-            num_passes=given.passes,
-            stored_share=given.stored_share,
-        ),
-        losses=LossOptions(
-            global_weight=given.global_weight,
-            local_weight=given.local_weight,
-            autoregressive_weight=given.ar_weight,
-            divergence=given.divergence,
-        ),
+        noise=NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
+        losses=LossOptions(given.global_weight, given.local_weight, given.ar_weight, given.divergence),
         collect=CollectOptions(
             block_size=given.block_size,
             max_tokens=given.max_tokens,

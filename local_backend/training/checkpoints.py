@@ -1,13 +1,14 @@
-"""Resumable work: checks that a folder holds the same work, and writes files atomically.
+"""Resumable work: what it depends on, whether a folder holds the same work, and files written atomically.
 
 Knows folders, and in which order files are written. Does not know what the work is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _MARKER = "config.json"  # of a model's folder; written last
+_SAMPLED_VALUES = 4096  # of each tensor; any training step changes nearly all of them
+
+
+def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A digest of names, shapes and evenly spaced values of the model's weights, and of the vocabulary.
+
+    It does not depend on the dtype or device that the same values are loaded with.
+    """
+    sha = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        values = tensor.detach().reshape(-1)
+        sampled = values[:: max(1, len(values) // _SAMPLED_VALUES)].cpu().float().contiguous()
+        sha.update(f"{name}{tuple(tensor.shape)}".encode())
+        sha.update(sampled.numpy().tobytes())
+    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        sha.update(f"{number}\0{token}\0".encode())
+    return sha.hexdigest()[:16]
+
+
+def digest(items: Iterable[object]) -> str:
+    """A digest of values by their ``repr``, in order."""
+    sha = hashlib.sha256()
+    for item in items:
+        sha.update(repr(item).encode())
+    return sha.hexdigest()[:16]
 
 
 def claim(path: Path, wanted: Mapping[str, Any], *, may_differ: Collection[str] = ()) -> None:
@@ -29,39 +55,31 @@ def claim(path: Path, wanted: Mapping[str, Any], *, may_differ: Collection[str] 
     Raises:
         ValueError: The file describes other work; says what differs.
     """
-    if path.exists():
-        refuse_other(path.parent, json.loads(path.read_text("utf-8")), wanted, may_differ=may_differ)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(wanted, indent=1) + "\n")
-
-
-def refuse_other(
-    folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], *, may_differ: Collection[str] = ()
-) -> None:
-    """Check that the work found in a folder is the one wanted.
-
-    Raises:
-        ValueError: It is not; says what differs.
-    """
-    # Through JSON, which turns tuples into lists.
-    differing = list(_differences(found, json.loads(json.dumps(wanted)), may_differ))
+    found = dict(_flat(json.loads(path.read_text("utf-8"))))
+    asked = dict(_flat(json.loads(json.dumps(wanted))))  # through JSON, which turns tuples into lists
+    differing = [
+        f"{name} {found.get(name)} (asked for {asked.get(name)})"
+        for name in dict.fromkeys((*asked, *found))
+        if found.get(name) != asked.get(name) and name not in may_differ
+    ]
     if differing:
-        told = "; ".join(f"{name} {was} (asked for {now})" for name, was, now in differing)
         raise ValueError(
-            f"{folder} holds work with other settings: {told}. Give another folder, or delete it"
+            f"{path.parent} holds work with other settings: {'; '.join(differing)}. "
+            "Give another folder, or delete it"
         )
 
 
-def _differences(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], may_differ: Collection[str], around: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    for name in dict.fromkeys((*wanted, *found)):
-        was, now = found.get(name), wanted.get(name)
-        if isinstance(was, Mapping) and isinstance(now, Mapping):
-            yield from _differences(was, now, may_differ, f"{around}{name}.")
-        elif was != now and f"{around}{name}" not in may_differ:
-            yield f"{around}{name}", was, now
+def _flat(settings: Mapping[str, Any], around: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting with its dotted name."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{around}{name}.")
+        else:
+            yield f"{around}{name}", value
 
 
 def write_whole(path: Path, text: str) -> None:

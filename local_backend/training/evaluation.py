@@ -1,7 +1,7 @@
 """Evaluation of consistency training: how fast a model decodes, and whether it keeps its quality.
 
 The measures of CLLM (arXiv 2403.00835) and Jacobi Forcing (arXiv 2512.14681): tokens per forward, wall-clock
-speedup over autoregressive decoding, fast-forwarded and stationary tokens, FLOPs per token, peak memory.
+speedup over autoregressive decoding, fast-forwarded and stationary tokens.
 
 Knows the engine. Does not know what makes an answer good: the caller defines quality.
 """
@@ -9,7 +9,6 @@ Knows the engine. Does not know what makes an answer good: the caller defines qu
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,19 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from local_backend.drafting import Drafter, Jacobi
+from local_backend.drafting import Jacobi
 from local_backend.engine.engine import Engine
 from local_backend.sequences.outputs import Completion, Trajectory
 from local_backend.sequences.sampling import SamplingParams
 from local_backend.training.losses import autoregressive_loss
-from local_backend.training.packing import Example, PackedForward, pack
-from local_backend.training.trajectories import Recorder, decode_recorded
+from local_backend.training.packing import Example, PackedBatch, PackedForward, pack
+from local_backend.training.trajectories import CollectOptions, Recorder, decode_recorded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Quality = Callable[[Sequence[Completion]], float]
+MakeQuality = Callable[[Sequence[Sequence[int]]], Quality]  # of the answers to given prompts
 _ROWS_PER_FORWARD = 16
+_NUM_TIMED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,6 @@ class Evaluation:
         stationary_tokens: Guesses that became right while an earlier guess was still wrong, and stayed right
             until they were accepted; per forward, on average.
         speedup: Autoregressive seconds over Jacobi seconds, batch 1; ``None`` if not timed.
-        flops_per_token, autoregressive_flops_per_token: Of the decode forwards, at two operations a weight.
-        peak_memory_bytes: Of the device, or of this process on a CPU.
         quality: As the caller measures it; ``None`` if it does not.
         answers: Token ids of the answers.
     """
@@ -54,15 +53,16 @@ class Evaluation:
     fast_forwarded_tokens: float
     stationary_tokens: float
     speedup: float | None
-    flops_per_token: float
-    autoregressive_flops_per_token: float
-    peak_memory_bytes: int
     quality: float | None
     answers: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The figures by name."""
         return {name: value for name, value in asdict(self).items() if name != "answers"}
+
+    def logged(self) -> dict[str, float]:
+        """Those that are logged during training."""
+        return {"tokens_per_forward": self.tokens_per_forward, "quality": self.quality or 0.0}
 
 
 def evaluate(
@@ -74,7 +74,6 @@ def evaluate(
     block_size: int = 24,
     quality: Quality | None = None,
     num_timed: int = 0,
-    num_recycled: int = 0,
 ) -> Evaluation:
     """Decode held-out prompts with Jacobi decoding and measure.
 
@@ -86,7 +85,6 @@ def evaluate(
         block_size: Guesses in the Jacobi block.
         quality: Rates the answers.
         num_timed: Number of prompts, run one by one, on which to time against autoregressive decoding.
-        num_recycled: N-grams of the text and of rejected guesses to try beside the block.
 
     Raises:
         ValueError: There is no prompt, or one is empty or too long.
@@ -94,25 +92,17 @@ def evaluate(
     if not prompts:
         raise ValueError("there is nothing to evaluate on: give at least one held-out prompt")
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    jacobi = Jacobi(block_size, num_recycled)
-    _reset_peak_memory(model)
+    jacobi = Jacobi(block_size, num_recycled=0)
     with Engine(model, tokenizer, drafter=Recorder(jacobi)) as engine:
         recorded = list(decode_recorded(engine, prompts, params))
     completions = [completion for completion, _ in recorded]
-    num_forwards = sum(completion.stats.num_forwards for completion in completions)
-    num_tokens = sum(completion.stats.num_tokens for completion in completions)
-    num_read = num_forwards + sum(completion.stats.num_drafted for completion in completions)
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    num_forwards = max(1, sum(completion.stats.num_forwards for completion in completions))
     return Evaluation(
         num_prompts=len(prompts),
-        tokens_per_forward=num_tokens / max(1, num_forwards),
-        fast_forwarded_tokens=sum(c.stats.num_accepted for c in completions) / max(1, num_forwards),
-        stationary_tokens=sum(num_stationary(trajectory) for _, trajectory in recorded)
-        / max(1, num_forwards),
+        tokens_per_forward=sum(one.stats.num_tokens for one in completions) / num_forwards,
+        fast_forwarded_tokens=sum(one.stats.num_accepted for one in completions) / num_forwards,
+        stationary_tokens=sum(num_stationary(trajectory) for _, trajectory in recorded) / num_forwards,
         speedup=_speedup(model, tokenizer, prompts[:num_timed], params, jacobi) if num_timed else None,
-        flops_per_token=2 * num_weights * num_read / max(1, num_tokens),
-        autoregressive_flops_per_token=2.0 * num_weights,
-        peak_memory_bytes=_peak_memory_bytes(model),
         quality=quality(completions) if quality else None,
         answers=tuple(tuple(completion.token_ids) for completion in completions),
     )
@@ -125,41 +115,30 @@ def num_stationary(trajectory: Trajectory) -> int:
     on the position stayed right.
     """
     answer = trajectory.answer_ids
-    settled_at: dict[int, int] = {}
-    was_behind_a_wrong_one: dict[int, bool] = {}
-    for number, (start, guess) in enumerate(zip(trajectory.starts, trajectory.iterates, strict=True)):
+    came_early: dict[int, bool] = {}  # by position that is right so far: whether behind a wrong guess
+    for start, guess in zip(trajectory.starts, trajectory.iterates, strict=True):
         wrong_before = False
-        for place, token in enumerate(guess[: len(answer) - start], start):
-            is_right = token == answer[place]
-            if not is_right:
-                settled_at.pop(place, None)
+        for position, (token, right) in enumerate(zip(guess, answer[start:], strict=False), start):
+            if token == right:
+                came_early.setdefault(position, wrong_before)
+            else:
+                came_early.pop(position, None)
                 wrong_before = True
-            elif place not in settled_at:
-                settled_at[place] = number
-                was_behind_a_wrong_one[place] = wrong_before
-    return sum(was_behind_a_wrong_one[place] for place in settled_at)
+    return sum(came_early.values())
 
 
-def perplexity(
-    model: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_id: int = 0
-) -> float:
+def perplexity(model: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
     """Perplexity of answers given their prompts, over all tokens of all answers.
-
-    Args:
-        model: The model to measure.
-        texts: Prompts and answers.
-        pad_id: The padding token.
 
     Raises:
         ValueError: There is no text.
     """
     forward = PackedForward(model)
-    device = model.device
     surprise, count = 0.0, 0
     with torch.inference_mode():
         for at in range(0, len(texts), _ROWS_PER_FORWARD):
             some = [Example(tuple(p), tuple(a)) for p, a in texts[at : at + _ROWS_PER_FORWARD]]
-            batch = pack(some, pad_id).to(device)
+            batch = PackedBatch(*(tensor.to(model.device) for tensor in pack(some)))
             num_tokens = sum(len(example.answer_ids) for example in some)
             surprise += float(autoregressive_loss(forward(model, batch), batch.labels)) * num_tokens
             count += num_tokens
@@ -207,9 +186,9 @@ def rouge_l(answer: Sequence[int], reference: Sequence[int]) -> float:
     longest = [0] * (len(reference) + 1)  # common with each beginning of the reference
     for token in answer:
         before = 0
-        for place, other in enumerate(reference, 1):
-            above = longest[place]
-            longest[place] = before + 1 if token == other else max(above, longest[place - 1])
+        for end, other in enumerate(reference, 1):
+            above = longest[end]
+            longest[end] = before + 1 if token == other else max(above, longest[end - 1])
             before = above
     total = len(answer) + len(reference)
     return 2 * longest[-1] / total if total else 1.0
@@ -223,35 +202,70 @@ def _speedup(
     jacobi: Jacobi,
 ) -> float:
     """Time both drafters on each prompt in turn, so that other load on the machine affects both."""
-    drafters: dict[str, str | Drafter] = {"plain": "autoregressive", "jacobi": jacobi}
-    engines = {name: Engine(model, tokenizer, drafter, max_rows=1) for name, drafter in drafters.items()}
-    seconds = dict.fromkeys(engines, 0.0)
-    try:
-        for engine in engines.values():
+    with (
+        Engine(model, tokenizer, "autoregressive", max_rows=1) as plain,
+        Engine(model, tokenizer, jacobi, max_rows=1) as drafting,
+    ):
+        seconds = {plain: 0.0, drafting: 0.0}
+        for engine in seconds:
             engine.generate(prompts[:1], params)  # warm-up
         for prompt in prompts:
-            for name, engine in engines.items():
+            for engine in seconds:
                 engine.forget_prefixes()
                 started = time.perf_counter()
                 engine.generate([prompt], params)
-                seconds[name] += time.perf_counter() - started
-    finally:
-        for engine in engines.values():
-            engine.close()
-    return seconds["plain"] / seconds["jacobi"]
+                seconds[engine] += time.perf_counter() - started
+        return seconds[plain] / seconds[drafting]
 
 
-def _reset_peak_memory(model: PreTrainedModel) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(model.device)
+class Exam:
+    """Measures models on held-out prompts, and compares their answers with the plain model's."""
+
+    def __init__(
+        self,
+        plain: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Sequence[int]],
+        options: CollectOptions,
+        quality: MakeQuality | None,
+    ) -> None:
+        self._tokenizer, self._prompts, self._options = tokenizer, prompts, options
+        params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0)
+        with Engine(plain, tokenizer) as engine:
+            self._plain_answers = [one.token_ids for one in engine.generate(prompts, params)]
+        self._quality = quality(prompts) if quality else self._share_of_plain_answers
+
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
+        """What is logged during training."""
+        return self._evaluate(model).logged()
+
+    def grade(self, model: PreTrainedModel) -> tuple[Evaluation, Likeness]:
+        """All figures, timed ones too."""
+        evaluation = self._evaluate(model, num_timed=min(_NUM_TIMED, len(self._prompts)))
+        return evaluation, likeness(model, self._prompts, evaluation.answers, self._plain_answers)
+
+    def _evaluate(self, model: PreTrainedModel, *, num_timed: int = 0) -> Evaluation:
+        return evaluate(
+            model,
+            self._tokenizer,
+            self._prompts,
+            max_tokens=self._options.max_tokens,
+            block_size=self._options.block_size,
+            quality=self._quality,
+            num_timed=num_timed,
+        )
+
+    def _share_of_plain_answers(self, completions: Sequence[Completion]) -> float:
+        pairs = zip(completions, self._plain_answers, strict=True)
+        return sum(one.token_ids == plain for one, plain in pairs) / len(self._plain_answers)
 
 
-def _peak_memory_bytes(model: PreTrainedModel) -> int:
-    if model.device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(model.device))
-    if sys.platform == "win32":
-        return 0  # Windows has no resource module
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)
+def describe(figures: Evaluation, likeness: Likeness) -> str:
+    """The figures in one line."""
+    return (
+        f"{figures.tokens_per_forward:.2f} tokens per forward, {figures.speedup:.2f}x as fast as "
+        f"autoregressive, {figures.fast_forwarded_tokens:.2f} fast-forwarded and "
+        f"{figures.stationary_tokens:.2f} stationary, quality {figures.quality:.3f}; of the plain model's "
+        f"answers {likeness.same_answers:.1%} the same, ROUGE-L {likeness.rouge_l:.3f}, perplexity "
+        f"{likeness.perplexity:.4f}"
+    )

@@ -11,8 +11,9 @@ Knows token ids. Does not know where noise comes from, models or losses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,7 +50,6 @@ class Example:
         prompt_ids: At least one token.
         answer_ids: The fixed point, i.e. the right tokens, its end token included if it has one.
         copies: Guesses at parts of it.
-        learns_prompt: Whether the prompt text is learned too.
 
     Raises:
         ValueError: There is no prompt, a copy starts outside the answer, or a ``next_copy`` does not exist.
@@ -58,24 +58,18 @@ class Example:
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     copies: tuple[Copy, ...] = ()
-    learns_prompt: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("the prompt is empty: give at least one token")
         for copy in self.copies:
-            if not 0 <= copy.start <= len(self.answer_ids):
-                raise ValueError(
-                    f"a copy starts at place {copy.start} of an answer of {len(self.answer_ids)} tokens"
-                )
-            if copy.next_copy is not None and not 0 <= copy.next_copy < len(self.copies):
-                raise ValueError(
-                    f"a copy is followed by copy {copy.next_copy}, but there are {len(self.copies)}"
-                )
+            if not 0 <= copy.start <= (length := len(self.answer_ids)):
+                raise ValueError(f"a copy starts at token {copy.start} of an answer of {length} tokens")
+            if not 0 <= (copy.next_copy or 0) < (number := len(self.copies)):
+                raise ValueError(f"a copy is followed by copy {copy.next_copy}, but there are {number}")
 
 
-@dataclass(slots=True)
-class PackedBatch:
+class PackedBatch(NamedTuple):
     """Rows of examples, padded to one width.
 
     Attributes:
@@ -96,22 +90,11 @@ class PackedBatch:
     fixed_point_column: Tensor
     next_iterate_column: Tensor
 
-    def to(self, device: torch.device) -> PackedBatch:
-        """The batch on another device."""
-        return PackedBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 def num_packed_tokens(example: Example) -> int:
     """Tokens an example fills in a row, without padding."""
-    return (
-        len(example.prompt_ids)
-        + len(example.answer_ids)
-        + sum(_num_used(example, copy) for copy in example.copies)
-    )
+    num_clean = len(example.prompt_ids) + len(example.answer_ids)
+    return num_clean + sum(_num_used(example, copy) for copy in example.copies)
 
 
 def _num_used(example: Example, copy: Copy) -> int:
@@ -120,11 +103,7 @@ def _num_used(example: Example, copy: Copy) -> int:
 
 
 def pack(examples: Sequence[Example], pad_id: int = 0) -> PackedBatch:
-    """Pack examples, one per row.
-
-    Args:
-        examples: At least one.
-        pad_id: The padding token; no example attends to it.
+    """Pack examples, one per row; none attends to padding.
 
     Raises:
         ValueError: There is no example.
@@ -151,33 +130,26 @@ def _fill(batch: PackedBatch, row: int, example: Example) -> None:
     batch.input_ids[row, :num_clean] = clean
     batch.position_ids[row, :num_clean] = torch.arange(num_clean)
     batch.sees[row, :num_clean, :num_clean] = torch.ones(num_clean, num_clean, dtype=torch.bool).tril()
-    first_learned = 0 if example.learns_prompt else num_prompt - 1
-    batch.labels[row, first_learned : num_clean - 1] = clean[first_learned + 1 :]
-
-    first_columns: list[int] = []
-    column = num_clean
-    for copy in example.copies:
-        first_columns.append(column)
-        column += _num_used(example, copy)
-    for copy, first in zip(example.copies, first_columns, strict=True):
-        count = _num_used(example, copy)
+    batch.labels[row, num_prompt - 1 : num_clean - 1] = clean[num_prompt:]
+    counts = [_num_used(example, copy) for copy in example.copies]
+    first_columns = list(accumulate(counts, initial=num_clean))
+    for copy, first, count in zip(example.copies, first_columns, counts, strict=False):
         columns = slice(first, first + count)
-        clean_column = num_prompt + copy.start  # of the right token at the copy's first position
+        start = num_prompt + copy.start
+        positions = torch.arange(start, start + count)
         batch.input_ids[row, columns] = torch.tensor(copy.token_ids[:count], dtype=torch.long)
-        batch.position_ids[row, columns] = torch.arange(clean_column, clean_column + count)
-        batch.sees[row, columns, :clean_column] = True
+        batch.position_ids[row, columns] = positions
+        batch.sees[row, columns, :start] = True
         batch.sees[row, columns, columns] = torch.ones(count, count, dtype=torch.bool).tril()
-        batch.fixed_point_column[row, columns] = torch.arange(clean_column, clean_column + count)
+        batch.fixed_point_column[row, columns] = positions
         if copy.next_copy is not None:
             following = example.copies[copy.next_copy]
-            first_following = first_columns[copy.next_copy]
-            for number in range(count):
-                place = copy.start + number
-                ahead = place - following.start
-                if ahead < 0:  # settled by then
-                    batch.next_iterate_column[row, first + number] = num_prompt + place
-                elif ahead < _num_used(example, following):
-                    batch.next_iterate_column[row, first + number] = first_following + ahead
+            ahead = positions - num_prompt - following.start
+            teacher = first_columns[copy.next_copy] + ahead
+            teacher[ahead >= counts[copy.next_copy]] = NO_TEACHER
+            batch.next_iterate_column[row, columns] = torch.where(
+                ahead < 0, positions, teacher
+            )  # settled: < 0
 
 
 class PackedForward:
@@ -200,16 +172,7 @@ class PackedForward:
         self._dtype = architecture.mask_dtype if architecture.mask_dtype != torch.bool else model.dtype
 
     def __call__(self, model: Any, batch: PackedBatch, **options: Any) -> Tensor:
-        """Logits of every column.
-
-        Args:
-            model: The model this was made for, or a wrapper of it (an adapter, accelerate's).
-            batch: On the model's device.
-            options: Further arguments of the model.
-
-        Returns:
-            ``[rows, width, vocabulary]``.
-        """
+        """Logits ``[rows, width, vocabulary]`` by the model this was made for, or a wrapper of it."""
         logits: Tensor = model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
@@ -224,19 +187,16 @@ class PackedForward:
 
         The output layer is a large part of a small model, and most columns of a prompt have no target.
         """
-        targets = (batch.labels, batch.fixed_point_column, batch.next_iterate_column)
         is_learned = (batch.labels != IGNORED) | (batch.fixed_point_column != NO_TEACHER)
         columns = is_learned.any(0).nonzero()[:, 0]
         if not self._keeps_logits or not len(columns):
             return self(model, batch), batch
-        place = torch.full((len(is_learned[0]) + 1,), NO_TEACHER, device=columns.device)  # of -1, too
-        place[columns] = torch.arange(len(columns), device=columns.device)
-        labels, fixed_point, next_iterate = (target[:, columns] for target in targets)
-        narrowed = replace(
-            batch,
-            labels=labels,
-            fixed_point_column=place[fixed_point],
-            next_iterate_column=place[next_iterate],
+        number_of = torch.full((is_learned.shape[1] + 1,), NO_TEACHER, device=columns.device)  # of -1, too
+        number_of[columns] = torch.arange(len(columns), device=columns.device)
+        narrowed = batch._replace(
+            labels=batch.labels[:, columns],
+            fixed_point_column=number_of[batch.fixed_point_column[:, columns]],
+            next_iterate_column=number_of[batch.next_iterate_column[:, columns]],
         )
         return self(model, batch, logits_to_keep=columns), narrowed
 
@@ -257,9 +217,6 @@ class PackedForward:
 
 
 def use_fast_attention(model: PreTrainedModel) -> None:
-    """On a CPU, switch the model to eager attention.
-
-    There, for rows of a few hundred tokens, its backward pass takes half the time of the fused kernel's.
-    """
+    """On a CPU, switch to eager attention: its backward pass takes half the time of the fused kernel's."""
     if model.device.type == "cpu":
         model.set_attn_implementation("eager")

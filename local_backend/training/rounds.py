@@ -10,7 +10,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,20 +24,30 @@ from transformers import (
     TrainingArguments,
 )
 
+from local_backend.drafting.drafter import require_at_least
 from local_backend.models.architecture import Architecture
 from local_backend.models.gguf import is_gguf
 from local_backend.models.loading import bf16_is_fast, load
 from local_backend.offline.prompt_file import check_tokenizer
-from local_backend.sequences.outputs import Trajectory
-from local_backend.training.checkpoints import claim, newest_checkpoint, write_model
-from local_backend.training.examples import NoiseOptions, NoisyExamples
+from local_backend.training.checkpoints import claim, digest, fingerprint, newest_checkpoint, write_model
+from local_backend.training.examples import NoiseOptions, NoisyExamples, Trajectories
 from local_backend.training.packing import use_fast_attention
-from local_backend.training.trainer import ConsistencyTrainer, LossOptions
+from local_backend.training.trainer import ConsistencyTrainer, LossOptions, Measure
 from local_backend.training.trajectories import CollectOptions
-from local_backend.training.trajectory_store import digest_of, fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT_MODEL = "default"  # instead of a path
+
+# Options that do not affect the weights: they may change when work is resumed. Rounds may be added later.
+WITHOUT_EFFECT = (
+    "options.num_rounds",
+    "options.save_steps",
+    "options.activation_checkpointing",
+    "options.collect.max_rows",
+    "options.collect.prompts_per_part",
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class TuneOptions:
     collect: CollectOptions = field(default_factory=CollectOptions)
 
     def __post_init__(self) -> None:
-        for name in (
+        counts = (
             "num_rounds",
             "num_steps",
             "batch_size",
@@ -93,30 +103,26 @@ class TuneOptions:
             "save_steps",
             "lora_rank",
             "last_layers",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        )
+        given = {name: getattr(self, name) for name in counts}
+        require_at_least(1, **{name: value for name, value in given.items() if value is not None})
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
 
-
-DEFAULT_MODEL = "default"  # instead of a path
-
-# Options that do not affect the weights: they may change when an interrupted round is resumed.
-WITHOUT_EFFECT = frozenset(
-    ("options.save_steps", "options.activation_checkpointing", "options.collect.max_rows")
-)
+    @property
+    def examples_per_step(self) -> int:
+        """Examples of an optimizer step."""
+        return self.batch_size * self.accumulation_steps
 
 
 def train_round(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    trajectories: Sequence[Trajectory],
+    trajectories: Trajectories,
     folder: Path,
     options: TuneOptions,
     *,
-    measure: Callable[[PreTrainedModel], Mapping[str, float]] | None = None,
+    measure: Measure | None = None,
     deadline: float = math.inf,
     tell: Callable[[str], None] = print,
 ) -> bool:
@@ -140,31 +146,11 @@ def train_round(
         ValueError: The folder holds a round on other trajectories, of another model or with other options;
             or there is no trajectory.
     """
-    examples = NoisyExamples(
-        trajectories,
-        options.num_steps * options.batch_size * options.accumulation_steps,
-        options.batch_size,
-        noise=options.noise if options.losses.needs_copies else None,
-        with_next=options.losses.local_weight > 0,
-        seed=options.seed,
-    )
-    wanted = {
-        "model": fingerprint(model, tokenizer),
-        "trajectories": digest_of(trajectories),
-        "options": asdict(options),
-    }
-    # A round does not depend on how many rounds there are.
-    claim(folder / "round.json", wanted, may_differ={*WITHOUT_EFFECT, "options.num_rounds"})
-    trained: Any = _with_adapters(model, options) if options.lora_rank else model
-    if options.last_layers:
-        layers = last_layers_of(model, options.last_layers)
-        for name, parameter in trained.named_parameters():
-            if _layer_of(name) not in layers:
-                parameter.requires_grad_(False)
-    if options.activation_checkpointing:
-        trained.activation_checkpointing_enable()
-    tokens_per_step = examples.mean_tokens() * options.batch_size * options.accumulation_steps
+    examples = make_examples(trajectories, options)
+    claim_round(folder, model, tokenizer, trajectories, options)
+    tokens_per_step = examples.mean_tokens() * options.examples_per_step
     tell(f"training: {options.num_steps} steps of about {tokens_per_step:,.0f} tokens")
+    trained = trainable(model, options)
     checkpoints = folder / "checkpoints"
     trainer = ConsistencyTrainer(
         trained,
@@ -173,18 +159,10 @@ def train_round(
         options.losses,
         pad_id=tokenizer.pad_token_id or 0,
         measure=measure,
-        callbacks=[_Until(deadline), *([_EvenlySpaced(options)] if measure else [])],
+        callbacks=[_Schedule(options.num_steps, options.num_evaluations if measure else 0, deadline)],
     )
     trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
-    history = [
-        {
-            "step": record["step"],
-            **{name: record[f"eval_{name}"] for name in ("tokens_per_forward", "quality")},
-        }
-        for record in trainer.state.log_history
-        if "eval_tokens_per_forward" in record
-    ]
-    (folder / "history.json").write_text(json.dumps(history) + "\n", encoding="utf-8")
+    (folder / "history.json").write_text(json.dumps(trainer.measurements()) + "\n", encoding="utf-8")
     if options.lora_rank:
         trained.save_pretrained(folder / "adapter")
         trained = trained.merge_and_unload()
@@ -193,32 +171,48 @@ def train_round(
     return is_complete
 
 
-class _Until(TrainerCallback):
-    """Stops training, with a checkpoint, after the first step that ends behind a deadline."""
+def make_examples(trajectories: Trajectories, options: TuneOptions) -> NoisyExamples:
+    """The examples of a round, in order."""
+    return NoisyExamples(
+        trajectories,
+        options.num_steps * options.examples_per_step,
+        options.batch_size,
+        noise=options.noise if options.losses.needs_copies else None,
+        with_next=options.losses.local_weight > 0,
+        seed=options.seed,
+    )
 
-    def __init__(self, deadline: float) -> None:
+
+def claim_round(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    trajectories: Trajectories,
+    options: TuneOptions,
+) -> None:
+    """Check that the folder holds this round, if any; see :func:`train_round`."""
+    wanted = {
+        "model": fingerprint(model, tokenizer),
+        "trajectories": digest(trajectories[number] for number in range(len(trajectories))),
+        "options": asdict(options),
+    }
+    claim(folder / "round.json", wanted, may_differ=WITHOUT_EFFECT)
+
+
+class _Schedule(TrainerCallback):
+    """Measures at even intervals, the last time at the end, and pauses at a deadline."""
+
+    def __init__(self, num_steps: int, num_evaluations: int, deadline: float) -> None:
+        count = min(num_evaluations, num_steps)
+        self._measured_at = {round(number * num_steps / count) for number in range(1, count + 1)}
         self._deadline = deadline
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
+        control.should_evaluate = state.global_step in self._measured_at
         if time.monotonic() > self._deadline:
-            control.should_save = True
-            control.should_training_stop = True
-
-
-class _EvenlySpaced(TrainerCallback):
-    """Triggers ``num_evaluations`` evaluations at even intervals, the last at the end of the round."""
-
-    def __init__(self, options: TuneOptions) -> None:
-        count = min(options.num_evaluations, options.num_steps)
-        self._steps = {round(number * options.num_steps / count) for number in range(1, count + 1)}
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if state.global_step in self._steps:
-            control.should_evaluate = True
+            control.should_save = control.should_training_stop = True
 
 
 def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
@@ -275,6 +269,20 @@ def stored_dtype(path: str | Path) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
+def trainable(model: PreTrainedModel, options: TuneOptions) -> Any:
+    """The model with adapters if there is a rank, and with all but its last layers frozen if asked for."""
+    trained: Any = _with_adapters(model, options.lora_rank, options.seed) if options.lora_rank else model
+    if options.last_layers:
+        layers = last_layers_of(model, options.last_layers)
+        for name, parameter in trained.named_parameters():
+            layer = re.search(r"\.(\d+)\.", name)  # none: embeddings, the last norm, the output layer
+            if not layer or int(layer[1]) not in layers:
+                parameter.requires_grad_(False)
+    if options.activation_checkpointing:
+        trained.activation_checkpointing_enable()
+    return trained
+
+
 def last_layers_of(model: PreTrainedModel, count: int) -> range:
     """Numbers of the last ``count`` layers.
 
@@ -287,23 +295,11 @@ def last_layers_of(model: PreTrainedModel, count: int) -> range:
     return range(num_layers - count, num_layers)
 
 
-def _layer_of(parameter_name: str) -> int | None:
-    """The layer a parameter belongs to; ``None`` for embeddings, the last norm and the output layer."""
-    found = re.search(r"\.(\d+)\.", parameter_name)
-    return int(found[1]) if found else None
-
-
-def _with_adapters(model: PreTrainedModel, options: TuneOptions) -> Any:
+def _with_adapters(model: PreTrainedModel, rank: int, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(options.seed)
-    assert options.lora_rank
-    config = LoraConfig(
-        r=options.lora_rank,
-        lora_alpha=2 * options.lora_rank,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
+    torch.manual_seed(seed)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         # peft still uses the name from before transformers 6.
         warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)

@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
-from local_backend.training.losses import (
-    Divergence,
-    autoregressive_loss,
-    divergence_of,
-    global_consistency_loss,
-    local_consistency_loss,
-)
+from local_backend.training.losses import Divergence, autoregressive_loss, consistency_loss, divergence
 from local_backend.training.packing import Example, PackedBatch, PackedForward, pack
 
 if TYPE_CHECKING:
@@ -36,9 +30,9 @@ class LossOptions:
     """Weights of the losses and the divergence of the consistency losses.
 
     Attributes:
-        global_weight: Of :func:`~local_backend.training.losses.global_consistency_loss`.
-        local_weight: Of :func:`~local_backend.training.losses.local_consistency_loss`.
-        autoregressive_weight: Of :func:`~local_backend.training.losses.autoregressive_loss`.
+        global_weight: Of consistency with the fixed point.
+        local_weight: Of consistency with the next iterate.
+        autoregressive_weight: Of the cross-entropy on the clean text.
         divergence: ``"forward_kl"``, ``"reverse_kl"`` or ``"jsd"``.
 
     Raises:
@@ -54,7 +48,7 @@ class LossOptions:
         weights = (self.global_weight, self.local_weight, self.autoregressive_weight)
         if min(weights) < 0 or not any(weights):
             raise ValueError(f"weights of losses must be 0 or more and not all 0, got {weights}")
-        divergence_of(self.divergence)
+        divergence(torch.zeros(1), torch.zeros(1), self.divergence)  # raises if there is none
 
     @property
     def needs_copies(self) -> bool:
@@ -63,24 +57,16 @@ class LossOptions:
 
 
 def packed_losses(logits: Tensor, batch: PackedBatch, options: LossOptions) -> dict[str, Tensor]:
-    """The losses of a packed batch by name, and their weighted sum as ``"loss"``.
-
-    Args:
-        logits: ``[rows, width, vocabulary]``.
-        batch: The batch they were computed from.
-        options: Weights and divergence.
-    """
-    losses = {}
+    """The losses of a packed batch by name, and their weighted sum as ``"loss"``."""
+    losses, kind = {}, options.divergence
     if options.global_weight:
-        losses["global"] = global_consistency_loss(logits, batch.fixed_point_column, options.divergence)
+        losses["global"] = consistency_loss(logits, batch.fixed_point_column, kind)
     if options.local_weight:
-        losses["local"] = local_consistency_loss(logits, batch.next_iterate_column, options.divergence)
+        losses["local"] = consistency_loss(logits, batch.next_iterate_column, kind)
     if options.autoregressive_weight:
         losses["autoregressive"] = autoregressive_loss(logits, batch.labels)
-    total = sum(
-        (getattr(options, f"{name}_weight") * loss for name, loss in losses.items()), logits.new_zeros(())
-    )
-    return {**losses, "loss": total}
+    weighted = [getattr(options, f"{name}_weight") * loss for name, loss in losses.items()]
+    return {**losses, "loss": torch.stack(weighted).sum()}
 
 
 class ConsistencyTrainer(Trainer):
@@ -93,6 +79,7 @@ class ConsistencyTrainer(Trainer):
         losses: Weights and divergence.
         pad_id: The padding token.
         measure: Called with the model when ``Trainer`` evaluates; what it returns is logged.
+        options: Further arguments of ``Trainer``.
 
     Raises:
         ValueError: The model does not take masks and positions; says why.
@@ -109,14 +96,14 @@ class ConsistencyTrainer(Trainer):
         measure: Measure | None = None,
         **options: Any,
     ) -> None:
-        self._forward = PackedForward(base_model_of(model))
+        self._forward = PackedForward(_base_model(model))
         self._loss_options = losses
         self._measure = measure
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor | float] = {}  # of the losses since the last log
         self._num_summed = 0
 
         def collate(batch: list[Example]) -> dict[str, Tensor]:
-            return pack(batch, pad_id).tensors()
+            return pack(batch, pad_id)._asdict()
 
         super().__init__(
             model=model,
@@ -128,21 +115,15 @@ class ConsistencyTrainer(Trainer):
         )
         self.model_accepts_loss_kwargs = False  # losses are means: Trainer divides by accumulation steps
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
         """The weighted sum of the losses of one packed batch."""
         logits, batch = self._forward.learned(model, PackedBatch(**inputs))
         losses = packed_losses(logits, batch, self._loss_options)
+        total = losses.pop("loss")
         for name, loss in losses.items():
-            if name != "loss":
-                self._sums[name] = self._sums.get(name, torch.zeros(())) + loss.detach().float().cpu()
+            self._sums[name] = self._sums.get(name, 0.0) + loss.detach()
         self._num_summed += 1
-        return (losses["loss"], {"logits": logits}) if return_outputs else losses["loss"]
+        return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the mean of each loss since the last log."""
@@ -153,7 +134,7 @@ class ConsistencyTrainer(Trainer):
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Measure the model with ``measure``: tokens per forward and quality on held-out prompts."""
-        model = base_model_of(self.accelerator.unwrap_model(self.model))
+        model = _base_model(self.accelerator.unwrap_model(self.model))
         was_training = model.training
         try:
             with _own_forward(model):
@@ -164,6 +145,14 @@ class ConsistencyTrainer(Trainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def measurements(self) -> list[dict[str, float]]:
+        """What was measured so far, with the step of each."""
+        return [
+            {name.removeprefix("eval_"): value for name, value in record.items() if name != "epoch"}
+            for record in self.state.log_history
+            if any(name.startswith("eval_") for name in record)
+        ]
 
 
 @contextmanager
@@ -177,8 +166,7 @@ def _own_forward(model: Any) -> Iterator[None]:
             model.__dict__["forward"] = wrapped
 
 
-def base_model_of(model: Any) -> PreTrainedModel:
+def _base_model(model: Any) -> PreTrainedModel:
     """The causal language model inside ``peft`` adapters, which stay active; or the model itself."""
-    get_base_model = getattr(model, "get_base_model", None)
-    base: PreTrainedModel = get_base_model() if get_base_model is not None else model
+    base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
     return base

@@ -1,13 +1,12 @@
-"""Jacobi trajectories: the engine's guesses on the way to an answer, stored in parts.
+"""Jacobi trajectories: the engine's guesses on the way to an answer.
 
 A trajectory is an answer (the fixed point) and the block of guesses before each forward (the iterates), as
-made by the engine's Jacobi drafter, many prompts at once. Interrupted collection resumes with the first
-missing part.
+made by the engine's Jacobi drafter, many prompts at once. An interrupted collection resumes with the first
+prompt whose outcome is not stored.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +14,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.progress import Progress
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from local_backend.drafting import Autoregressive, Drafter, Jacobi, RowView
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import PerRow
+from local_backend.drafting.drafter import PerRow, require_at_least
 from local_backend.engine.engine import Engine
 from local_backend.engine.worker import ThreadMailbox
 from local_backend.sequences.outputs import Completion, Trajectory
 from local_backend.sequences.sampling import SamplingParams
-from local_backend.training.trajectory_store import begin_manifest, progress_bar, write_part
+from local_backend.training.trajectory_store import KEPT, append_outcomes, resume_collection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,26 +34,24 @@ Fault = Literal["empty", "unfinished", "repetitive", "broken", "rejected"]
 # The last comes only from the caller's filter.
 FAULTS: tuple[Fault, ...] = ("empty", "unfinished", "repetitive", "broken", "rejected")
 
+_COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
 _LONGEST_PERIOD = 24
 _LEAST_REPEATED_TOKENS = 24
 _LEAST_REPEATS = 4
 
 
-def fault_of(token_ids: Sequence[int], text: str, *, is_finished: bool) -> Fault | None:
+def find_fault(completion: Completion) -> Fault | None:
     """Why an answer is left out, ``None`` if it is kept.
 
-    Args:
-        token_ids: The answer, its end token included.
-        text: Its text.
-        is_finished: Whether the model ended it; the end of a truncated answer is no fixed point to learn.
+    The end of a truncated answer is no fixed point to learn, so only answers that the model ended are kept.
     """
-    if len(token_ids) < 2 or not text.strip():
+    if len(completion.token_ids) < 2 or not completion.text.strip():
         return "empty"
-    if is_repetitive(token_ids):
+    if is_repetitive(completion.token_ids):
         return "repetitive"
-    if not is_finished:
+    if completion.finish_reason != "stop":
         return "unfinished"
-    if "\N{REPLACEMENT CHARACTER}" in text:
+    if "\N{REPLACEMENT CHARACTER}" in completion.text:
         return "broken"
     return None
 
@@ -73,9 +71,7 @@ def is_repetitive(token_ids: Sequence[int]) -> bool:
     return False
 
 
-_log = logging.getLogger(__name__)
-
-# Given prompts and answers, whether each answer is worth learning from.
+# Given the prompts and answers of a part, whether each answer is worth learning from.
 Accept = Callable[[Sequence[Sequence[int]], Sequence[Completion]], Sequence[bool]]
 
 
@@ -87,7 +83,7 @@ class CollectOptions:
         block_size: Guesses in the Jacobi block.
         max_tokens: Maximum tokens of an answer; longer ones are left out.
         max_rows: Answers decoded at once.
-        prompts_per_part: Prompts per Parquet file; the most that an interruption loses.
+        prompts_per_part: Prompts decoded between two writes; the most that an interruption loses.
         with_iterates: Whether to decode with Jacobi and store the guesses. Answers alone take a fraction of
             the time, because each forward computes one token a row instead of a block.
 
@@ -102,16 +98,16 @@ class CollectOptions:
     with_iterates: bool = True
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name != "with_iterates" and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least(
+            1, **{name: value for name, value in asdict(self).items() if name != "with_iterates"}
+        )
 
 
 class Recorder:
-    """A drafter that records, for each row, the block of guesses another one proposes before each forward.
+    """Records, for each row, the block of guesses that a drafter proposes before each forward.
 
     Args:
-        drafter: The recorded drafter; of its drafts, the first chain is recorded.
+        drafter: One that proposes chains, such as Jacobi without recycled n-grams.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -123,7 +119,7 @@ class Recorder:
         drafts = self.drafter.propose(rows)
         for row, draft in zip(rows, drafts, strict=True):
             start = len(row.token_ids) - row.num_prompt_tokens
-            self._iterates[row].append((start, _first_chain(draft)))
+            self._iterates[row].append((start, draft.token_ids))
         return drafts
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
@@ -133,13 +129,6 @@ class Recorder:
     def iterates_of(self, row: RowView) -> list[tuple[int, tuple[int, ...]]]:
         """Position in the answer and guesses before each forward of the row."""
         return self._iterates[row]
-
-
-def _first_chain(draft: Draft) -> tuple[int, ...]:
-    length = 0
-    while length < len(draft) and draft.parents[length] == length - 1:
-        length += 1
-    return draft.token_ids[:length]
 
 
 def decode_recorded(
@@ -163,16 +152,8 @@ def decode_recorded(
         engine.submit(rows)
         for prompt, row, mailbox in zip(prompts, rows, mailboxes, strict=True):
             completion = mailbox.completion()
-            iterates = recorder.iterates_of(row)
-            yield (
-                completion,
-                Trajectory(
-                    tuple(prompt),
-                    tuple(completion.token_ids),
-                    tuple(start for start, _ in iterates),
-                    tuple(guess for _, guess in iterates),
-                ),
-            )
+            starts, guesses = zip(*recorder.iterates_of(row), strict=True)
+            yield completion, Trajectory(tuple(prompt), tuple(completion.token_ids), starts, guesses)
     finally:
         engine.cancel(rows)
 
@@ -185,7 +166,6 @@ def collect_trajectories(
     options: CollectOptions | None = None,
     *,
     accept: Accept | None = None,
-    progress: Progress | None = None,
     deadline: float = math.inf,
 ) -> dict[str, int]:
     """Decode every prompt and store its trajectory; resumes an interrupted call.
@@ -196,63 +176,54 @@ def collect_trajectories(
         prompts: Token ids, see :func:`~local_backend.offline.prompt_file.read_prompts`.
         folder: Where to store the trajectories.
         options: How they are collected.
-        accept: A filter in addition to the checks for faults: given the prompts and answers of a part,
-            returns for each answer whether to keep it.
-        progress: Where progress is shown; by default a new bar.
+        accept: A filter in addition to the checks for faults.
         deadline: No further part is begun after this time, by ``time.monotonic()``.
 
     Returns:
-        Counts: ``"kept"``, and one for each fault for which answers were left out.
+        The number of trajectories ``"kept"``, and for each fault that of answers left out.
 
     Raises:
         ValueError: The folder holds trajectories of another model, other prompts or other options; or a
             prompt is empty or too long.
-        TimeoutError: The deadline has passed; the parts collected until then are kept.
+        TimeoutError: The deadline has passed; what was collected until then is kept.
     """
     options = options or CollectOptions()
-    manifest = begin_manifest(model, tokenizer, prompts, folder, asdict(options))
-    starts = range(0, len(prompts), options.prompts_per_part)
-    with progress_bar(progress) as bar:
-        task = bar.add_task("trajectories", total=len(prompts))
-        jacobi = Jacobi(block_size=options.block_size, num_recycled=0)
-        recorder = Recorder(jacobi if options.with_iterates else Autoregressive())
-        params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0)
-        with Engine(model, tokenizer, drafter=recorder, max_rows=options.max_rows) as engine:
-            for number, start in enumerate(starts):
-                part = prompts[start : start + options.prompts_per_part]
-                if str(number) in manifest["parts"]:
-                    bar.advance(task, len(part))
-                    continue
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"the time was up after {start} of {len(prompts)} prompts: the same command goes on "
-                        "with the others; fewer prompts or a longer time leave some for training"
-                    )
-                kept: list[Trajectory] = []
-                counts = dict.fromkeys(("kept", *FAULTS), 0)
-                completions: list[Completion] = []
-                trajectories: list[Trajectory] = []
-                for completion, trajectory in decode_recorded(engine, part, params):
-                    completions.append(completion)
-                    trajectories.append(
-                        trajectory if options.with_iterates else replace(trajectory, starts=(), iterates=())
-                    )
-                    bar.advance(task)
-                accepted = accept(part, completions) if accept else [True] * len(part)
-                for completion, trajectory, is_accepted in zip(
-                    completions, trajectories, accepted, strict=True
-                ):
-                    fault = fault_of(
-                        completion.token_ids, completion.text, is_finished=completion.finish_reason == "stop"
-                    ) or (None if is_accepted else "rejected")
-                    counts[fault or "kept"] += 1
-                    if fault is None:
-                        kept.append(trajectory)
-                write_part(folder, manifest, number, kept, counts)
-    counts = dict.fromkeys(("kept", *FAULTS), 0)
-    for part_counts in manifest["parts"].values():
-        for name, count in part_counts.items():
-            counts[name] += count
-    left_out = ", ".join(f"{counts[fault]} {fault}" for fault in FAULTS)
-    _log.info("%d trajectories kept of %d; left out: %s", counts["kept"], len(prompts), left_out)
-    return counts
+    counts = resume_collection(folder, model, tokenizer, prompts, asdict(options))
+    jacobi = Jacobi(block_size=options.block_size, num_recycled=0)
+    recorder = Recorder(jacobi if options.with_iterates else Autoregressive())
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0)
+    with (
+        Progress(*_COLUMNS, console=Console(stderr=True)) as bar,
+        Engine(model, tokenizer, drafter=recorder, max_rows=options.max_rows) as engine,
+    ):
+        task = bar.add_task("trajectories", total=len(prompts), completed=counts.total())
+        while (start := counts.total()) < len(prompts):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"the time was up after {start} of {len(prompts)} prompts: the same command goes on with "
+                    "the others; fewer prompts or a longer time leave some for training"
+                )
+            part = prompts[start : start + options.prompts_per_part]
+            recorded = []
+            for completion, trajectory in decode_recorded(engine, part, params):
+                answer = replace(trajectory, starts=(), iterates=())
+                recorded.append((completion, trajectory if options.with_iterates else answer))
+                bar.advance(task)
+            outcomes = _outcomes(part, recorded, accept)
+            append_outcomes(folder, outcomes)
+            counts.update(one if isinstance(one, str) else KEPT for one in outcomes)
+    return {name: counts[name] for name in (KEPT, *FAULTS)}
+
+
+def _outcomes(
+    prompts: Sequence[Sequence[int]],
+    recorded: Sequence[tuple[Completion, Trajectory]],
+    accept: Accept | None,
+) -> list[Trajectory | Fault]:
+    """The trajectory of each prompt, or why its answer is left out."""
+    completions = [completion for completion, _ in recorded]
+    accepted = accept(prompts, completions) if accept else [True] * len(completions)
+    return [
+        find_fault(completion) or (trajectory if is_accepted else "rejected")
+        for (completion, trajectory), is_accepted in zip(recorded, accepted, strict=True)
+    ]

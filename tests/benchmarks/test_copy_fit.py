@@ -14,8 +14,7 @@ from local_backend.drafting.copy_sources import TRAITS
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.sequences.outputs import Trajectory
-from local_backend.training.trajectory_store import _FORMAT as FORMAT
-from local_backend.training.trajectory_store import write_part
+from local_backend.training.trajectory_store import append_outcomes
 
 
 def answers(count: int, seed: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -57,7 +56,8 @@ def test_the_command_writes_weights_that_the_drafter_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = [Trajectory(prompt, answer, (), ()) for prompt, answer in answers(40)]
-    write_part(tmp_path, {"format": FORMAT, "parts": {}}, 0, stored, {"kept": len(stored)})
+    (tmp_path / "collection.json").write_text("{}")
+    append_outcomes(tmp_path, stored)
     file = tmp_path / "fitted" / "weights.json"
     main(["--answers", str(tmp_path), "--output", str(file)])
     report = json.loads(capsys.readouterr().out)

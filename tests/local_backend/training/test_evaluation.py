@@ -41,18 +41,11 @@ def test_an_evaluation_agrees_with_the_engine(
 
     figures = evaluate(model, tokenizer, prompts, max_tokens=10, block_size=4, quality=as_plain, num_timed=1)
     num_tokens, num_forwards = sum(map(len, plain)), sum(one.num_forwards for one in stats)
-    num_drafted = sum(one.num_drafted for one in stats)
     assert figures.quality == 1
     assert figures.tokens_per_forward == pytest.approx(num_tokens / num_forwards)
     assert figures.tokens_per_forward == pytest.approx(1 + figures.fast_forwarded_tokens)
     assert figures.speedup is not None
     assert figures.speedup > 0
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
-    assert figures.autoregressive_flops_per_token == 2 * num_weights
-    assert figures.flops_per_token == pytest.approx(
-        2 * num_weights * (num_forwards + num_drafted) / num_tokens
-    )
-    assert figures.peak_memory_bytes > 0
     with pytest.raises(ValueError, match="nothing to evaluate on"):
         evaluate(model, tokenizer, [], max_tokens=4)
 

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from local_backend.training import Copy, Example, NoiseOptions, NoisyExamples, Trajectory, pack
 from local_backend.training.examples import (
-    Joined,
     drawn_copies,
-    lengths_of,
     noised,
     progressive_ratio,
     stored_copies,
@@ -34,7 +32,7 @@ def examples(draw: st.DrawFn) -> Example:
             st.builds(Copy, st.integers(0, len(answer)), st.lists(token, max_size=9).map(tuple)), max_size=4
         )
     )
-    return Example(draw(tokens), answer, tuple(copies), learns_prompt=draw(st.booleans()))
+    return Example(draw(tokens), answer, tuple(copies))
 
 
 @given(st.lists(examples(), min_size=1, max_size=3))
@@ -57,7 +55,7 @@ def test_each_column_sees_what_stood_before_it(rows: list[Example]) -> None:
                 assert teacher == int(batch.position_ids[row, column]) < len(clean) - 1
                 assert int(batch.labels[row, column]) == IGNORED
         for column, label in enumerate(batch.labels[row].tolist()):
-            first = 0 if example.learns_prompt else len(example.prompt_ids) - 1
+            first = len(example.prompt_ids) - 1
             assert label == (clean[column + 1] if first <= column < len(clean) - 1 else IGNORED)
         for column in range(num_packed_tokens(example), batch.input_ids.shape[1]):
             assert batch.sees[row, :, column].sum() == 1  # padding is seen by itself alone
@@ -68,7 +66,7 @@ def test_nothing_to_pack_and_misplaced_copies_are_refused() -> None:
         pack([])
     with pytest.raises(ValueError, match="prompt is empty"):
         Example((), (1,))
-    with pytest.raises(ValueError, match="starts at place 3"):
+    with pytest.raises(ValueError, match="starts at token 3"):
         Example((1,), (1, 2), (Copy(3, (1,)),))
     with pytest.raises(ValueError, match="followed by copy 1"):
         Example((1,), (1, 2), (Copy(0, (1,), next_copy=1),))
@@ -91,7 +89,7 @@ def test_noise_spoils_no_more_than_its_share(
     assert len(guess) == len(right)
     num_right = round(len(right) * (1 - ratio))
     assert guess[:num_right] == right[:num_right]
-    assert wrong_share(start, guess, answer) <= ratio + 0.5 / max(1, len(right)) + 1e-9
+    assert wrong_share(Copy(start, tuple(guess)), answer) <= ratio + 0.5 / max(1, len(right)) + 1e-9
 
 
 def test_noise_rises_along_the_window_and_begins_anew() -> None:
@@ -106,7 +104,7 @@ def test_drawn_copies_cover_every_place_in_every_pass(
     length: int, block_size: int, num_passes: int, seed: int
 ) -> None:
     options = NoiseOptions(block_size=block_size, num_passes=num_passes)
-    copies = drawn_copies([1, 2], list(range(length)), options, random.Random(seed))
+    copies = drawn_copies(Trajectory((1, 2), tuple(range(length))), options, random.Random(seed))
     covered = [0] * (length - 1)  # behind the last token nothing is predicted
     for copy in copies:
         assert len(copy.token_ids) <= block_size
@@ -127,14 +125,8 @@ def _trajectory(num_iterates: int = 6) -> Trajectory:
 @settings(max_examples=60, deadline=None)
 def test_stored_copies_are_iterates_and_their_successors(seed: int, with_next: bool) -> None:
     trajectory = _trajectory()
-    copies = stored_copies(
-        trajectory.starts,
-        trajectory.iterates,
-        trajectory.answer_ids,
-        NoiseOptions(block_size=5),
-        random.Random(seed),
-        with_next=with_next,
-    )
+    options = NoiseOptions(block_size=5)
+    copies = stored_copies(trajectory, options, random.Random(seed), with_next=with_next)
     known = list(zip(trajectory.starts, trajectory.iterates, strict=True))
     assert copies
     for copy in copies:
@@ -163,8 +155,8 @@ def test_examples_depend_on_their_number_alone() -> None:
 
 
 def test_examples_without_noise_are_clean() -> None:
-    clean = NoisyExamples([_trajectory()], 5, 2, noise=None, learned_prompts=1.0)
-    assert all(not clean[number].copies and clean[number].learns_prompt for number in range(5))
+    clean = NoisyExamples([_trajectory()], 5, 2, noise=None)
+    assert not any(clean[number].copies for number in range(5))
     assert clean.mean_tokens() == _trajectory().num_tokens
     with pytest.raises(ValueError, match="nothing to train on"):
         NoisyExamples([], 5, 2, noise=None)
@@ -181,7 +173,7 @@ def test_noise_options_are_checked(wrong: dict[str, float]) -> None:
 
 
 def test_a_copy_that_is_right_costs_nothing() -> None:
-    from local_backend.training.losses import global_consistency_loss
+    from local_backend.training.losses import consistency_loss
     from local_backend.training.packing import PackedForward
     from tests.local_backend.models.architectures import random_model
 
@@ -189,16 +181,5 @@ def test_a_copy_that_is_right_costs_nothing() -> None:
     answer = (5, 9, 12, 30, 7)
     batch = pack([Example((1, 2), answer, (Copy(0, answer), Copy(2, answer[2:])))])
     with torch.no_grad():
-        loss = global_consistency_loss(PackedForward(model)(model, batch), batch.fixed_point_column)
+        loss = consistency_loss(PackedForward(model)(model, batch), batch.fixed_point_column)
     assert loss.item() < 1e-6
-
-
-@given(st.lists(st.lists(tokens, max_size=4), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None)
-def test_joined_sequences_read_as_one(parts: list[list[tuple[int, ...]]]) -> None:
-    sequences = [[Trajectory(ids, ids) for ids in part] for part in parts]
-    joined, flat = Joined(*sequences), [one for part in sequences for one in part]
-    assert list(joined) == flat
-    assert len(joined) == len(flat)
-    assert joined[1:3] == flat[1:3]
-    assert lengths_of(joined) == [one.num_tokens for one in flat]
