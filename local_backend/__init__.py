@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from local_backend.sequences.outputs import Completion
     from local_backend.sequences.request import References
     from local_backend.sequences.sampling import SamplingParams
-    from local_backend.transformers.generate import ParallelDecoding, write_custom_generate
+    from local_backend.transformers.generate import ParallelDecoding
+    from local_backend.transformers.model_folder import write_custom_generate
 
 __all__ = [
     "ChatLocal",
@@ -49,7 +50,8 @@ _HOMES = {
     "drafting.draft": ("Draft", "Outcome"),
     "engine.engine": ("Engine",),
     "langchain.chat_local": ("ChatLocal",),
-    "transformers.generate": ("ParallelDecoding", "write_custom_generate"),
+    "transformers.generate": ("ParallelDecoding",),
+    "transformers.model_folder": ("write_custom_generate",),
     "sequences.outputs": ("Completion",),
     "sequences.request": ("References",),
     "sequences.sampling": ("SamplingParams",),

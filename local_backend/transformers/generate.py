@@ -1,34 +1,42 @@
-"""Adapters for stock ``transformers``: our engine behind ``model.generate`` and ``transformers serve``.
+"""Our engine behind ``model.generate`` of stock ``transformers``.
 
-:class:`ParallelDecoding` is a callable for ``generate(custom_generate=...)``; :func:`write_custom_generate`
-writes a ``custom_generate/`` folder next to a model's weights. Both take what ``generate`` has prepared (end
-tokens, logits processors, warpers, stopping criteria, lengths) and return what it would return.
-
-Knows the engine and the order of a call. Does not know how drafts are made.
+Decodes greedily or samples, with the logits processors, end tokens and stopping criteria that ``generate``
+has prepared; other arguments raise an error. Knows what ``generate`` passes to its loop. Does not know how
+drafts are made.
 """
 
 from __future__ import annotations
 
 import copy
-import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from local_backend.drafting import Drafter, drafter_of
+from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
+from local_backend.sequences.logits import refuse_generation_mode, refuse_processor
 from local_backend.sequences.outputs import Update
 from local_backend.sequences.request import References
+from local_backend.sequences.sampling import SamplingParams
 from local_backend.sequences.sequence import Row
-from local_backend.transformers.generate_call import GenerateCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,17 +44,15 @@ if TYPE_CHECKING:
 
 Texts = Sequence[str] | References | None
 
-_FILE = '''"""Lets `generate` of this model decode in parallel; written by `local_backend`."""
-
-try:
-    from local_backend.transformers.generate import generate as parallel_generate
-except ImportError as error:
-    raise ImportError("this model decodes with: pip install '.[local]' in a checkout") from error
-
-
-def generate(model, *arguments, **options):
-    return parallel_generate(model, *arguments, **{{"drafter": {drafter!r}, **options}})
-'''
+# What `generate` prepares for its own loop and the engine replaces.
+_SUPERSEDED = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# These hold a state for each row of the batch, which the engine would have to split.
+_ONE_ROW_ONLY = {
+    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
+    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
+    "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn",
+}
 
 
 class ParallelDecoding:
@@ -73,6 +79,10 @@ class ParallelDecoding:
         self._num_calls = 0
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> Any:
+        # A copy, e.g. with a copy of the model, makes its own engine.
+        return partial(ParallelDecoding, self.drafter, tokenizer=self.tokenizer), ()
+
     def __call__(
         self,
         model: PreTrainedModel,
@@ -83,38 +93,42 @@ class ParallelDecoding:
         generation_config: GenerationConfig,
         references: Sequence[Texts] | None = None,
         streamer: BaseStreamer | None = None,
-        synced_gpus: bool = False,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Called by ``generate`` with what it has prepared.
-
-        Args:
-            model: The model to decode with.
-            input_ids: Prompts, padded on the left, ``[rows, tokens]``.
-            logits_processor: Applied at every drafted position.
-            stopping_criteria: Checked after every token, row by row.
-            generation_config: Determines sampling, the pad token and the kind of result.
-            references: For each prompt, texts the answer may copy from.
-            streamer: Receives the prompt and every token.
-            synced_gpus: Not supported.
-            model_kwargs: The attention mask, and arguments that the engine replaces with its own.
-
-        Returns:
-            Token ids ``[rows, tokens]``, or the output object with them as ``sequences``.
+        """Called by ``generate`` with what it has prepared; returns what ``generate`` would.
 
         Raises:
-            ValueError: The call needs something that cannot be done with drafts in a batch.
+            ValueError: An argument is not supported.
         """
-        if synced_gpus:
-            raise ValueError("parallel decoding runs on one process: synced_gpus is not supported")
-        if streamer is not None and len(input_ids) > 1:
-            raise ValueError(f"a streamer takes one prompt at a time, got {len(input_ids)}")
-        call = GenerateCall.of(
-            input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+        num_rows = len(input_ids)
+        if streamer is not None and num_rows > 1:
+            raise ValueError(f"a streamer takes one prompt at a time, got {num_rows}")
+        if references is not None and (not len(references) or num_rows % len(references)):
+            raise ValueError(f"{len(references)} references for {num_rows} rows: give one for each prompt")
+        _refuse_unsupported(num_rows, logits_processor, generation_config, model_kwargs)
+        ends_row = _row_criterion(input_ids, stopping_criteria)
+        rows = []
+        for index, num_padding in enumerate(_num_padding(input_ids, model_kwargs.get("attention_mask"))):
+            prompt, padding = input_ids[index, num_padding:].tolist(), input_ids[index, :num_padding]
+            params = _sampling_params(input_ids.shape[1], stopping_criteria, generation_config)
+            if logits_processor:
+                process = _RowProcessor(logits_processor, index, padding)
+                params = replace(params, logits_processors=(process,))
+            texts = references[index * len(references) // num_rows] if references else None
+            rows.append({"prompt": prompt, "params": params, "references": texts})
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        with self._engine_for(model) as engine:
+            answers = _decode(engine, rows, ends_row, streamer)
+        if streamer is not None:
+            streamer.end()
+        pad = cast("Any", generation_config)._pad_token_tensor
+        written = pad_sequence(
+            [torch.tensor(answer, device=input_ids.device) for answer in answers],
+            batch_first=True,
+            padding_value=0 if pad is None else int(pad),
         )
-        with self._engine_of(model) as engine:
-            answers = self._decode(engine, call, references, streamer)
-        sequences = call.sequences(answers)
+        sequences = torch.cat([input_ids, written], dim=1)
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=cast("Any", sequences))
         return sequences
@@ -126,16 +140,8 @@ class ParallelDecoding:
         if engine is not None:
             engine.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"drafter": self.drafter, "tokenizer": self.tokenizer}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy, e.g. with a copy of the model, makes its own engine.
-        self.drafter, self.tokenizer = state["drafter"], state["tokenizer"]
-        self._engine, self._num_calls, self._lock = None, 0, threading.Lock()
-
     @contextmanager
-    def _engine_of(self, model: PreTrainedModel) -> Iterator[Engine]:
+    def _engine_for(self, model: PreTrainedModel) -> Iterator[Engine]:
         """The engine for a call; the last call to end drops its caches, as weights may change."""
         was_training = model.training
         with self._lock:
@@ -160,57 +166,124 @@ class ParallelDecoding:
                     engine.forget_weights()
                     model.train(was_training)
 
-    def _decode(
-        self,
-        engine: Engine,
-        call: GenerateCall,
-        references: Sequence[Texts] | None,
-        streamer: BaseStreamer | None,
-    ) -> list[list[int]]:
-        """The tokens of each row, up to where a stopping criterion holds."""
-        num_rows = len(call.input_ids)
-        if references is not None and (not len(references) or num_rows % len(references)):
-            raise ValueError(f"{len(references)} references for {num_rows} rows: give one for each prompt")
-        arrivals: queue.SimpleQueue[tuple[int, Update]] = queue.SimpleQueue()
 
-        def row(number: int) -> Row:
-            return engine.make_row(
-                call.prompt(number),
-                lambda update: arrivals.put((number, update)),
-                params=call.params(number),
-                min_interval_seconds=0.0,
-                references=references[number * len(references) // num_rows] if references else None,
-            )
+def _refuse_unsupported(
+    num_rows: int,
+    processors: LogitsProcessorList,
+    config: GenerationConfig,
+    model_kwargs: Mapping[str, Any],
+) -> None:
+    refuse_generation_mode(config)
+    for processor in processors:
+        refuse_processor(processor)
+        if num_rows > 1 and (name := _ONE_ROW_ONLY.get(type(processor).__name__)):
+            raise ValueError(f"{name} takes one prompt at a time in parallel decoding, got {num_rows}")
+    if wanted := [name for name in _OUTPUTS if getattr(config, name, None)]:
+        raise ValueError(f"{', '.join(wanted)}: only the tokens are returned by parallel decoding")
+    given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
+    if others := given - _SUPERSEDED:
+        raise ValueError(f"parallel decoding continues token ids only, but was given {sorted(others)}")
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise ValueError("past_key_values are not supported: parallel decoding keeps its own cache")
 
-        if streamer is not None:
-            streamer.put(call.input_ids.cpu())
-        rows = [row(number) for number in range(num_rows)]
-        answers: list[list[int]] = [[] for _ in rows]
-        running = set(range(num_rows))
-        try:
-            engine.submit(rows)
-            while running:
-                number, update = arrivals.get()
-                if number not in running:
-                    continue  # an update of a row that a criterion has ended
-                if update.error is not None:
-                    raise update.error
-                ended = update.is_last
-                for token in update.token_ids:
-                    answers[number].append(token)
-                    if streamer is not None:
-                        streamer.put(torch.tensor([token]))
-                    if call.stops(number, answers[number]):
-                        ended = True
-                        break
-                if ended:
-                    running.discard(number)
-                    engine.cancel([rows[number]])
-        finally:
-            engine.cancel(rows)
-        if streamer is not None:
-            streamer.end()
-        return answers
+
+def _num_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
+    if mask is None:
+        return [0] * len(input_ids)
+    num_padding = (mask == 0).sum(1)  # [rows]
+    if not torch.equal(mask != 0, torch.arange(mask.shape[1], device=mask.device) >= num_padding[:, None]):
+        raise ValueError(
+            "parallel decoding needs padding on the left only: set tokenizer.padding_side='left'"
+        )
+    return [*map(int, num_padding)]
+
+
+def _sampling_params(
+    num_prompt_tokens: int, criteria: StoppingCriteriaList, config: GenerationConfig
+) -> SamplingParams:
+    assert config.max_length is not None
+    ends = [one.eos_token_id.tolist() for one in criteria if isinstance(one, EosTokenCriteria)]
+    return SamplingParams(
+        max_tokens=config.max_length - num_prompt_tokens,
+        temperature=1.0 if config.do_sample else 0.0,  # warpers are among the logits processors
+        seed=int(torch.randint(2**62, ())) if config.do_sample else None,
+        stop_token_ids=tuple(sorted({token for tokens in ends for token in tokens})),
+        ignore_end=True,  # the end tokens of the call apply, not the model's
+    )
+
+
+class _RowProcessor:
+    """The processors of a call for one row, which see its padding: ``generate`` counts it in lengths."""
+
+    def __init__(self, processors: LogitsProcessorList, index: int, padding: Tensor) -> None:
+        self._padding = padding[None]
+        self._processors = LogitsProcessorList(map(copy.copy, processors))
+        for one in self._processors:
+            ignored: Any = getattr(one, "prompt_ignore_length", None)
+            if isinstance(one, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
+                one.prompt_ignore_length = ignored[index : index + 1]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        padded = torch.cat([self._padding.to(input_ids.device), input_ids], dim=1)
+        return self._processors(cast("Any", padded), cast("Any", scores))
+
+
+def _row_criterion(input_ids: Tensor, criteria: StoppingCriteriaList) -> Callable[[int, list[int]], bool]:
+    """Whether a criterion other than end tokens and length ends a row after an answer."""
+    known = (EosTokenCriteria, MaxLengthCriteria)
+    others = StoppingCriteriaList(one for one in criteria if not isinstance(one, known))
+
+    def ends_row(index: int, answer: list[int]) -> bool:
+        if not others:
+            return False
+        written = torch.tensor([answer], device=input_ids.device)
+        so_far = torch.cat([input_ids[index : index + 1], written], dim=1)
+        return bool(others(cast("Any", so_far), cast("Any", None))[0])
+
+    return ends_row
+
+
+def _decode(
+    engine: Engine,
+    arguments: Sequence[Mapping[str, Any]],
+    ends_row: Callable[[int, list[int]], bool],
+    streamer: BaseStreamer | None,
+) -> list[list[int]]:
+    """The tokens of each row, up to where a stopping criterion holds."""
+    arrivals: SimpleQueue[tuple[int, Update]] = SimpleQueue()
+
+    def make_row(index: int) -> Row:
+        def listener(update: Update) -> None:
+            arrivals.put((index, update))
+
+        return engine.make_row(listener=listener, min_interval_seconds=0.0, **arguments[index])
+
+    rows = [make_row(index) for index in range(len(arguments))]
+    answers: list[list[int]] = [[] for _ in rows]
+    running = set(range(len(rows)))
+    try:
+        engine.submit(rows)
+        while running:
+            index, update = arrivals.get()
+            if index not in running:
+                continue  # an update of a row that a criterion has ended
+            if update.error is not None:
+                raise update.error
+            ended = update.is_last
+            for token in update.token_ids:
+                answers[index].append(token)
+                if streamer is not None:
+                    streamer.put(torch.tensor([token]))
+                if ends_row(index, answers[index]):
+                    ended = True
+                    break
+            if ended:
+                running.discard(index)
+                engine.cancel([rows[index]])
+    finally:
+        engine.cancel(rows)
+    return answers
 
 
 def generate(
@@ -227,22 +300,11 @@ def generate(
 ) -> Any:
     """``model.generate`` with our decoding loop, streamers and stop strings included.
 
-    Args:
-        model: The model to decode with. It keeps the engine for later calls.
-        inputs: As for ``model.generate``, like all others but ``drafter`` and ``references``.
-        drafter: A drafter's name or a drafter.
-        references: For each prompt, texts the answer may copy from; they need ``tokenizer``.
-        tokenizer: Encodes stop strings and references.
-        streamer: Receives the prompt and every token.
-        stopping_criteria: Checked after every token, row by row.
-        generation_config: Settings that the call does not give.
-        options: Further arguments of ``model.generate``.
-
-    Returns:
-        What ``model.generate`` returns.
+    ``references`` are, for each prompt, texts the answer may copy from; they need ``tokenizer``. All other
+    arguments but ``drafter`` are those of ``model.generate``. The model keeps the engine for later calls.
 
     Raises:
-        ValueError: The call needs something that cannot be done with drafts in a batch.
+        ValueError: An argument is not supported.
     """
     decoding = vars(model).get("_parallel_decoding")
     if decoding is None or decoding.drafter != drafter or decoding.tokenizer is not tokenizer:
@@ -264,6 +326,7 @@ def generate(
         if generation_config is not None:
             generation_config = copy.deepcopy(generation_config)
             generation_config.stop_strings = None
+    options.pop("custom_generate", None)
     # The class's method, because the instance's may be this function.
     method: Callable[..., Any] = cast("Any", type(model)).generate
     return method(
@@ -272,35 +335,8 @@ def generate(
         generation_config=generation_config,
         stopping_criteria=criteria,
         custom_generate=partial(decoding, streamer=streamer, references=references),
-        **{name: value for name, value in options.items() if name != "custom_generate"},
+        **options,
     )
-
-
-def write_custom_generate(model_dir: str | Path, *, drafter: str = "combined") -> Path:
-    """Make a model directory decode with our engine when it is loaded with ``trust_remote_code``.
-
-    The folder is read by ``AutoModelForCausalLM.from_pretrained(model_dir, trust_remote_code=True)``, by
-    ``transformers serve model_dir --trust-remote-code`` and by ``generate(custom_generate=model_dir,
-    trust_remote_code=True)``.
-
-    Args:
-        model_dir: The folder of a model's weights.
-        drafter: The drafter's name.
-
-    Returns:
-        The file written, ``custom_generate/generate.py``.
-
-    Raises:
-        FileNotFoundError: There is no model in ``model_dir``.
-        ValueError: No drafter has that name.
-    """
-    drafter_of(drafter)
-    if not (Path(model_dir) / "config.json").exists():
-        raise FileNotFoundError(f"there is no model in {model_dir}: it holds no config.json")
-    path = Path(model_dir) / "custom_generate" / "generate.py"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(_FILE.format(drafter=drafter), "utf-8")
-    return path
 
 
 class _NoText:

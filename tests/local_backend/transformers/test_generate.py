@@ -24,9 +24,10 @@ from transformers import (
 from local_backend import ChatLocal
 from local_backend.models.default_model import default_model_folder
 from local_backend.sequences.sampling import SamplingParams, probabilities
-from local_backend.transformers.generate import ParallelDecoding, generate, write_custom_generate
+from local_backend.transformers.generate import ParallelDecoding, generate
+from local_backend.transformers.model_folder import write_custom_generate
 from tests.local_backend.conftest import ragged_prompts
-from tests.tiny import VOCABULARY, tiny_chat_model, tiny_tokenizer
+from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 QUESTIONS = [
     "How can I bake bread at home?",
@@ -85,20 +86,13 @@ def test_what_a_real_model_copies_takes_few_forwards(default_chat: ChatLocal) ->
     decoding.close()
 
 
-def _odd_for_the_second(batch_id: int, token_ids: torch.Tensor) -> list[int]:
-    return list(range(1, VOCABULARY, 2)) if batch_id == 1 else list(range(VOCABULARY))
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"repetition_penalty": 1.3},
         {"no_repeat_ngram_size": 2, "min_new_tokens": 22},
         {"min_length": 40, "exponential_decay_length_penalty": (4, 1.3)},
-        {"encoder_repetition_penalty": 1.4},
-        {"encoder_no_repeat_ngram_size": 2},
         {"bad_words_ids": [[token] for token in range(100, 300)], "begin_suppress_tokens": [20, 21]},
-        {"prefix_allowed_tokens_fn": _odd_for_the_second},
         {"forced_eos_token_id": 9, "eos_token_id": [1, *range(300, 330)]},
         {"max_new_tokens": 1},
     ],
@@ -200,6 +194,8 @@ def test_streamers_and_stop_strings_work_as_in_generate(
         ({"guidance_scale": 2.0}, "runs the model a second time"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores: only the tokens"),
         ({"references": [["a"], ["b"]]}, "2 references for 3 rows"),
+        ({"encoder_repetition_penalty": 1.4}, "encoder_repetition_penalty takes one prompt at a time"),
+        ({"prefix_allowed_tokens_fn": lambda *_: [1]}, "prefix_allowed_tokens_fn takes one prompt at a time"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
