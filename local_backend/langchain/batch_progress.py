@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list, merge_configs
 
 # A smaller or faster batch shows no bar.
 _MIN_ANSWERS, _MIN_SECONDS = 33, 2.0
@@ -17,53 +19,36 @@ _MIN_ANSWERS, _MIN_SECONDS = 33, 2.0
 _MAX_BATCH_THREADS = 512
 
 
-@contextmanager
-def batch_progress(num_answers: int, *, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """Shows a progress bar; yields the function to call for each answer, from any thread.
+class _ProgressBar(BaseCallbackHandler):
+    """Advances a bar per answer, from any thread."""
 
-    Args:
-        num_answers: Their total number.
-        shown: Whether a bar may be shown: in a notebook, or on standard error if that is a terminal.
-    """
-    if not shown or num_answers < _MIN_ANSWERS:
-        yield lambda: None
+    run_inline = True
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._lock = threading.Lock()
+
+    def on_llm_end(self, *_: Any, **__: Any) -> None:
+        with self._lock:
+            self._bar.update()
+
+    on_llm_error = on_llm_end
+
+
+@contextmanager
+def _with_progress(
+    config: RunnableConfig | list[RunnableConfig] | None, num_inputs: int, *, shown: bool
+) -> Iterator[list[RunnableConfig]]:
+    """The configuration of each input, with a progress bar if the batch is long."""
+    configs = get_config_list(config, num_inputs)
+    if not shown or num_inputs < _MIN_ANSWERS:
+        yield configs
         return
     from tqdm.auto import tqdm
 
-    lock = threading.Lock()
-    with tqdm(total=num_answers, unit="answer", delay=_MIN_SECONDS, disable=None) as bar:
-
-        def count() -> None:
-            with lock:
-                bar.update()
-
-        yield count
-
-
-class CountedAnswers(Runnable[LanguageModelInput, AIMessage]):
-    """Advances the progress bar per answer, without adding a trace run."""
-
-    def __init__(self, model: BaseChatModel, count: Callable[[], None]) -> None:
-        self._model = model
-        self._count = count
-
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """The model's own."""
-        try:
-            return self._model.invoke(input, config, **kwargs)
-        finally:
-            self._count()
-
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """The model's own."""
-        try:
-            return await self._model.ainvoke(input, config, **kwargs)
-        finally:
-            self._count()
+    with tqdm(total=num_inputs, unit="answer", delay=_MIN_SECONDS, disable=None) as bar:
+        progress: RunnableConfig = {"callbacks": [_ProgressBar(bar)]}
+        yield [merge_configs(each, progress) for each in configs]
 
 
 class BatchedChatModel(BaseChatModel):
@@ -92,16 +77,12 @@ class BatchedChatModel(BaseChatModel):
 
         The engine's scheduler orders them. LangChain's own ``batch`` would run only a few at a time.
         """
-        if inputs:
+        with _with_progress(config, len(inputs), shown=self.progress) as configs:
             # LangChain takes the number of threads from the first configuration.
-            configs = list(config) if isinstance(config, Sequence) else [ensure_config(config)]
             if configs and configs[0].get("max_concurrency") is None:
                 most = max(_MAX_BATCH_THREADS, 4 * self._num_rows)
                 configs[0] = {**configs[0], "max_concurrency": min(len(inputs), most)}
-            config = configs if isinstance(config, Sequence) else configs[0]
-        with batch_progress(len(inputs), shown=self.progress) as count:
-            counted = CountedAnswers(self, count)
-            return counted.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     async def abatch(
         self,
@@ -112,6 +93,5 @@ class BatchedChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> list[AIMessage]:
         """:meth:`batch` in the running event loop."""
-        with batch_progress(len(inputs), shown=self.progress) as count:
-            counted = CountedAnswers(self, count)
-            return await counted.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        with _with_progress(config, len(inputs), shown=self.progress) as configs:
+            return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)

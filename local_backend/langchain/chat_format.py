@@ -11,13 +11,11 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
-from local_backend.sequences.outputs import Completion, TokenLogprob, Update
+from local_backend.sequences.outputs import Completion, TokenLogprob
 from local_backend.sequences.request import References
 from local_backend.sequences.sampling import SamplingParams
 from local_backend.sequences.tokenizing import encode_chat, encode_plain
@@ -47,22 +45,30 @@ def chat_prompt(
     return token_ids, len(encode_plain(tokenizer, begun, is_reply=True)) if begun else 0
 
 
-_OPENS_REASONING = re.compile(r"(<think(?:ing)?>|\[THINK\]|◁think▷|<seed:think>|<\|START_THINKING\|>)\s*$")
+REASONING_TAGS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+    "<seed:think>": "</seed:think>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+}
+"""What opens and closes a block of reasoning, in the formats of chat templates."""
+
 _MOST_TOKENS_OF_A_TAG = 16
 
 
 def opens_reasoning(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the chat template begins each reply with a block of reasoning, so that only its end is seen."""
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
+    return bool(
+        opened_reasoning(tokenizer, chat_prompt(tokenizer, [{"role": "user", "content": "Hello"}])[0])
     )
-    return bool(_OPENS_REASONING.search(str(prompt)))
 
 
 def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
     """The tag with which a prompt ends that opens a block of reasoning, e.g. ``"<think>"``; else ``""``."""
-    match = _OPENS_REASONING.search(str(tokenizer.decode([*prompt[-_MOST_TOKENS_OF_A_TAG:]])))
-    return match[1] if match else ""
+    end = str(tokenizer.decode([*prompt[-_MOST_TOKENS_OF_A_TAG:]])).rstrip()
+    return next((tag for tag in REASONING_TAGS if end.endswith(tag)), "")
 
 
 PARAMETERS = (
@@ -188,31 +194,8 @@ def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> 
     return metadata
 
 
-def chat_result(completion: Completion, model_name: str, engine: Engine) -> ChatResult:
-    """A finished answer."""
-    message = AIMessage(
-        completion.text,
-        usage_metadata=_usage(completion),
-        response_metadata=answer_metadata(completion, model_name, engine),
-    )
-    return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def chat_chunk(update: Update, model_name: str, engine: Engine) -> ChatGenerationChunk:
-    """A piece of a streamed answer; the last one carries usage and metadata."""
-    if update.completion is None:
-        return ChatGenerationChunk(message=AIMessageChunk(content=update.text))
-    return ChatGenerationChunk(
-        message=AIMessageChunk(
-            content=update.text,
-            usage_metadata=_usage(update.completion),
-            response_metadata=answer_metadata(update.completion, model_name, engine),
-            chunk_position="last",
-        )
-    )
-
-
-def _usage(completion: Completion) -> UsageMetadata:
+def answer_usage(completion: Completion) -> UsageMetadata:
+    """The tokens of an answer and its prompt."""
     prompt, answer = completion.num_prompt_tokens, len(completion.token_ids)
     return UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
 

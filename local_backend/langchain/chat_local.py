@@ -28,7 +28,7 @@ from local_backend.langchain.chat_format import (
     text_model_profile,
     with_digest_of_references,
 )
-from local_backend.langchain.reply import Form, Reply, reply_prompt, warm_up
+from local_backend.langchain.reply import Reply, ReplyFormat, reply_prompt, warm_up
 from local_backend.langchain.structured import with_structured_output
 from local_backend.langchain.tools import takes_tools
 from local_backend.models.default_model import MODEL_NAME
@@ -248,7 +248,7 @@ class ChatLocal(BatchedChatModel):
         if tools and not takes_tools(self.engine.tokenizer):
             warnings.warn("this model calls no tools: their schemas are not counted", stacklevel=2)
             tools = None
-        form = Form(self.engine.tokenizer, {"tools": tools})
+        form = ReplyFormat(self.engine.tokenizer, {"tools": tools})
         return len(reply_prompt(self.engine.tokenizer, messages, form)[0])
 
     def bind_tools(
@@ -266,7 +266,7 @@ class ChatLocal(BatchedChatModel):
             ValueError: The chat template takes no tools, or there is no such tool.
         """
         bound = {"tools": [convert_to_openai_tool(tool) for tool in tools], "tool_choice": tool_choice}
-        Form(self.engine.tokenizer, bound)
+        ReplyFormat(self.engine.tokenizer, bound)
         return self.bind(**bound, **kwargs)
 
     def with_structured_output(

@@ -1,6 +1,6 @@
 """One reply of ``ChatLocal``: the prompt, the row and the messages that the arguments of a call ask for.
 
-A reply is plain text, JSON that follows a schema, or calls of tools.
+A reply is plain text, JSON that follows a schema, or tool calls.
 
 Knows messages, chat templates and grammars. Does not know decoding.
 """
@@ -21,21 +21,16 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from local_backend.engine.engine import Engine
 from local_backend.langchain.chat_format import (
-    chat_chunk,
+    REASONING_TAGS,
+    answer_metadata,
+    answer_usage,
     chat_prompt,
-    chat_result,
     opened_reasoning,
     sampling_params,
     text_of,
 )
-from local_backend.langchain.structured import (
-    ANY_OBJECT,
-    instruction,
-    response_schema,
-    warn_of_ignored,
-)
+from local_backend.langchain.structured import ANY_OBJECT, instruction, response_schema, warn_of_ignored
 from local_backend.langchain.tools import (
-    BoundReader,
     CallReader,
     Tool,
     ToolFormat,
@@ -44,7 +39,7 @@ from local_backend.langchain.tools import (
     template_turns,
     tool_format,
 )
-from local_backend.sequences.grammar import Alternative, grammar_of, ignored_keywords
+from local_backend.sequences.grammar import Alternative, alternatives_grammar, ignored_keywords
 from local_backend.sequences.outputs import Completion, Update
 from local_backend.sequences.sequence import Row
 from local_backend.sequences.tokenizing import encode_continuation
@@ -53,7 +48,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Form:
+class ReplyFormat:
     """What a reply may be.
 
     Args:
@@ -84,29 +79,29 @@ class Form:
         schema = response_schema(response_format) if response_format is not None and not forced else None
         self.opening = self.instruction = ""
         self.grammar: str | None = None
-        self.calls: BoundReader | None = None
+        self.calls: CallReader | None = None
         self.bounds_continuations = not forced and schema is None
         if self.bounds_continuations:
             self.grammar = arguments.get("grammar")
             return
         written = (tool_format(tokenizer) if self.tools else None) or ToolFormat({})
+        token, before = (None, "") if forced else _control_token(tokenizer, written.opening)
         schemas = [_call_schema(tool, written.arguments) for tool in forced or self.tools]
-        starts = [_call_start(tool, written.arguments) for tool in forced or self.tools]
-        alternatives = [Alternative(each) for each in schemas]
+        alternatives = [Alternative(each, before, token) for each in schemas]
         if forced:
             self.opening = written.opening
-            self.calls = BoundReader(starts, "")
-        elif schemas:
-            token, before = _control_token(tokenizer, written.opening)
+            self.calls = CallReader.of_grammar(["{"], "")
+        elif self.tools:
+            starts = [_call_start(tool, written.arguments) for tool in self.tools]
             shown = encode_continuation(tokenizer, written.opening)
-            self.calls = BoundReader(starts, str(tokenizer.decode(shown, skip_special_tokens=True)))
-            alternatives = [Alternative(each, before, token) for each in schemas]
+            shown_opening = str(tokenizer.decode(shown, skip_special_tokens=True))
+            self.calls = CallReader.of_grammar(starts, shown_opening)
         if schema is not None:
             alternatives.append(Alternative(schema))
             if schema != ANY_OBJECT:
                 self.instruction = instruction(schema)
         warn_of_ignored([words for each in alternatives for words in ignored_keywords(each.schema)])
-        self.grammar = grammar_of(alternatives)
+        self.grammar = alternatives_grammar(alternatives)
 
 
 def _control_token(tokenizer: PreTrainedTokenizerBase, opening: str) -> tuple[int | None, str]:
@@ -133,7 +128,7 @@ def _call_start(tool: Tool, key: str) -> str:
 
 
 def reply_prompt(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[BaseMessage], form: Form
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[BaseMessage], form: ReplyFormat
 ) -> tuple[list[int], int]:
     """Token ids of the rendered messages, and how many of the last ones are a reply already begun.
 
@@ -163,17 +158,17 @@ def reply_prompt(
             "last message must not be an AIMessage"
         )
     tag = opened_reasoning(tokenizer, prompt)
-    closing = tag.replace("START", "END") if "START" in tag else f"{tag[:1]}/{tag[1:]}"
-    opening = (f"{closing}\n\n" if tag else "") + form.opening
-    return [*prompt, *encode_continuation(tokenizer, opening)], 0
+    closing = f"{REASONING_TAGS[tag]}\n\n" if tag else ""
+    return [*prompt, *encode_continuation(tokenizer, closing + form.opening)], 0
 
 
 class Reply:
     """One reply.
 
     Args:
-        model: Who replies; see :func:`~local_backend.langchain.chat_format.sampling_params`.
-        messages: To what.
+        model: The ``ChatLocal`` that replies; see
+            :func:`~local_backend.langchain.chat_format.sampling_params`.
+        messages: The conversation to reply to.
         stop: Stop strings.
         arguments: Further arguments of the call.
 
@@ -191,17 +186,17 @@ class Reply:
         self._engine: Engine = model.engine
         self._model_name: str = model.model_name
         tokenizer = self._engine.tokenizer
-        form = Form(tokenizer, arguments)
+        form = ReplyFormat(tokenizer, arguments)
         self._prompt, self._num_context_tokens = reply_prompt(tokenizer, messages, form)
         self._references = arguments.get("references")
-        self._calls: CallReader | BoundReader | None = form.calls
-        if form.tools and form.grammar is None:
+        self._calls = form.calls
+        may_call = bool(form.tools) and form.grammar is None
+        if may_call:
             tag = opened_reasoning(tokenizer, self._prompt)
-            self._calls = CallReader(tokenizer, form.tools, str(tokenizer.decode(self._prompt)), tag)
+            prompt_text = str(tokenizer.decode(self._prompt))
+            self._calls = CallReader.of_template(tokenizer, form.tools, prompt_text, tag)
         self._params = replace(
-            sampling_params(model, stop, arguments),
-            grammar=form.grammar,
-            keep_special_tokens=isinstance(self._calls, CallReader),
+            sampling_params(model, stop, arguments), grammar=form.grammar, keep_special_tokens=may_call
         )
 
     def row(self, listener: Callable[[Update], None]) -> Row:
@@ -215,31 +210,23 @@ class Reply:
         )
 
     def chunk(self, update: Update) -> ChatGenerationChunk | None:
-        """A piece of the message, if there is something new."""
-        if not update.text and not update.is_last:
+        """A piece of the message, if there is something new; the last one carries usage and metadata."""
+        completion = update.completion
+        if completion is None and not update.text:
             return None
-        chunk = chat_chunk(update, self._model_name, self._engine)
-        if self._calls is None:
-            return chunk
-        whole = chunk.message
-        assert isinstance(whole, AIMessageChunk)
-        read = self._calls.read(update.text, whole.response_metadata.get("finish_reason"))
-        if not (update.is_last or read.content or read.tool_call_chunks or read.additional_kwargs):
+        message = AIMessageChunk(content=update.text)
+        if self._calls is not None:
+            message = self._calls.read(update.text, completion.finish_reason if completion else None)
+        if completion is not None:
+            message.usage_metadata = answer_usage(completion)
+            message.response_metadata = answer_metadata(completion, self._model_name, self._engine)
+            message.chunk_position = "last"
+        elif not (message.content or message.tool_call_chunks or message.additional_kwargs):
             return None
-        message = AIMessageChunk(
-            content=read.content,
-            tool_call_chunks=read.tool_call_chunks,
-            additional_kwargs=read.additional_kwargs,
-            usage_metadata=whole.usage_metadata,
-            response_metadata=whole.response_metadata,
-            chunk_position=whole.chunk_position,
-        )
         return ChatGenerationChunk(message=message)
 
     def result(self, completion: Completion) -> ChatResult:
         """The whole message."""
-        if self._calls is None:
-            return chat_result(completion, self._model_name, self._engine)
         chunk = self.chunk(Update(completion.text, completion=completion))
         assert chunk is not None
         return ChatResult(generations=[ChatGeneration(message=message_chunk_to_message(chunk.message))])

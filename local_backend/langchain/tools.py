@@ -1,4 +1,4 @@
-"""Calls of tools in the formats of chat templates: which one a template has, and reading it in a stream.
+"""Tool calls in the formats of chat templates: which one a template has, and reading it in a stream.
 
 ``transformers`` parses what the model writes, by a "response template" that says where calls begin and end. A
 tokenizer may bring its own; here are those of common chat templates.
@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,22 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from transformers.utils.chat_parsing import ResponseParser
 
+from local_backend.langchain.chat_format import REASONING_TAGS
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tool = dict[str, Any]
 """A tool in OpenAI's format."""
 
+
+def _any_of(texts: Sequence[str]) -> str:
+    return "(?:" + "|".join(map(re.escape, texts)) + ")"
+
+
 _REASONING = {
-    "open_pattern": r"(?:<think(?:ing)?>|\[THINK\]|◁think▷|<seed:think>|<\|START_THINKING\|>)\s*",
-    "close_pattern": r"\s*(?:</think(?:ing)?>|\[/THINK\]|◁/think▷|</seed:think>|<\|END_THINKING\|>)\s*",
+    "open_pattern": rf"{_any_of([*REASONING_TAGS])}\s*",
+    "close_pattern": rf"\s*{_any_of([*REASONING_TAGS.values()])}\s*",
     "content": "text",
 }
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -41,12 +48,12 @@ class ToolFormat:
     """How the models of one chat template write calls.
 
     Attributes:
-        fields: Of the response template; JSON as :func:`_call_of` reads it.
+        field: Of the response template, for calls; its content as :func:`_parse_call` reads it.
         opening: What a reply that is a call begins with, before its JSON object.
         arguments: The key of a call's arguments, beside its ``name``.
     """
 
-    fields: Mapping[str, Any]
+    field: Mapping[str, Any]
     opening: str = ""
     arguments: str = "arguments"
 
@@ -55,43 +62,35 @@ class ToolFormat:
 _FORMATS = {
     r"<function=": ToolFormat(  # Qwen3-Coder, Qwen 3.5
         {
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-                "close_pattern": r"</function>\s*</tool_call>",
-                "content": "xml-inline",
-                "content_args": {
-                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"
-                },
-                "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
-            }
+            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
         }
     ),
     r"<tool_call>": ToolFormat(  # Hermes, Qwen 2.5 and 3, SmolLM3
-        {"tool_calls": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "content": "json"}},
+        {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "content": "json"},
         opening="<tool_call>\n",
     ),
     r"\[ARGS\]": ToolFormat(  # Mistral since its eleventh tokenizer
         {
-            "tool_calls": {
-                "open_pattern": r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\s\[{]+)"
-                r"(?:\[CALL_ID\][^\s\[]*)?(?:\[ARGS\])?\s*(?=\{)",
-                "close_pattern": r"(?=\[TOOL_CALLS\])",
-                "content": "json",
-                "transform": {"name": "{name}", "arguments": "{content}"},
-            }
+            "open_pattern": r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\s\[{]+)"
+            r"(?:\[CALL_ID\][^\s\[]*)?(?:\[ARGS\])?\s*(?=\{)",
+            "close_pattern": r"(?=\[TOOL_CALLS\])",
+            "content": "json",
+            "transform": {"name": "{name}", "arguments": "{content}"},
         }
     ),
     r"\[TOOL_CALLS\]": ToolFormat(  # Mistral
-        {"tool_calls": {"open_pattern": r"\s*\[TOOL_CALLS\]", "content": "json"}},
+        {"open_pattern": r"\s*\[TOOL_CALLS\]", "content": "json"},
         opening="[TOOL_CALLS] [",
     ),
     r"<\|python_tag\|>|\"parameters\": dictionary": ToolFormat(  # Llama 3
         {
-            "tool_calls": {
-                "open_pattern": rf"(?:\A\s*|<\|python_tag\|>\s*|;\s*)(?={_LLAMA_CALL})",
-                "close_pattern": rf"(?=;\s*{_LLAMA_CALL})",
-                "content": "json",
-            }
+            "open_pattern": rf"(?:\A\s*|<\|python_tag\|>\s*|;\s*)(?={_LLAMA_CALL})",
+            "close_pattern": rf"(?=;\s*{_LLAMA_CALL})",
+            "content": "json",
         },
         arguments="parameters",
     ),
@@ -195,27 +194,39 @@ def _short(identifier: str) -> str:
 
 
 class CallReader:
-    """Reads a reply in which the model may call tools, while it is written.
+    """Reads tool calls out of a reply while it is written; make one by a classmethod.
 
     Args:
-        tokenizer: The model's.
-        tools: Their schemas say the types of arguments that are written without.
-        prompt: As text; a reply may have begun at its end.
-        opened_reasoning: The tag with which the prompt opens a block of reasoning, if it does.
-
-    Raises:
-        ValueError: It is not known how the chat template writes calls.
+        parser: Of ``transformers``.
+        specials: Special tokens, which are no text at the end of a reply.
+        is_bound: Whether a grammar bounds the reply, so that a call which cannot be read was cut off.
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        tools: Sequence[Tool],
-        prompt: str,
-        opened_reasoning: str = "",
+        self, parser: ResponseParser, *, specials: Sequence[str] = (), is_bound: bool = False
     ) -> None:
+        self._parser: ResponseParser | None = parser
+        self._specials_at_end = re.compile(f"{_any_of(specials)}+$" if specials else "(?!)")
+        self._is_bound = is_bound
+        self._num_calls = 0
+        self._unread = ""  # what the parser has neither shown nor read as a call
+
+    @classmethod
+    def of_template(
+        cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool], prompt: str, opened_tag: str = ""
+    ) -> CallReader:
+        """Reads a reply in which the model may call tools.
+
+        Args:
+            tokenizer: The model's.
+            tools: Their schemas say the types of arguments that are written without.
+            prompt: As text; a reply may have begun at its end.
+            opened_tag: With which the prompt opens a block of reasoning, if it does.
+
+        Raises:
+            ValueError: It is not known how the chat template writes calls.
+        """
         specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self._specials_at_end = re.compile(f"(?:{'|'.join(map(re.escape, specials)) or '(?!)'})+$")
         template, prefix = getattr(tokenizer, "response_template", None), prompt
         if template is None:
             if (known := tool_format(tokenizer)) is None:
@@ -225,15 +236,25 @@ class CallReader:
                     "tool_choice"
                 )
             content = {"content": "text", **({"close": specials} if specials else {})}
-            template = {
-                "start_anchor_pattern": "(?!)",
-                "fields": {"reasoning_content": _REASONING, **known.fields, "content": content},
-            }
-            prefix = opened_reasoning
-        self._parser = ResponseParser(template, prefix=prefix, tools=list(tools))
-        self._num_calls = 0
-        self._unread = ""  # what the parser has neither shown nor read as a call
-        self._is_readable = True
+            fields = {"reasoning_content": _REASONING, "tool_calls": known.field, "content": content}
+            template, prefix = {"start_anchor_pattern": "(?!)", "fields": fields}, opened_tag
+        return cls(ResponseParser(template, prefix=prefix, tools=list(tools)), specials=specials)
+
+    @classmethod
+    def of_grammar(cls, starts: Sequence[str], opening: str) -> CallReader:
+        """Reads a reply that a grammar makes a call, or something else that begins otherwise.
+
+        Args:
+            starts: What the JSON object of each call begins with.
+            opening: What precedes a call, without special tokens.
+        """
+        call = {
+            "open_pattern": rf"\A\s*{re.escape(opening.strip())}\s*(?={_any_of(starts)})",
+            "content": "json",
+        }
+        fields = {"tool_calls": call, "content": {"content": "text"}}
+        template = {"start_anchor_pattern": "(?!)", "fields": fields}
+        return cls(ResponseParser(template, prefix=""), is_bound=True)
 
     def read(self, text: str, finish_reason: str | None) -> AIMessageChunk:
         """What a piece of the reply adds to the message; a call is added when it is complete.
@@ -243,84 +264,57 @@ class CallReader:
         Args:
             text: The piece.
             finish_reason: Why the reply has ended, if it has.
+
+        Raises:
+            OutputParserException: A call that a grammar bounds was cut off.
         """
         if finish_reason is not None:
             text = self._specials_at_end.sub("", text)
-        chunk = AIMessageChunk(content="")
-        place = 0
-        try:
-            # One by one, so that an error leaves what is before it.
-            while self._is_readable and place < len(text):
-                place += 1
-                self._unread += text[place - 1]
-                chunk = self._add(chunk, self._parser.feed(text[place - 1]))
-            if self._is_readable and finish_reason is not None:
-                chunk = self._add(chunk, self._parser.finalize()[1])
-        except (ValueError, KeyError):
-            self._is_readable = False
-            chunk += AIMessageChunk(content=self._unread)
-        return chunk + AIMessageChunk(content=text[place:]) if place < len(text) else chunk
+        content, more, calls = "", {}, []
+        # One by one, so that an error leaves what is before it.
+        for letter in [*text, *([None] if finish_reason is not None else [])]:
+            self._unread += letter or ""
+            try:
+                for field, value in self._parse(letter):
+                    if field == "content":
+                        content += value
+                        self._unread = self._unread.removeprefix(value)
+                        continue
+                    self._unread = ""
+                    if field == "reasoning_content":
+                        more[field] = more.get(field, "") + value
+                    else:
+                        calls.append(_make_chunk(*value, self._num_calls + len(calls)))
+            except (ValueError, KeyError) as error:
+                if self._is_bound:
+                    raise OutputParserException(
+                        f"the tool call was cut off (finish_reason {finish_reason!r}): raise max_tokens, and "
+                        f"do not set stop; it ends with {self._unread[-200:]!r}",
+                        llm_output=self._unread,
+                    ) from error
+                self._parser = None
+            if self._parser is None:
+                content, self._unread = content + self._unread, ""
+        self._num_calls += len(calls)
+        return AIMessageChunk(content=content, tool_call_chunks=calls, additional_kwargs=more)
 
-    def _add(self, chunk: AIMessageChunk, events: Sequence[dict[str, Any]]) -> AIMessageChunk:
-        for event in events:
+    def _parse(self, letter: str | None) -> Iterator[tuple[str, Any]]:
+        """Text, reasoning and calls that a letter completes, or the end of the reply."""
+        if self._parser is None:
+            return
+        for event in self._parser.finalize()[1] if letter is None else self._parser.feed(letter):
             field, kind = event["field"], event["type"]
-            if kind == "region_chunk" and field == "content":
-                self._unread = self._unread.removeprefix(event["text"])
-                chunk += AIMessageChunk(content=event["text"])
-            elif kind == "region_chunk" and field in _REASONING_FIELDS:
-                self._unread = ""
-                chunk += AIMessageChunk(content="", additional_kwargs={"reasoning_content": event["text"]})
-            elif kind == "region_close" and field not in ("content", *_REASONING_FIELDS):
+            if field == "content" or field in _REASONING_FIELDS:
+                if kind == "region_chunk":
+                    yield ("content" if field == "content" else "reasoning_content"), event["text"]
+            elif kind == "region_close":
                 value = event["value"]
-                calls = [_call_of(call) for call in (value if isinstance(value, list) else [value])]
-                chunks = [_chunk(*call, self._num_calls + number) for number, call in enumerate(calls)]
-                self._unread = ""
-                self._num_calls += len(chunks)
-                chunk += AIMessageChunk(content="", tool_call_chunks=chunks)
-        return chunk
+                yield from [
+                    ("call", _parse_call(each)) for each in (value if isinstance(value, list) else [value])
+                ]
 
 
-class BoundReader:
-    """Reads a reply that a grammar makes the JSON object of a call, or something else if that may be, too.
-
-    Args:
-        calls: What each call can begin with.
-        opening: What precedes a call, without special tokens.
-    """
-
-    def __init__(self, calls: Sequence[str], opening: str) -> None:
-        self._starts = [opening.lstrip() + call for call in calls]
-        self._opening = opening.lstrip()
-        self._text = ""
-        self._may_be_call = True
-
-    def read(self, text: str, finish_reason: str | None) -> AIMessageChunk:
-        """What a piece of the reply adds to the message; a call is added when it is complete.
-
-        Raises:
-            OutputParserException: The call was cut off.
-        """
-        if not self._may_be_call:
-            return AIMessageChunk(content=text)
-        self._text += text
-        begun = self._text.lstrip()
-        self._may_be_call = any(start.startswith(begun) or begun.startswith(start) for start in self._starts)
-        if not self._may_be_call:
-            return AIMessageChunk(content=self._text)
-        if finish_reason is None:
-            return AIMessageChunk(content="")
-        try:
-            call = _call_of(json.loads(begun[len(self._opening) :]))
-        except ValueError as error:
-            raise OutputParserException(
-                f"the call of a tool was cut off (finish_reason {finish_reason!r}): raise max_tokens, and do "
-                f"not set stop; it ends with {self._text[-200:]!r}",
-                llm_output=self._text,
-            ) from error
-        return AIMessageChunk(content="", tool_call_chunks=[_chunk(*call, 0)])
-
-
-def _call_of(value: Any) -> tuple[str, dict[str, Any]]:
+def _parse_call(value: Any) -> tuple[str, dict[str, Any]]:
     """Name and arguments of a call as models write it.
 
     Raises:
@@ -333,10 +327,10 @@ def _call_of(value: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
-        raise ValueError(f"this is no call of a tool: {value!r}")
+        raise ValueError(f"this is no tool call: {value!r}")
     return call["name"], arguments
 
 
-def _chunk(name: str, arguments: Mapping[str, Any], index: int) -> ToolCallChunk:
+def _make_chunk(name: str, arguments: Mapping[str, Any], index: int) -> ToolCallChunk:
     args = json.dumps(arguments, ensure_ascii=False)
     return tool_call_chunk(name=name, args=args, id=uuid.uuid4().hex[:9], index=index)

@@ -47,7 +47,7 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
     Args:
         schema: A JSON schema. See :func:`ignored_keywords` for what cannot be expressed.
     """
-    return grammar_of([Alternative(schema)])
+    return alternatives_grammar([Alternative(schema)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Alternative:
     control_token: int | None = None
 
 
-def grammar_of(alternatives: Sequence[Alternative]) -> str:
+def alternatives_grammar(alternatives: Sequence[Alternative]) -> str:
     """The grammar of texts that have one of several forms."""
     names = [f"alternative_{number}" for number in range(len(alternatives))]
     lines = [f"start: {' | '.join(names)}"]

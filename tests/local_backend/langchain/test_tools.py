@@ -1,4 +1,4 @@
-"""Calls of tools in the formats of common chat templates: shown, forced, read from streams, and answered."""
+"""Tool calls in the formats of common chat templates: shown, forced, read from streams, and answered."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_forced_call_follows_its_schema(random_model: tuple[str, _Model]) -> N
         assert len(sampled.tool_calls) == 1
     opening = {"hermes": "</think>\n\n<tool_call>\n", "mistral": "[TOOL_CALLS] ["}.get(name, "")
     assert model.prompts[-1].endswith(opening)
-    with pytest.raises(OutputParserException, match=r"call of a tool was cut off .*raise max_tokens"):
+    with pytest.raises(OutputParserException, match=r"tool call was cut off .*raise max_tokens"):
         model.chat.bind_tools([rate], tool_choice="any").invoke(QUESTION, max_tokens=3)
     with pytest.raises(ValueError, match=r"name of one of \['rate'\], got 'drive'"):
         model.chat.bind_tools([rate], tool_choice="drive")
@@ -253,11 +253,11 @@ def test_a_stream_may_be_cut_anywhere(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(FORMATS)))
     form = FORMATS[name]
     reply = data.draw(st.sampled_from([form.call, form.calls, f"<think>Hm.</think>{form.call}"]))
-    whole = CallReader(tool_tokenizer(name), [], "").read(reply + form.end, "stop")
+    whole = CallReader.of_template(tool_tokenizer(name), [], "").read(reply + form.end, "stop")
     cuts = sorted(data.draw(st.sets(st.integers(1, len(reply)), max_size=12)))
     if data.draw(st.booleans()):
         cuts = list(range(1, len(reply)))
-    reader = CallReader(tool_tokenizer(name), [], "")
+    reader = CallReader.of_template(tool_tokenizer(name), [], "")
     pieces = [reply[start:end] for start, end in zip([0, *cuts], [*cuts, len(reply)], strict=True)]
     chunks = [reader.read(piece, None) for piece in pieces] + [reader.read(form.end, "stop")]
     merged = sum_of(iter(chunks))
@@ -276,7 +276,7 @@ def test_a_stream_may_be_cut_anywhere(data: st.DataObject) -> None:
 def test_whatever_a_model_writes_nothing_is_raised_and_no_text_is_lost(text: str, seed: int) -> None:
     for name, form in FORMATS.items():
         begun = form.call[: random.Random(seed).randrange(len(form.call))] + text
-        merged = CallReader(tool_tokenizer(name), [], "").read(begun, "length")
+        merged = CallReader.of_template(tool_tokenizer(name), [], "").read(begun, "length")
         if not merged.tool_calls and not merged.additional_kwargs:
             # But for the marks of other tokens, and of what looked like a call.
             shown = str(merged.content)
@@ -292,13 +292,13 @@ def test_a_call_that_cannot_be_read_stays_text(name: str) -> None:
         if name == "hermes"
         else form.call.replace("2}", "2,}")
     )
-    whole = CallReader(tool_tokenizer(name), [], "").read(reply, "stop")
-    reader = CallReader(tool_tokenizer(name), [], "")
+    whole = CallReader.of_template(tool_tokenizer(name), [], "").read(reply, "stop")
+    reader = CallReader.of_template(tool_tokenizer(name), [], "")
     pieces = sum_of(iter([*(reader.read(letter, None) for letter in reply), reader.read("", "stop")]))
     assert whole.content == pieces.content == reply
     assert not whole.tool_calls + pieces.tool_calls
     if name == "hermes":
-        after_one = CallReader(tool_tokenizer(name), [], "").read(f"{form.call}\n{reply}", "stop")
+        after_one = CallReader.of_template(tool_tokenizer(name), [], "").read(f"{form.call}\n{reply}", "stop")
         assert len(after_one.tool_calls) == 1
 
 

@@ -18,7 +18,7 @@ from local_backend import Engine, SamplingParams
 from local_backend.sequences.grammar import (
     Alternative,
     GrammarRule,
-    grammar_of,
+    alternatives_grammar,
     ignored_keywords,
     json_grammar,
 )
@@ -195,7 +195,7 @@ def test_an_object_has_the_properties_that_its_schema_names() -> None:
 
 def test_each_alternative_has_its_own_definitions() -> None:
     schemas = [{"$ref": "#/$defs/A", "$defs": {"A": {"const": value}}} for value in (1, 2)]
-    grammar = grammar_of([Alternative(schemas[0], "a: "), Alternative(schemas[1], "b: ")])
+    grammar = alternatives_grammar([Alternative(schemas[0], "a: "), Alternative(schemas[1], "b: ")])
     rule = _rule(tiny_tokenizer(), grammar)
     for text, is_allowed in (("a: 1", True), ("b: 2", True), ("b: 1", False)):
         assert _follows(rule, text) == is_allowed, text
