@@ -1,25 +1,32 @@
-"""``create_app``: the server as an ASGI application. The other modules do the work."""
+"""``create_app``: the server as an ASGI application, and who may use it."""
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from langchain_core.runnables import Runnable
+from sse_starlette.sse import AppStatus
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sot_chains.calls.usage import Price
 from sot_chains.providers import Provider, close_clients
-from sot_chains.serving.chat import ChatRoutes
-from sot_chains.serving.connection import ClientGoneError, Guard, Pace, error_response
 from sot_chains.serving.loading import Copying
+from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.page import OPEN_PATHS, PageRoutes
-from sot_chains.serving.protocol import RefusedError
-from sot_chains.serving.service import Service
-from sot_chains.serving.ways import ServedModel
+from sot_chains.serving.routes import OpenAIRoutes
+from sot_chains.serving.schema import RefusedError
+from sot_chains.serving.service import Service, bearer_key
+from sot_chains.serving.stream import Pace, error_response
 
 _MAX_BODY_BYTES = 8_000_000
 
@@ -29,12 +36,12 @@ def create_app(
     *,
     name: str | None = None,
     copying: Copying | None = None,
-    model_of_key: Callable[[str], str | Runnable[Any, Any] | Provider] | None = None,
+    model_for_key: Callable[[str], str | Runnable[Any, Any] | Provider] | None = None,
     api_key: str | None = None,
     prices: Mapping[str, Price] | Price | None = None,
     host: str = "127.0.0.1",
     max_body_bytes: int = _MAX_BODY_BYTES,
-    patience_seconds: float = 60.0,
+    client_timeout_seconds: float = 60.0,
     in_turn: bool = False,
 ) -> FastAPI:
     """The server for one model.
@@ -44,76 +51,147 @@ def create_app(
         name: The model's name for clients; by default its own. Beside ``NAME`` there are ``NAME:sot`` and
             ``NAME:auto``, and ``NAME:copy`` with a folder.
         copying: References and citations, if the package for them is installed.
-        model_of_key: Makes the model for the key that a client sends, where the server has none.
+        model_for_key: Makes the model for the key that a client sends, if the server has none.
         api_key: The key that clients must send; ``None`` for none.
         prices: What the model costs, for the page.
-        host: Where the server will be bound: on loopback only names of this machine are answered.
+        host: Where the server will listen. On loopback only names of this machine are allowed as host.
         max_body_bytes: The longest body of a request.
-        patience_seconds: How long a client may take to read what is sent to it.
-        in_turn: Whether the page asks the ways one after the other, which it should where they share a
-            processor.
+        client_timeout_seconds: How long a client may take to send a body, or to read what is sent to it.
+        in_turn: Whether the page uses one mode after the other, for modes that share a processor.
 
     Raises:
         ValueError: The model's name is not supported.
         TypeError: ``model`` is no model.
     """
 
-    def serving(one: str | Runnable[Any, Any] | Provider) -> ServedModel:
-        return ServedModel(one, copying=copying, prices=prices)
+    def served_for_key(key: str) -> ServedModel:
+        assert model_for_key
+        return ServedModel(model_for_key(key), copying=copying, prices=prices)
 
-    def serving_for(key: str) -> ServedModel:
-        assert model_of_key
-        return serving(model_of_key(key))
-
-    served = serving(model)
+    served = ServedModel(model, copying=copying, prices=prices)
     service = Service(
         name=name or served.provider.model_name,
         served=served,
-        of_key=serving_for if model_of_key else None,
+        with_key=served_for_key if model_for_key else None,
         api_key=api_key,
         max_body_bytes=max_body_bytes,
-        pace=Pace(patience_seconds),
+        pace=Pace(client_timeout_seconds),
         in_turn=in_turn,
     )
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await close_clients()
-
     # FastAPI's pages of documentation load scripts from another host.
-    app = FastAPI(title="Skeleton-of-Thought", docs_url=None, redoc_url=None, lifespan=lifespan)
-    ChatRoutes(service).add_to(app)
+    app = FastAPI(title="Skeleton-of-Thought", docs_url=None, redoc_url=None, lifespan=_lifespan)
+    OpenAIRoutes(service).add_to(app)
     PageRoutes(service).add_to(app)
+    _add_status_routes(app, service)
+    _add_error_handlers(app, service)
+    app.add_middleware(Guard, api_key=api_key, host=host)
+    return app
 
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    AppStatus.should_exit = False  # still set if an earlier server in this process was interrupted
+    yield
+    await close_clients()
+
+
+def _add_status_routes(app: FastAPI, service: Service) -> None:
     async def health() -> dict[str, str]:
         return {"status": "ok", "model": service.name}
 
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RefusedError)
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
+
+
+def _add_error_handlers(app: FastAPI, service: Service) -> None:
+    """Errors in OpenAI's format."""
+
+    async def refused(request: Request, error: Any) -> Response:
         if not error.is_counted:
             service.metrics.note_refused(error.status)
         return error_response(error)
 
-    async def unknown(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        said = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        return error_response(RefusedError(said, status=error.status_code))
+    async def unknown(request: Request, error: Any) -> Response:
+        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        return error_response(RefusedError(message, status=error.status_code))
 
     async def broken(request: Request, error: Exception) -> Response:
-        return error_response(RefusedError(f"the server failed: {type(error).__name__}", status=500))
+        return error_response(RefusedError(f"internal error: {type(error).__name__}", status=500))
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
     app.add_exception_handler(RefusedError, refused)
     app.add_exception_handler(HTTPException, unknown)
-    app.add_exception_handler(ClientGoneError, gone)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, broken)
-    app.add_middleware(Guard, api_key=api_key, host=host, open_paths=OPEN_PATHS)
-    return app
+
+
+# Nothing from another host, no script or style within a page, and no text made into HTML by a script.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+_SECURITY = [
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
+
+
+class Guard:
+    """Allows requests with the key, to a name of this server, and not from another site's page.
+
+    The page asks without a key for what it is made of, and a run's name is as hard to guess as a key.
+    Starlette's ``CORSMiddleware`` would only keep other sites from reading replies, and its
+    ``TrustedHostMiddleware`` refuses in plain text, which is no error of OpenAI's.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
+        self._app = app
+        self._key = api_key.encode() if api_key else None
+        # A name that resolves to this machine may belong to another site (DNS rebinding).
+        self._names = {host, "localhost"} if is_loopback(host) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on a request, or refuses it."""
+
+        async def send_secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), *_SECURITY]}
+            await send(message)
+
+        try:
+            if scope["type"] == "http":
+                self._check(scope["path"], Headers(scope=scope))
+        except RefusedError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send_secured)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        if self._names is not None and name not in self._names and not is_loopback(name):
+            raise RefusedError(f"Host header {name!r} is not allowed", status=403)
+        origin = headers.get("origin")
+        if origin and urlsplit(origin).netloc != headers.get("host"):
+            raise RefusedError(f"cross-origin requests are not allowed, from {origin}", status=403)
+        if self._key is None or path in OPEN_PATHS or path.startswith("/runs/"):
+            return
+        if not hmac.compare_digest(bearer_key(headers).encode("latin-1"), self._key):  # the bytes sent
+            raise RefusedError(
+                "the API key is missing or wrong; send the server's --api-key as a bearer token",
+                status=401,
+                code="invalid_api_key",
+            )
+
+
+def is_loopback(name: str) -> bool:
+    """Whether ``name`` is one of this machine for itself."""
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return name == "localhost"

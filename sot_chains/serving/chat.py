@@ -1,212 +1,193 @@
-"""OpenAI's routes: chat completions, responses and models, over the ways in which a model answers."""
+"""OpenAI's chat protocol: replies as they are written, whole or as server-sent events. Pure.
+
+https://platform.openai.com/docs/api-reference/chat.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import json
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import uuid4
 
-from fastapi import FastAPI, Request
-from langchain_core.documents import Document
-from starlette.responses import Response
+from langchain_core.messages import AIMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import ToolCallChunk
 
-from sot_chains.serving.connection import EventReply, WholeReply
-from sot_chains.serving.metrics import Request as Counted
-from sot_chains.serving.protocol import ChatRequest, RefusedError, read_request, refused
-from sot_chains.serving.replies import (
-    ReplyWriter,
-    WholeAnswer,
-    Writer,
-    annotations_of,
-    finish_reason_of,
-    tool_calls_of,
-)
-from sot_chains.serving.responses import ResponseWriter, read_responses_request
-from sot_chains.serving.service import Service
-from sot_chains.serving.ways import Answer, ServedModel
-
-_log = logging.getLogger(__name__)
+from sot_chains.providers.base import is_filtered, is_out_of_tokens
+from sot_chains.serving.schema import RefusedError
 
 
-class ChatRoutes:
-    """OpenAI's routes.
+def find_finish_reason(metadata: Mapping[str, Any], *, calls_tools: bool) -> str:
+    """Why a reply ended, in OpenAI's words."""
+    if calls_tools:
+        return "tool_calls"
+    trace = metadata.get("sot")
+    if trace is None:
+        reasons = [metadata.get("finish_reason") or metadata.get("stop_reason")]
+    elif trace["plain_call"] is not None:
+        reasons = [trace["plain_call"]["finish_reason"]]
+    else:  # a point that was shortened to whole sentences is complete
+        reasons = [point["finish_reason"] for point in trace["points"] if point["status"] == "cut"]
+    if any(map(is_filtered, reasons)):
+        return "content_filter"
+    return "length" if any(map(is_out_of_tokens, reasons)) else "stop"
 
-    Args:
-        service: The model, and what is allowed.
-    """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._begun = int(time.time())
-
-    def add_to(self, app: FastAPI) -> None:
-        """Adds the routes to ``app``."""
-        app.add_api_route("/v1/chat/completions", self.complete, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/responses", self.respond, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/models", self.models, methods=["GET"])
-        app.add_api_route("/v1/models/{model:path}", self.model, methods=["GET"])
-
-    async def models(self) -> dict[str, Any]:
-        """The models that can be asked for."""
-        return {"object": "list", "data": [await self.model(name) for name in self._service.models]}
-
-    async def model(self, model: str) -> dict[str, Any]:
-        """One of them."""
-        self._service.suffix_of(model)
-        said = self._service.models[model][1]
-        return {
-            "id": model,
-            "object": "model",
-            "created": self._begun,
-            "owned_by": "sot",
-            "description": said,
+def make_tool_calls(message: AIMessage) -> list[dict[str, Any]]:
+    """The tool calls of a message in OpenAI's format; the client may repair invalid ones."""
+    calls = [(call, json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls]
+    calls += [(call, call["args"] or "") for call in message.invalid_tool_calls]  # type: ignore[misc]  # alike here
+    return [
+        {
+            "id": call["id"] or f"call_{uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": arguments},
         }
-
-    async def complete(self, request: Request) -> Response:
-        """Answers a conversation, as a whole or as a stream."""
-        asked = read_request(await self._service.body(request))
-        options = asked.stream_options
-        writer = ReplyWriter(asked.model, include_usage=options is not None and options.include_usage)
-        return await self._reply(request, asked, writer)
-
-    async def respond(self, request: Request) -> Response:
-        """The same in the newer protocol."""
-        asked = read_responses_request(await self._service.body(request))
-        return await self._reply(request, asked, ResponseWriter(asked.model))
-
-    async def _reply(self, request: Request, asked: ChatRequest, writer: Writer) -> Response:
-        service = self._service
-        suffix = service.suffix_of(asked.model)
-        messages = asked.langchain_messages()
-        served = service.served_for(request)
-        try:
-            way = await served.way(suffix, asked, messages)
-        except ValueError as error:  # what the router says of a conversation without a question
-            raise refused(error) from error
-        reply = _Reply(service, served, asked, Answer(way, messages), writer)
-        if not asked.stream:
-            return WholeReply(reply.whole)
-        return EventReply(reply.events(), service.pace, writer.text)
+        for call, arguments in calls
+    ]
 
 
-class _Reply:
-    """The reply to one request.
+def make_annotations(citations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Citations as OpenAI's annotations of a message, with the span in the document in addition."""
+    annotations = []
+    for citation in citations:
+        metadata = citation["metadata"]
+        source = metadata.get("source")
+        title = metadata.get("title") or source or citation["document_id"] or citation["document"]
+        span = {
+            "start_index": citation["start"],
+            "end_index": citation["end"],
+            "title": str(title),
+            "url": str(metadata.get("url") or source or f"#{citation['document']}"),
+            "cited_text": citation["document_text"],
+            **{name: citation[name] for name in ("document", "document_start", "document_end")},
+        }
+        annotations.append({"type": "url_citation", "url_citation": span})
+    return annotations
 
-    Args:
-        service: Who is asked.
-        served: The model that answers.
-        asked: The request.
-        answer: Its answer.
-        writer: Writes it for the client.
+
+@dataclass(frozen=True, slots=True)
+class FinishedAnswer:
+    """What a client is told of a finished answer.
+
+    Attributes:
+        text: The whole text.
+        calls: The tool calls, in OpenAI's format.
+        annotations: See :func:`make_annotations`.
+        finish_reason: In OpenAI's words.
+        usage: Tokens of all model calls.
+        fields: What is not OpenAI's.
     """
 
-    def __init__(
-        self, service: Service, served: ServedModel, asked: ChatRequest, answer: Answer, writer: Writer
-    ) -> None:
-        self._metrics = service.metrics
-        self._served = served
-        self._asked = asked
-        self._answer = answer
-        self._writer = writer
-
-    async def whole(self) -> dict[str, Any]:
-        """The reply in one piece.
-
-        Raises:
-            RefusedError: There is no answer.
-        """
-        answer = self._answer
-        with self._metrics.request(self._asked.model) as counted:
-            try:
-                await answer.write()
-            except Exception as error:  # whatever a model raises is the client's answer
-                raise _noted(error, counted) from error
-            self._note_end(counted)
-        return self._writer.whole(await self._whole_answer())
-
-    async def events(self) -> AsyncGenerator[bytes | str, None]:
-        """The reply as server-sent events; what is text is still to be encoded.
-
-        Raises:
-            RefusedError: There is no answer, and nothing has been sent.
-        """
-        answer, writer, has_begun = self._answer, self._writer, False
-        with self._metrics.request(self._asked.model) as counted:
-            try:
-                async with aclosing(answer.read()) as pieces:
-                    async for text, calls in pieces:
-                        if not has_begun:
-                            self._metrics.note_text(counted)
-                            has_begun = True
-                            yield writer.begin(text)
-                        elif text:
-                            yield text
-                        if calls:
-                            yield writer.calls(calls)
-            except Exception as error:  # as above
-                known = _noted(error, counted)
-                if not has_begun:
-                    raise known from error
-                yield writer.failed(known)
-                return
-            self._note_end(counted)
-        if not has_begun:
-            yield writer.begin("")
-        for event in writer.end(await self._whole_answer()):
-            yield event
-
-    async def _whole_answer(self) -> WholeAnswer:
-        answer = self._answer
-        calls = tool_calls_of(answer.message) if answer.calls_tools and answer.message else []
-        return WholeAnswer(
-            answer.text,
-            calls,
-            await self._annotations(),
-            self._finish_reason,
-            answer.usage,
-            self._particulars,
-        )
-
-    @property
-    def _finish_reason(self) -> str:
-        answer = self._answer
-        if answer.is_out_of_tokens:
-            return "length"
-        return finish_reason_of(answer.metadata, calls_tools=answer.calls_tools)
-
-    @property
-    def _particulars(self) -> dict[str, Any]:
-        """What is not OpenAI's: how the answer came about."""
-        trace = self._answer.metadata.get("sot")
-        if trace is None:
-            return {}
-        names = ("route", "skeleton", "is_complete", "failures", "seconds", "num_calls")
-        return {"sot": {name: trace[name] for name in names} | {"route_reason": self._answer.reason}}
-
-    def _note_end(self, counted: Counted) -> None:
-        counted.status = 200
-        trace = self._answer.metadata.get("sot")
-        self._metrics.note_answer(counted, self._answer.usage, trace["num_calls"] if trace else 1)
-
-    async def _annotations(self) -> list[dict[str, Any]]:
-        """The citations of the answer: of the folder's documents, and of the references in the request."""
-        found = list(self._answer.metadata.get("citations") or [])
-        if self._asked.references and (copying := self._served.copying):
-            documents = [
-                Document(one.text, metadata={k: v for k, v in (("title", one.title), ("url", one.url)) if v})
-                for one in self._asked.references
-            ]
-            # On a thread: a long answer and long references take a while.
-            found += await asyncio.to_thread(copying.cite, self._answer.text, documents)
-        return annotations_of(found)
+    text: str
+    calls: Sequence[Mapping[str, Any]]
+    annotations: Sequence[Mapping[str, Any]]
+    finish_reason: str
+    usage: UsageMetadata | None
+    fields: Mapping[str, Any]
 
 
-def _noted(error: Exception, counted: Counted) -> RefusedError:
-    known = refused(error)
-    counted.status, known.is_counted = known.status, True
-    if known.status >= 500:
-        _log.warning("a request for %s failed: %s", counted.model, known, exc_info=error)
-    return known
+class Writer(Protocol):
+    """Writes one reply in a client's format."""
+
+    def begin(self, text: str) -> bytes:
+        """The first events, with the first piece of the text."""
+
+    def text(self, text: str) -> bytes:
+        """An event with a piece of the text."""
+
+    def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
+        """Events with pieces of tool calls."""
+
+    def end(self, answer: FinishedAnswer) -> Iterator[bytes]:
+        """The last events."""
+
+    def failed(self, error: RefusedError) -> bytes:
+        """An error in the middle of a stream."""
+
+    def whole(self, answer: FinishedAnswer) -> dict[str, Any]:
+        """The reply in one piece."""
+
+
+class ChatWriter(Writer):
+    """Writes one reply in the format of OpenAI's chats.
+
+    Args:
+        model: The name under which the client asked for the model.
+        include_usage: Whether a stream ends with the token counts.
+    """
+
+    def __init__(self, model: str, *, include_usage: bool = False) -> None:
+        self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
+        self._include_usage = include_usage
+        # Most events are pieces of text: what all of them share is encoded once.
+        head = {**self._head, "object": "chat.completion.chunk"}
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": 0, "delta": '
+        self._after = ', "finish_reason": null}]}\n\n'
+
+    def begin(self, text: str) -> bytes:
+        """The event with the role, and the first piece of the text."""
+        return self._delta({"role": "assistant", "content": text})
+
+    def text(self, text: str) -> bytes:
+        """An event with a piece of the text."""
+        return self._delta({"content": text})
+
+    def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
+        """An event with pieces of tool calls."""
+        return self._delta({"tool_calls": [_call_delta(i, chunk) for i, chunk in enumerate(chunks)]})
+
+    def end(self, answer: FinishedAnswer) -> Iterator[bytes]:
+        """The last events."""
+        if answer.annotations:
+            yield self._delta({"annotations": answer.annotations})
+        choice = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason}
+        yield self._chunk(choices=[choice], **answer.fields)
+        if self._include_usage:
+            yield self._chunk(choices=[], usage=_make_usage(answer.usage))
+        yield b"data: [DONE]\n\n"
+
+    def failed(self, error: RefusedError) -> bytes:
+        """An error in the middle of a stream."""
+        return f"data: {json.dumps(error.body())}\n\n".encode()
+
+    def whole(self, answer: FinishedAnswer) -> dict[str, Any]:
+        """The reply in one piece."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        message["annotations"] = answer.annotations
+        if answer.calls:
+            message |= {"content": answer.text or None, "tool_calls": answer.calls}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+        head = {**self._head, "object": "chat.completion"}
+        return {**head, "choices": [choice], "usage": _make_usage(answer.usage), **answer.fields}
+
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+        return f"{self._before}{json.dumps(delta)}{self._after}".encode()
+
+    def _chunk(self, **fields: Any) -> bytes:
+        chunk = {**self._head, "object": "chat.completion.chunk", **fields}
+        return f"data: {json.dumps(chunk)}\n\n".encode()
+
+
+def _call_delta(position: int, chunk: ToolCallChunk) -> dict[str, Any]:
+    delta: dict[str, Any] = {"index": position if chunk["index"] is None else chunk["index"]}
+    if chunk["id"]:
+        delta |= {"id": chunk["id"], "type": "function"}
+    function = {"name": chunk["name"], "arguments": chunk["args"] or ""}
+    return {**delta, "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def _make_usage(usage: UsageMetadata | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    read, written = usage.get("input_token_details", {}), usage.get("output_token_details", {})
+    return {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": read.get("cache_read") or 0},
+        "completion_tokens_details": {"reasoning_tokens": written.get("reasoning") or 0},
+    }

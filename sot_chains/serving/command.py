@@ -79,7 +79,7 @@ def _run(app: Any, options: argparse.Namespace) -> int:
     """Serves until it is interrupted, and says where."""
     import uvicorn
 
-    from sot_chains.serving.connection import is_loopback
+    from sot_chains.serving.app import is_loopback
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -132,7 +132,7 @@ def _settings(options: argparse.Namespace, extras: Extras, opened: contextlib.Ex
     return {
         "model": model,
         "copying": extras.make_copying(model, options.docs),
-        "model_of_key": partial(_of_key, options) if passes_keys and not api_key else None,
+        "model_for_key": partial(_of_key, options) if passes_keys and not api_key else None,
         "api_key": api_key,
         "prices": Price(*options.price) if options.price else None,
         "host": options.host,

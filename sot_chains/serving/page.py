@@ -1,8 +1,7 @@
-"""The page on which the ways of one model race, and what its script asks for.
+"""The page on which the modes of one model race, and what its script asks for.
 
-A race is a stream of events: what each lane writes, as it is written. The finished run is a document that
-the same server has made, so that there is one rendering: the script takes the lanes from it, and the link
-below them gives it away as a file.
+A race is a stream of events with what each lane writes. The finished run is a document that the server
+renders: the script shows the lanes from it, and the link below them saves it as a file.
 """
 
 from __future__ import annotations
@@ -10,44 +9,47 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.utils import message_chunk_to_message
 from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import Response
 
 from sot_chains.aio.tasks import cancel_and_wait, gather_or_cancel
+from sot_chains.calls.usage import tokens_of
+from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.rendering import STYLE, Lane, Run
-from sot_chains.serving.connection import EventReply
-from sot_chains.serving.protocol import RefusedError
-from sot_chains.serving.race import TITLES, Racer
+from sot_chains.rendering import STYLE, Lane, Run, lane_of
+from sot_chains.serving.modes import Answers, ServedModel
+from sot_chains.serving.schema import RefusedError
 from sot_chains.serving.service import Service
-from sot_chains.serving.ways import Answers, ServedModel
+from sot_chains.serving.stream import event_response
 
 _STATIC = Path(__file__).with_name("static")
 _FILES = {"/race.css": "text/css", "/race.js": "text/javascript", "/": "text/html"}
 OPEN_PATHS = frozenset({*_FILES, "/style.css", "/about", "/health"})
-_MOST_RUNS = 64
+_TITLES = {"plain": "Plain decoding", "sot": "Skeleton-of-Thought", "copy": "Copying from the folder"}
+_MAX_RUNS = 64
 _MAX_TOKENS = 512  # of a LangChain model's answer in one piece: a small one may repeat itself without end
 
 
 class _Asked(BaseModel):
     """What the script sends."""
 
-    question: str = Field(min_length=1, max_length=20_000)
+    question: str = Field(min_length=1, max_length=20_000, pattern=r"\S")
     in_turn: bool | None = None
 
 
 class PageRoutes:
-    """The page's routes.
-
-    Args:
-        service: The model, and what is allowed.
-    """
+    """The page's routes for one served model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -57,97 +59,75 @@ class PageRoutes:
         """Adds the routes to ``app``."""
         for path, kind in _FILES.items():
             content = (_STATIC / (path.removeprefix("/") or "race.html")).read_bytes()
-            route = self._content(content, kind)
-            app.add_api_route(path, route, methods=["GET"], include_in_schema=False)
-        style = self._content(STYLE.encode(), "text/css")
+            app.add_api_route(path, _file(content, kind), methods=["GET"], include_in_schema=False)
+        style = _file(STYLE.encode(), "text/css")
         app.add_api_route("/style.css", style, methods=["GET"], include_in_schema=False)
         app.add_api_route("/about", self.about, methods=["GET"], include_in_schema=False)
         app.add_api_route("/race", self.race, methods=["POST"], response_model=None)
-        app.add_api_route("/runs/{run}.html", self.file, methods=["GET"], response_model=None)
+        app.add_api_route("/runs/{run}.html", self.saved, methods=["GET"], response_model=None)
         app.add_api_route("/runs/{run}", self.fragment, methods=["GET"], response_model=None)
-
-    def _content(self, content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
-        async def route() -> Response:
-            return Response(content, media_type=kind)
-
-        return route
 
     async def about(self) -> dict[str, Any]:
         """What the page needs to know of this server."""
         service = self._service
         return {
             "model": service.name,
-            "lanes": {name: TITLES[name] for name in self._lanes(service.served)},
+            "lanes": {name: _TITLES[name] for name in _lanes(service.served)},
             "in_turn": service.in_turn,
-            "needs_key": service.api_key is not None or service.of_key is not None,
+            "needs_key": service.api_key is not None or service.with_key is not None,
         }
 
-    async def file(self, run: str) -> Response:
+    async def saved(self, run: str) -> Response:
         """A finished run as a file of its own."""
         headers = {"content-disposition": 'attachment; filename="sot-run.html"'}
-        return self._html(self._run(run).page(), headers)
+        return _html(self._run(run).page(), headers)
 
     async def fragment(self, run: str) -> Response:
-        """A finished run as a part of the page."""
-        return self._html(self._run(run).fragment(), {})
+        """A finished run for the page."""
+        return _html(self._run(run).fragment(), {})
 
     def _run(self, name: str) -> Run:
         if name not in self._runs:
-            raise RefusedError("there is no such run here any more; runs are kept for a while", status=404)
+            raise RefusedError("this run does not exist, or no longer", status=404)
         return self._runs[name]
 
-    def _html(self, text: str, headers: dict[str, str]) -> Response:
-        body = text.encode("utf-8", "replace")  # half an emoji is not taken
-        return Response(body, headers={**headers, "cache-control": "no-store"}, media_type="text/html")
-
     async def race(self, request: Request) -> Response:
-        """Answers a question in all ways, as a stream of what each of them writes."""
+        """Answers a question in all modes, as a stream of what each of them writes."""
         try:
             asked = _Asked.model_validate_json(await self._service.body(request))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise RefusedError(f"the question cannot be read: {first['msg']}", param="question") from None
-        if not asked.question.strip():
-            raise RefusedError("the question is empty", param="question")
+            raise RefusedError.from_validation(error) from None
         served = self._service.served_for(request)
         in_turn = self._service.in_turn if asked.in_turn is None else asked.in_turn
         events = self._events(asked.question, served, in_turn=in_turn)
-        return EventReply(events, self._service.pace)
-
-    def _lanes(self, served: ServedModel) -> dict[str, Answers]:
-        lanes: dict[str, Answers] = {"plain": served.plain, "sot": served.sot}
-        if served.copy:
-            lanes["copy"] = served.copy
-        return lanes
+        return await event_response(request, events, self._service.pace)
 
     async def _events(
         self, question: str, served: ServedModel, *, in_turn: bool
     ) -> AsyncGenerator[bytes | str, None]:
-        lanes = self._lanes(served)
-        bounds = {"max_tokens": _MAX_TOKENS} if isinstance(served.provider, LangChainProvider) else {}
-        said: asyncio.Queue[bytes | None] = asyncio.Queue()
+        lanes = _lanes(served)
+        limits = {"max_tokens": _MAX_TOKENS} if isinstance(served.provider, LangChainProvider) else {}
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        turn = asyncio.Semaphore(1 if in_turn else len(lanes))
 
         def tell(kind: str, event: dict[str, Any]) -> None:
-            said.put_nowait(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
+            events.put_nowait(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
+
+        async def enter(name: str) -> Lane:
+            async with turn:
+                parameters = {} if name == "sot" else limits
+                return await _Racer(name, lanes[name], parameters, served, tell).run(question)
 
         async def race() -> None:
-            one_at_a_time = asyncio.Semaphore(1 if in_turn else len(lanes))
-
-            async def enter(name: str) -> Lane:
-                async with one_at_a_time:
-                    given = {} if name == "sot" else bounds
-                    racer = Racer(name, TITLES[name], lanes[name], given, tell, served.price)
-                    return await racer.run(question)
-
             finished = await gather_or_cancel(map(enter, lanes))
             run = self._keep(Run(question, self._service.name, tuple(finished)))
             tell("end", {"run": f"/runs/{run}"})
 
         with self._service.metrics.request("page") as counted:
             racing = asyncio.create_task(race())
-            racing.add_done_callback(lambda _: said.put_nowait(None))
+            racing.add_done_callback(lambda _: events.put_nowait(None))
             try:
-                while (event := await said.get()) is not None:
+                while (event := await events.get()) is not None:
                     yield event
                 racing.result()
                 counted.status = 200
@@ -157,6 +137,84 @@ class PageRoutes:
     def _keep(self, run: Run) -> str:
         name = secrets.token_urlsafe(16)
         self._runs[name] = run
-        while len(self._runs) > _MOST_RUNS:
+        while len(self._runs) > _MAX_RUNS:
             self._runs.popitem(last=False)
         return name
+
+
+def _file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+    async def route() -> Response:
+        return Response(content, media_type=kind)
+
+    return route
+
+
+def _html(text: str, headers: dict[str, str]) -> Response:
+    body = text.encode("utf-8", "replace")  # UTF-8 does not take half an emoji
+    return Response(body, headers={**headers, "cache-control": "no-store"}, media_type="text/html")
+
+
+def _lanes(served: ServedModel) -> dict[str, Answers]:
+    lanes: dict[str, Answers] = {"plain": served.plain, "sot": served.sot}
+    return {**lanes, "copy": served.copy} if served.copy else lanes
+
+
+@dataclass
+class _Racer:
+    """One lane of a race: a question answered in one mode.
+
+    Attributes:
+        name: The name of the lane.
+        answers: Answers.
+        parameters: The parameters of the call.
+        served: The model, which knows its price.
+        tell: Takes events: their kind and their content.
+    """
+
+    name: str
+    answers: Answers
+    parameters: dict[str, Any]
+    served: ServedModel
+    tell: Callable[[str, dict[str, Any]], None]
+
+    async def run(self, question: str) -> Lane:
+        """Answers ``question``; an error ends this lane alone."""
+        self._tell("start")
+        try:
+            if isinstance(self.answers, SkeletonOfThought):
+                lane = lane_of(self.name, _TITLES[self.name], await self._by_points(self.answers, question))
+            else:
+                lane = await self._in_one_piece(question)
+        except Exception as error:  # whatever a model raises is shown in its lane
+            lane = Lane(self.name, _TITLES[self.name], f"It failed: {RefusedError.from_error(error)}")
+        self._tell("done", seconds=lane.seconds, note=lane.note)
+        return lane
+
+    async def _by_points(self, chain: SkeletonOfThought, question: str) -> AIMessage:
+        async with aclosing(chain.astream_points(question, **self.parameters)) as deltas:
+            async for point, text in deltas:
+                number = point.number if point else 0
+                if text:
+                    self._tell("text", point=number, text=text)
+                else:
+                    self._tell("point", point=number, heading=f"{number}. {point.text}" if point else "")
+        return deltas.message
+
+    async def _in_one_piece(self, question: str) -> Lane:
+        begin, first, whole = time.perf_counter(), None, AIMessageChunk(content="")
+        self._tell("point", point=0, heading="")
+        chunks = self.answers.astream(question, **self.parameters)
+        async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
+            async for chunk in chunks:
+                whole = whole + cast("AIMessageChunk", chunk)
+                if text := str(chunk.text):
+                    first = time.perf_counter() - begin if first is None else first
+                    self._tell("text", point=0, text=text)
+        message = cast("AIMessage", message_chunk_to_message(whole))
+        seconds = time.perf_counter() - begin
+        lane = lane_of(self.name, _TITLES[self.name], message, seconds=seconds, first_text_seconds=first)
+        price = self.served.price
+        return replace(lane, price=price.of(tokens_of([message.usage_metadata])) if price else None)
+
+    def _tell(self, kind: str, **event: Any) -> None:
+        self.tell(kind, {"lane": self.name, **event})

@@ -15,12 +15,12 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sot_chains.serving.protocol import ChatRequest, RefusedError, read_request, unreadable
-from sot_chains.serving.replies import WholeAnswer
+from sot_chains.serving.chat import FinishedAnswer, Writer
+from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
 
-# Of the client's bookkeeping, or meant for what OpenAI keeps.
-_IGNORED = frozenset({"store", "include", "truncation", "stream_options", "prompt_cache_retention"})
-_KEPT = ("previous_response_id", "conversation", "prompt", "background")
+# The client's bookkeeping, or options of what OpenAI keeps.
+_IGNORED = ("store", "include", "truncation", "stream_options", "prompt_cache_retention")
+_STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
 class _ResponsesRequest(BaseModel):
@@ -39,20 +39,20 @@ def read_responses_request(body: bytes) -> ChatRequest:
     """Reads the body of ``POST /v1/responses`` as a request for a chat completion.
 
     Raises:
-        RefusedError: It is not JSON, not a request, or asks for what there is not.
+        RefusedError: It is not JSON, not a request, or requests an unsupported feature.
     """
     try:
         asked = _ResponsesRequest.model_validate_json(body)
     except ValidationError as error:
-        raise unreadable(error) from None
+        raise RefusedError.from_validation(error) from None
     extra = {name: value for name, value in (asked.model_extra or {}).items() if name not in _IGNORED}
-    for name in _KEPT:
+    for name in _STATEFUL:
         if extra.pop(name, None):
-            raise RefusedError(f"{name}: nothing is kept here; send the whole conversation", param=name)
+            raise RefusedError(f"{name}: this server keeps no state; send the whole conversation", param=name)
     if "messages" in extra:
-        raise RefusedError("messages are sent as input here", param="messages")
+        raise RefusedError("messages are sent as input in this protocol", param="messages")
     items = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
-    messages = [message for item in items if (message := _message(item))]
+    messages = [message for item in items if (message := _read_item(item))]
     if asked.instructions:
         messages = [{"role": "system", "content": asked.instructions}, *messages]
     choice = asked.tool_choice
@@ -60,45 +60,45 @@ def read_responses_request(body: bytes) -> ChatRequest:
         choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
     given: dict[str, Any] = {
         "max_completion_tokens": asked.max_output_tokens,
-        "response_format": _response_format((asked.text or {}).get("format")),
+        "response_format": _read_format((asked.text or {}).get("format")),
         "reasoning_effort": (asked.reasoning or {}).get("effort"),
-        "tools": [_tool(tool) for tool in asked.tools or ()] or None,
+        "tools": [_read_tool(tool) for tool in asked.tools or ()] or None,
         "tool_choice": choice,
     }
     given = {name: value for name, value in given.items() if value is not None}
     return read_request(json.dumps({**extra, "messages": messages, **given}).encode())
 
 
-def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An item of the input as a message; ``None`` for the model's own thoughts.
+def _read_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An item of the input as a chat message; ``None`` for the model's own reasoning.
 
     Raises:
-        RefusedError: It is none of the items that are read here.
+        RefusedError: Its type is not supported.
     """
     match item.get("type", "message"):
         case "message":
-            return {"role": item.get("role"), "content": _content(item.get("content"))}
+            return {"role": item.get("role"), "content": _read_content(item.get("content"))}
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         case "function_call_output":
-            content = _content(item.get("output"))
+            content = _read_content(item.get("output"))
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
         case "reasoning":
             return None
         case kind:
-            raise RefusedError(f"input of type {str(kind)[:80]!r} is not read here", param="input")
+            raise RefusedError(f"input of type {str(kind)[:80]!r} is not supported", param="input")
 
 
-def _content(content: Any) -> Any:
-    """Content as a chat message has it; what is no content is left for the reader to refuse."""
+def _read_content(content: Any) -> Any:
+    """Content as a chat message has it; what is no content is left for :func:`read_request` to refuse."""
     if not isinstance(content, list):
         return content
-    return [_part(part) if isinstance(part, Mapping) else part for part in content]
+    return [_read_part(part) if isinstance(part, Mapping) else part for part in content]
 
 
-def _part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
     match part.get("type"):
         case "input_text" | "output_text":
             return {"type": "text", "text": part.get("text")}
@@ -108,28 +108,29 @@ def _part(part: Mapping[str, Any]) -> Mapping[str, Any]:
             return part
 
 
-def _response_format(form: Any) -> dict[str, Any] | None:
-    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
-        return dict(form) if isinstance(form, Mapping) and form.get("type") != "text" else None
+def _read_format(form: Any) -> dict[str, Any] | None:
+    if not isinstance(form, Mapping) or form.get("type") == "text":
+        return None
+    if form.get("type") != "json_schema":
+        return dict(form)
     schema = {name: value for name, value in form.items() if name != "type"}
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise RefusedError(f"tools of type {str(tool.get('type'))[:80]!r} are not run here", param="tools")
+        raise RefusedError(f"tools of type {str(tool.get('type'))[:80]!r} are not supported", param="tools")
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
-class ResponseWriter:
-    """Writes one reply in the format of OpenAI's responses, as :class:`ReplyWriter` does in that of chats.
+class ResponseWriter(Writer):
+    """Writes one reply in the format of OpenAI's responses.
 
     Args:
         model: The name under which the client asked for the model.
     """
 
     def __init__(self, model: str) -> None:
-        self._item_id = f"msg_{uuid4().hex}"
         self._head = {
             "id": f"resp_{uuid4().hex}",
             "object": "response",
@@ -145,18 +146,19 @@ class ResponseWriter:
         }
         self._num_events = 0
         self._calls: dict[int, dict[str, Any]] = {}
-        self._part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._message_id = f"msg_{uuid4().hex}"
+        self._part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
     def begin(self, text: str) -> bytes:
         """The first events, with the first piece of the text."""
         begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
-        message = {**self._message("", []), "status": "in_progress", "content": []}
+        message = {**self._message(_make_part("")), "status": "in_progress", "content": []}
         return b"".join(
             (
                 self._event("response.created", response=begun),
                 self._event("response.in_progress", response=begun),
                 self._event("response.output_item.added", output_index=0, item=message),
-                self._event("response.content_part.added", **self._part, part=_text_part("", [])),
+                self._event("response.content_part.added", **self._part, part=_make_part("")),
                 self.text(text) if text else b"",
             )
         )
@@ -166,67 +168,67 @@ class ResponseWriter:
         return self._event("response.output_text.delta", **self._part, delta=text, logprobs=[])
 
     def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
-        """Events with pieces of calls."""
+        """Events with pieces of tool calls."""
         events = []
-        for place, chunk in enumerate(chunks):
-            index = place if chunk["index"] is None else chunk["index"]
-            call = self._calls.get(index)
-            if call is None:
-                call = self._calls[index] = _call(chunk["name"], "", chunk["id"])
+        for position, chunk in enumerate(chunks):
+            index = position if chunk["index"] is None else chunk["index"]
+            if index not in self._calls:
+                call = self._calls[index] = _make_call(chunk["name"], "", chunk["id"])
                 item = {**call, "status": "in_progress"}
-                events.append(self._event("response.output_item.added", **self._place(call), item=item))
+                events.append(self._event("response.output_item.added", **self._slot(index), item=item))
+            call = self._calls[index]
             if arguments := chunk["args"]:
                 call["arguments"] += arguments
+                where = {**self._slot(index), "item_id": call["id"]}
                 kind = "response.function_call_arguments.delta"
-                events.append(self._event(kind, **self._place(call), item_id=call["id"], delta=arguments))
+                events.append(self._event(kind, **where, delta=arguments))
         return b"".join(events)
 
-    def end(self, answer: WholeAnswer) -> Iterator[bytes]:
-        """The last events, with the whole."""
-        text, flat = answer.text, _flat(answer.annotations)
-        for number, annotation in enumerate(flat):
-            named = {"annotation_index": number, "annotation": annotation}
-            yield self._event("response.output_text.annotation.added", **self._part, **named)
-        part = _text_part(text, flat)
-        yield self._event("response.output_text.done", **self._part, text=text, logprobs=[])
+    def end(self, answer: FinishedAnswer) -> Iterator[bytes]:
+        """The last events, with the whole response."""
+        part = _make_part(answer.text, answer.annotations)
+        for number, annotation in enumerate(part["annotations"]):
+            numbered = {"annotation_index": number, "annotation": annotation}
+            yield self._event("response.output_text.annotation.added", **self._part, **numbered)
+        yield self._event("response.output_text.done", **self._part, text=answer.text, logprobs=[])
         yield self._event("response.content_part.done", **self._part, part=part)
-        message = self._message(text, flat)
+        message = self._message(part)
         yield self._event("response.output_item.done", output_index=0, item=message)
-        for call in self._calls.values():
-            kind, place = "response.function_call_arguments.done", self._place(call)
-            said = {"name": call["name"], "arguments": call["arguments"]}
-            yield self._event(kind, **place, item_id=call["id"], **said)
-            yield self._event("response.output_item.done", **place, item=call)
+        for index, call in self._calls.items():
+            where = {**self._slot(index), "item_id": call["id"]}
+            whole_call = {"name": call["name"], "arguments": call["arguments"]}
+            yield self._event("response.function_call_arguments.done", **where, **whole_call)
+            yield self._event("response.output_item.done", **self._slot(index), item=call)
         whole = self._whole([message, *self._calls.values()], answer)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: RefusedError) -> bytes:
         """An error in the middle of a stream."""
-        said = error.body()["error"]
-        return self._event("error", message=said["message"], code=said["code"], param=said["param"])
+        return self._event("error", message=str(error), code=error.code, param=error.param)
 
-    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
+    def whole(self, answer: FinishedAnswer) -> dict[str, Any]:
         """The reply in one piece."""
         has_message = answer.text or not answer.calls
-        output = [self._message(answer.text, _flat(answer.annotations))] if has_message else []
+        output = [self._message(_make_part(answer.text, answer.annotations))] if has_message else []
         functions = ((call["id"], call["function"]) for call in answer.calls)
-        output += [_call(function["name"], function["arguments"], name) for name, function in functions]
+        output += [_make_call(function["name"], function["arguments"], name) for name, function in functions]
         return self._whole(output, answer)
 
-    def _whole(self, output: list[dict[str, Any]], answer: WholeAnswer) -> dict[str, Any]:
+    def _whole(self, output: list[dict[str, Any]], answer: FinishedAnswer) -> dict[str, Any]:
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         reason = reasons.get(answer.finish_reason)
-        ended = {"status": "incomplete" if reason else "completed", "output": output, **answer.fields}
-        details = {"incomplete_details": {"reason": reason} if reason else None}
-        return {**self._head, **details, **ended, "usage": _usage(answer.usage)}
+        ended = {
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
+        }
+        return {**self._head, **ended, "output": output, **answer.fields, "usage": _make_usage(answer.usage)}
 
-    def _message(self, text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
-        content = [_text_part(text, annotations)]
-        head = {"type": "message", "id": self._item_id, "role": "assistant", "status": "completed"}
-        return {**head, "content": content}
+    def _message(self, part: dict[str, Any]) -> dict[str, Any]:
+        head = {"type": "message", "id": self._message_id, "role": "assistant", "status": "completed"}
+        return {**head, "content": [part]}
 
-    def _place(self, call: Mapping[str, Any]) -> dict[str, int]:
-        return {"output_index": 1 + [one["id"] for one in self._calls.values()].index(call["id"])}
+    def _slot(self, index: int) -> dict[str, int]:
+        return {"output_index": 1 + list(self._calls).index(index)}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
@@ -234,20 +236,17 @@ class ResponseWriter:
         return f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode()
 
 
-def _text_part(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": annotations, "logprobs": []}
+def _make_part(text: str, annotations: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    flat = [{"type": "url_citation", **annotation["url_citation"]} for annotation in annotations]
+    return {"type": "output_text", "text": text, "annotations": flat, "logprobs": []}
 
 
-def _call(name: str | None, arguments: str, call_id: str | None) -> dict[str, Any]:
+def _make_call(name: str | None, arguments: str, call_id: str | None) -> dict[str, Any]:
     head = {"type": "function_call", "id": f"fc_{uuid4().hex}", "status": "completed"}
     return {**head, "call_id": call_id or f"call_{uuid4().hex}", "name": name or "", "arguments": arguments}
 
 
-def _flat(annotations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{"type": "url_citation", **annotation["url_citation"]} for annotation in annotations]
-
-
-def _usage(usage: UsageMetadata | None) -> dict[str, Any] | None:
+def _make_usage(usage: UsageMetadata | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     read, written = usage.get("input_token_details", {}), usage.get("output_token_details", {})

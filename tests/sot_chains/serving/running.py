@@ -33,8 +33,9 @@ class Served:
         return f"{self.url}/v1"
 
     def is_idle(self) -> bool:
-        """Whether it has no more tasks than without any request."""
-        return len(asyncio.all_tasks(self.loop)) <= self._num_tasks
+        """Whether it has no more tasks than without any request, apart from one that waits for its end."""
+        names = [task.get_coro().__qualname__ for task in asyncio.all_tasks(self.loop)]
+        return len(names) - names.count("_shutdown_watcher") <= self._num_tasks
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_a_clients_own_key_is_passed_on_where_the_server_has_none() -> None:
             return provider_of(f"openai:{MODEL}", base_url=upstream.url, api_key=key)
 
         model = provider_of(f"openai:{MODEL}", base_url=upstream.url)
-        with served(model, model_of_key=model_of) as running:
+        with served(model, model_for_key=model_of) as running:
             for key, status in (("right", 200), ("wrong", 401)):
                 headers = {"authorization": f"Bearer {key}"}
                 body = {"model": f"{MODEL}:sot", "messages": ASKED}
@@ -157,7 +157,7 @@ def test_what_the_vendor_refuses_is_refused_with_its_status() -> None:
             with pytest.raises(openai.NotFoundError, match="does not exist"):
                 client.chat.completions.create(model="unknown:sot", messages=ASKED)
             tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
-            with pytest.raises(openai.BadRequestError, match="tools are not passed on"):
+            with pytest.raises(openai.BadRequestError, match="tools are not supported"):
                 client.chat.completions.create(model="unknown", messages=ASKED, tools=[tool])
 
 
@@ -204,7 +204,7 @@ def test_readers_that_go_end_the_rows_of_the_default_model(default_chat: ChatLoc
 
 
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    with served(PacedChatModel(), patience_seconds=0.2) as running:
+    with served(PacedChatModel(), client_timeout_seconds=0.2) as running:
         with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as connection:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
             connection.sendall(head)
@@ -215,7 +215,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
 def test_a_reader_that_does_not_read_ends_what_runs_for_it() -> None:
     endless = PacedChatModel(answer=lambda messages: ("x" * 2000 + " ") * 20_000)
-    with served(endless, patience_seconds=0.3) as running:
+    with served(endless, client_timeout_seconds=0.3) as running:
         data = json.dumps({**BODY, "model": "paced", "stream": True}).encode()
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -6,12 +6,11 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from sot_chains.serving.connection import EventReply, Pace
+from sot_chains.serving.stream import Pace, packets
 from tests.sot_chains.fakes import ANSWER, QUESTION, PacedChatModel, ScriptedProvider
 from tests.sot_chains.serving.running import served
 
@@ -70,17 +69,11 @@ async def test_more_readers_get_fewer_and_larger_packets() -> None:
                 yield f"{number} "
                 await asyncio.sleep(0.005)
 
-        packets: list[bytes] = []
-
-        async def send(message: Any) -> None:
-            packets.append(message.get("body", b""))
-
-        await EventReply(pieces(), pace).write(send)
-        return packets
+        return [packet async for packet in packets(pieces(), pace)]
 
     few, many = await asyncio.gather(sent(Pace()), sent(Pace(num_readers=10_000)))
     text = " ".join(map(str, range(40))).encode() + b" "
     assert b"".join(few) == b"".join(many) == text
-    # The head, the first piece at once, and the rest with the end of the body.
-    assert many == [b"", b"0 ", text.removeprefix(b"0 ")]
+    # The first piece at once, and the rest at the end.
+    assert many == [b"0 ", text.removeprefix(b"0 ")]
     assert len(few) > len(many)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
 from sot_chains.providers import provider_of
-from sot_chains.serving.protocol import ChatRequest
+from sot_chains.serving.schema import ChatRequest
 from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel, answer_to
 from tests.sot_chains.server import MODEL, chat_server
 from tests.sot_chains.serving.running import Served, served

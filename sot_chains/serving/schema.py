@@ -6,22 +6,19 @@ https://platform.openai.com/docs/api-reference/chat. Knows messages; does not kn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from langchain_core.messages import BaseMessage, convert_to_messages
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sot_chains.providers.base import ProviderError
 
-_MOST_STOPS = 16
-_MOST_REFERENCES = 256
-_MOST_TOKENS = 10_000_000
-_MOST_SEED = 2**63
-_MOST_MESSAGES = 10_000
+_MAX_TOKENS = 10_000_000
+_MAX_SEED = 2**63
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
-# Of the client's bookkeeping: they change nothing about an answer.
+# The client's bookkeeping, which changes nothing about an answer.
 _IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
-# Given only with these values, which mean what happens anyway.
+# Unsupported fields, and the values that ask for what is done anyway.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "logprobs": (False,),
@@ -30,15 +27,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (True,),
     "add_generation_prompt": (False,),
 }
-# Arguments of the Python calls behind, which no request may set: the SDK's headers, LangChain's callbacks.
-_OF_PYTHON = frozenset(
+# Arguments of the Python calls behind a request, which no request may set: the SDK's headers, callbacks.
+_RESERVED = frozenset(
     {
         *("self", "input", "config", "prefix", "resume", "deadline_seconds", "limit", "on_arrival"),
         *("callbacks", "tags", "run_id", "run_name", "run_manager", "stream_usage", "async_client", "client"),
         *("extra_headers", "extra_query", "extra_body", "timeout", "api_key", "base_url", "http_client"),
     }
 )
-# What a part of a message holds under the name of its type.
+# The type of what a part of a message holds under the name of its kind.
 _PARTS: Mapping[str, type] = {
     **{"text": str, "refusal": str, "image_url": str},
     **{"input_audio": Mapping, "file": Mapping},
@@ -52,7 +49,7 @@ class RefusedError(Exception):
         status: The HTTP status.
         param: The field of the request that is the reason, if it is one.
         code: OpenAI's code for the reason, if there is one.
-        retry_after_seconds: When to ask again, if that may help.
+        retry_after_seconds: When to retry, if that may help.
         is_counted: Whether the metrics have it already.
     """
 
@@ -72,6 +69,29 @@ class RefusedError(Exception):
         self.retry_after_seconds = retry_after_seconds
         self.is_counted = False
 
+    @classmethod
+    def from_error(cls, error: Exception) -> RefusedError:
+        """What the client is told about an exception that an answer ended with."""
+        if isinstance(error, RefusedError):
+            return error
+        if isinstance(error, ProviderError):
+            status = error.status or (504 if isinstance(error, TimeoutError) else 502)
+            return cls(str(error), status=status, retry_after_seconds=error.retry_after_seconds)
+        status_code = getattr(error, "status_code", None)  # of an SDK's error, from a LangChain model
+        if isinstance(status_code, int) and 400 <= status_code < 600:
+            return cls(str(error), status=status_code)
+        # Models raise these for wrong values, missing features and numbers out of range.
+        if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
+            return cls(f"the model refuses this request: {error or type(error).__name__}"[:1000])
+        return cls(f"the model failed: {type(error).__name__}: {error}"[:1000], status=500)
+
+    @classmethod
+    def from_validation(cls, error: ValidationError) -> RefusedError:
+        """What the client is told about a body that is not a valid request."""
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        return cls(f"{field or 'the body is not a valid request'}: {first['msg']}", param=field or None)
+
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -79,21 +99,19 @@ class RefusedError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-def refused(error: Exception) -> RefusedError:
-    """What the client is told about an exception that an answer ended with."""
-    if isinstance(error, RefusedError):
-        return error
-    if isinstance(error, ProviderError):
-        status = error.status or (504 if isinstance(error, TimeoutError) else 502)
-        return RefusedError(str(error), status=status, retry_after_seconds=error.retry_after_seconds)
-    said_status = getattr(error, "status_code", None)  # of an SDK's error, from a LangChain model
-    if isinstance(said_status, int) and 400 <= said_status < 600:
-        return RefusedError(str(error), status=said_status)
-    # What models raise for arguments that they do not take: wrong values, missing features, large numbers.
-    if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
-        said = str(error) or type(error).__name__
-        return RefusedError(f"the model does not take this request: {said}"[:1000])
-    return RefusedError(f"the model failed: {type(error).__name__}: {error}"[:1000], status=500)
+def _none_as_empty(value: Any) -> Any:
+    return [] if value is None else value
+
+
+def _read_stops(value: Any) -> Any:
+    value = [value] if isinstance(value, str) else value
+    return [stop for stop in value if stop != ""] if isinstance(value, list) else _none_as_empty(value)
+
+
+def _read_references(value: Any) -> Any:
+    if not isinstance(value, list):
+        return _none_as_empty(value)
+    return [{"text": item} if isinstance(item, str) else item for item in value]
 
 
 class Reference(BaseModel):
@@ -107,7 +125,7 @@ class Reference(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """Of a streamed reply."""
+    """Options of a streamed reply."""
 
     model_config = ConfigDict(strict=True)
 
@@ -123,51 +141,33 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    stop: list[str] = Field(default_factory=list, max_length=_MOST_STOPS)
-    max_tokens: int | None = Field(default=None, ge=1, le=_MOST_TOKENS)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MOST_TOKENS)
+    n: int | None = Field(default=None, ge=1, le=1)
+    stop: Annotated[list[str], BeforeValidator(_read_stops), Field(max_length=16)] = []
+    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=-_MOST_SEED, lt=_MOST_SEED)
+    seed: int | None = Field(default=None, ge=-_MAX_SEED, lt=_MAX_SEED)
     logit_bias: dict[str, float] | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], BeforeValidator(_none_as_empty)] = []
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
-    references: list[Reference] = Field(default_factory=list, max_length=_MOST_REFERENCES)
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _stops(cls, value: Any) -> Any:
-        value = [value] if isinstance(value, str) else value
-        return [one for one in value if one != ""] if isinstance(value, list) else _none_as_empty(value)
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _no_tools(cls, value: Any) -> Any:
-        return _none_as_empty(value)
-
-    @field_validator("references", mode="before")
-    @classmethod
-    def _references(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return _none_as_empty(value)
-        return [{"text": one} if isinstance(one, str) else one for one in value]
+    references: Annotated[list[Reference], BeforeValidator(_read_references), Field(max_length=256)] = []
 
     @property
-    def bound(self) -> int | None:
-        """The bound on the tokens of the answer."""
+    def token_limit(self) -> int | None:
+        """The most tokens of the answer."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def wants_form(self) -> bool:
-        """Whether the answer is to be JSON or a call of a tool, which is written in one piece."""
+        """Whether the answer is to be JSON or a tool call, which is written in one piece."""
         kind = (self.response_format or {}).get("type", "text")
         return kind != "text" or (bool(self.tools) and self.tool_choice != "none")
 
@@ -178,53 +178,53 @@ class ChatRequest(BaseModel):
         return {name: value for name, value in given.items() if value is not None and name not in _NEUTRAL}
 
     def langchain_messages(self) -> list[BaseMessage]:
-        """The messages.
+        """The messages as LangChain's.
 
         Raises:
-            RefusedError: They are none of OpenAI's.
+            RefusedError: They are not in OpenAI's format.
         """
         try:
-            return convert_to_messages([_as_langchain(message) for message in self.messages])
+            return convert_to_messages([_for_langchain(message) for message in self.messages])
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
-            said = str(error).split("\n")[0][:300]
-            raise RefusedError(f"messages are not in OpenAI's format: {said}", param="messages") from error
+            reason = str(error).split("\n")[0][:300]
+            raise RefusedError(f"messages are not in OpenAI's format: {reason}", param="messages") from error
 
+    def langchain_tool_choice(self) -> str | None:
+        """``tool_choice`` in LangChain's words.
 
-def unreadable(error: ValidationError) -> RefusedError:
-    """What the client is told about a body that is no request."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    said = f"{where}: {first['msg']}" if where else f"the body is not a request: {first['msg']}"
-    return RefusedError(said, param=where or None)
+        Raises:
+            RefusedError: It names no function.
+        """
+        choice = self.tool_choice
+        if isinstance(choice, dict):
+            name = (choice.get("function") or {}).get("name") if choice.get("type") == "function" else None
+            if not isinstance(name, str):
+                raise RefusedError("tool_choice names no function", param="tool_choice")
+            return name
+        return {"required": "any", "none": "none"}.get(choice or "auto")
 
 
 def read_request(body: bytes) -> ChatRequest:
     """Reads the body of a request.
 
     Raises:
-        RefusedError: It is not JSON, not a request, or asks for what there is not.
+        RefusedError: It is not JSON, not a request, or requests an unsupported feature.
     """
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:
-        raise unreadable(error) from None
-    if request.n not in (None, 1):
-        raise RefusedError(f"n={request.n}: only one choice is written for a request", param="n")
+        raise RefusedError.from_validation(error) from None
     extra = request.model_extra or {}
-    if taken := sorted(_OF_PYTHON & extra.keys()):
-        raise RefusedError(f"{taken[0]} is no field of a request; leave it out", param=taken[0])
+    if reserved := sorted(_RESERVED & extra.keys()):
+        raise RefusedError(f"{reserved[0]} is not a field of a request; omit it", param=reserved[0])
     for name, values in _NEUTRAL.items():
         if extra.get(name) is not None and extra[name] not in values:
-            raise RefusedError(f"{name} is not supported; leave it out", param=name)
+            raise RefusedError(f"{name} requests an unsupported feature; omit it", param=name)
     return request
 
 
-def _none_as_empty(value: Any) -> Any:
-    return [] if value is None else value
-
-
-def _as_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of OpenAI's as LangChain reads it; unknown roles and shapes are left for it to refuse."""
+def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of OpenAI's as LangChain reads it, which refuses unknown roles and shapes itself."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise ValueError(f"each message has a role, got {str(message)[:80]}")
@@ -238,26 +238,12 @@ def _as_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_part(part: Any) -> None:
-    """Checks a part of a message's content; of kinds that are not OpenAI's, the model decides."""
+    """Checks a part of a message's content; the model decides on kinds that are not OpenAI's."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
         raise ValueError("each part of a message's content has a type")
-    held = part.get(kind)
-    if isinstance(held, Mapping) and kind == "image_url":
-        held = held.get("url")
-    if kind in _PARTS and not isinstance(held, _PARTS[kind]):
+    value = part.get(kind)
+    if isinstance(value, Mapping) and kind == "image_url":
+        value = value.get("url")
+    if kind in _PARTS and not isinstance(value, _PARTS[kind]):
         raise ValueError(f"a part of type {kind!r} has no {kind!r} of the right type")
-
-
-def tool_choice_of(choice: str | dict[str, Any] | None) -> str | None:
-    """``tool_choice`` in LangChain's words.
-
-    Raises:
-        RefusedError: It is no choice.
-    """
-    if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name") if choice.get("type") == "function" else None
-        if not isinstance(name, str):
-            raise RefusedError("tool_choice names no function", param="tool_choice")
-        return name
-    return {"required": "any", "none": "none"}.get(choice or "auto")

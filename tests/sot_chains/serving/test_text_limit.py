@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sot_chains.serving.text_bound import TextBound
+from sot_chains.serving.modes import TextLimit
 
 TEXT = st.text("ab\n", max_size=30)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)
@@ -14,8 +14,8 @@ STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(TEXT, max_size=8), STOPS)
 def test_it_ends_before_the_first_stop_string(pieces: list[str], stop: list[str]) -> None:
-    bound = TextBound(stop)
-    shown = "".join(map(bound.feed, pieces)) + bound.end()
+    limit = TextLimit(stop)
+    shown = "".join(map(limit.feed, pieces)) + limit.end()
     whole = "".join(pieces)
     assert whole.startswith(shown)
     assert not any(one in shown for one in stop)
@@ -27,7 +27,7 @@ def test_it_ends_before_the_first_stop_string(pieces: list[str], stop: list[str]
 @settings(max_examples=200, deadline=None)
 @given(st.lists(TEXT, max_size=8), st.integers(1, 40))
 def test_it_has_at_most_so_many_tokens(pieces: list[str], max_tokens: int) -> None:
-    bound = TextBound(max_tokens=max_tokens, count=len)
-    shown = "".join(map(bound.feed, pieces)) + bound.end()
+    limit = TextLimit(max_tokens=max_tokens, count=len)
+    shown = "".join(map(limit.feed, pieces)) + limit.end()
     assert shown == "".join(pieces)[:max_tokens]
-    assert bound.is_out_of_tokens == (len("".join(pieces)) > max_tokens)
+    assert limit.is_out_of_tokens == (len("".join(pieces)) > max_tokens)

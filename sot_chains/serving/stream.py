@@ -1,0 +1,203 @@
+"""One connection: bodies with a limit, and replies whose work ends with their reader. Knows no models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar, cast
+
+from anyio import CancelScope
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sot_chains.aio.tasks import cancel_and_wait
+from sot_chains.serving.schema import RefusedError
+
+T = TypeVar("T")
+
+_MIN_PACKET_SECONDS = 0.02  # events that come within it are sent together: a packet costs more than a token
+_MAX_PACKETS_PER_SECOND = 1000  # to all readers together: some tenth of a core
+_DRAIN_SECONDS = 3.0
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits ``work`` and cancels it if the client disconnects. The request's body must have been read.
+
+    Raises:
+        ClientDisconnect: It has disconnected. Nothing of ``work`` is left running.
+    """
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        await cancel_and_wait([working, leaving])
+
+
+async def read_body(request: Request, *, max_bytes: int, timeout_seconds: float) -> bytes:
+    """Reads the body of a request.
+
+    Raises:
+        RefusedError: It is longer than ``max_bytes``, or does not arrive in time.
+        ClientDisconnect: The client has disconnected.
+    """
+    body, num_bytes, begin = bytearray(), 0, time.monotonic()
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes <= max_bytes:
+                    body += part
+                # A client that is still sending does not read the reply: the rest is dropped for a while.
+                elif time.monotonic() > begin + _DRAIN_SECONDS:
+                    break
+    except TimeoutError:
+        raise RefusedError(f"the body has not arrived within {timeout_seconds:g} s", status=408) from None
+    if num_bytes > max_bytes:
+        raise RefusedError(f"the body is longer than the limit of {max_bytes} bytes", status=413)
+    return bytes(body)
+
+
+@dataclass
+class Pace:
+    """How often readers are sent what is written for them, and how long they may take.
+
+    Attributes:
+        timeout_seconds: How long a reader may take for what is sent to it.
+        num_readers: How many streams are being read.
+    """
+
+    timeout_seconds: float = 60.0
+    num_readers: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The time from one packet of a stream to the next. More readers get fewer and larger ones."""
+        return max(_MIN_PACKET_SECONDS, self.num_readers / _MAX_PACKETS_PER_SECOND)
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[None]:
+        """Counts a reader."""
+        self.num_readers += 1
+        try:
+            yield
+        finally:
+            self.num_readers -= 1
+
+
+async def packets(
+    events: AsyncGenerator[bytes | str, None], pace: Pace, encode: Callable[[str], bytes] = str.encode
+) -> AsyncGenerator[bytes, None]:
+    """Joins events that come within ``pace.seconds``; the first one is passed on at once.
+
+    Args:
+        events: Whole events, or pieces of a text. They are read in one task, and closed in it.
+        pace: Shared by all streams of a server.
+        encode: Makes an event of a piece of a text.
+    """
+    waiting: list[bytes | str] = []
+    has_news = asyncio.Event()
+
+    async def read() -> None:
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    waiting.append(event)
+                    has_news.set()
+        finally:
+            has_news.set()
+
+    reading = asyncio.create_task(read())
+    try:
+        with pace.reader():
+            while waiting or not reading.done():
+                await has_news.wait()
+                has_news.clear()
+                if waiting:
+                    packet = _joined(waiting, encode)
+                    waiting.clear()
+                    yield packet
+                    await asyncio.wait([reading], timeout=pace.seconds)
+        reading.result()
+    finally:
+        with CancelScope(shield=True):  # the response is cancelled by anyio, which would cancel this, too
+            await cancel_and_wait([reading])
+
+
+def _joined(events: list[bytes | str], encode: Callable[[str], bytes]) -> bytes:
+    """The events in one piece; neighbouring pieces of text become one event."""
+    return b"".join(
+        encode("".join(cast("Iterable[str]", group)))
+        if kind is str
+        else b"".join(cast("Iterable[bytes]", group))
+        for kind, group in groupby(events, type)
+    )
+
+
+class _EventResponse(EventSourceResponse):
+    """Server-sent events, which end if the client disconnects or does not read."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(SendTimeoutError):
+            await super().__call__(scope, receive, send)
+
+
+async def event_response(
+    request: Request,
+    events: AsyncGenerator[bytes | str, None],
+    pace: Pace,
+    encode: Callable[[str], bytes] = str.encode,
+) -> Response:
+    """Server-sent events, begun once there is the first one: an error before it has a status of its own.
+
+    Args:
+        request: Whose client reads them.
+        events: See :func:`packets`.
+        pace: See :func:`packets`.
+        encode: See :func:`packets`.
+
+    Raises:
+        ClientDisconnect: The client has disconnected before.
+    """
+    sent = packets(events, pace, encode)
+
+    async def begin() -> bytes:
+        return await anext(sent)
+
+    first = await while_connected(request, begin())
+
+    async def all_packets() -> AsyncGenerator[bytes, None]:
+        async with aclosing(sent):
+            yield first
+            async for packet in sent:
+                yield packet
+
+    return _EventResponse(all_packets(), sep="\n", send_timeout=pace.timeout_seconds)
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A reply in JSON, in ASCII: a model's text may hold half of an emoji, which UTF-8 does not take."""
+    return Response(json.dumps(content), status, headers, media_type="application/json")
+
+
+def error_response(error: RefusedError) -> Response:
+    """The reply to a request that is not answered."""
+    headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+    if error.retry_after_seconds is not None:
+        headers["retry-after"] = str(round(error.retry_after_seconds + 0.5))
+    return json_response(error.body(), error.status, headers)
