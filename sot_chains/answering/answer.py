@@ -25,7 +25,7 @@ from sot_chains.calls.reply import Restarted, TextDelta
 from sot_chains.calls.trace import Call, PointState, SotTrace
 from sot_chains.filters.reply_text import AnswerRenderer
 from sot_chains.outline.marks import MarkReader
-from sot_chains.outline.reader import OutlineReader, fault_of
+from sot_chains.outline.reader import OutlineReader, find_fault
 from sot_chains.outline.skeleton import Point, Skeleton
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.providers.base import DeadlineError, ProviderError
@@ -182,7 +182,7 @@ class Answer:
                 if reader.is_over:
                     break
         reader.end(is_cut=reader.is_over or call.is_cut_off)
-        fault = fault_of(reader.headings, self._requests.templates.example_headings)
+        fault = find_fault(reader.headings, self._requests.templates.example_headings)
         record.skeleton_seconds = call.end_seconds - call.start_seconds
         points = self._marked(reader.take())
         record.plain_share = self._requests.plain_share()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Sequence
 
-from sot_chains.outline.list_parser import OutlineParser
+from sot_chains.outline.list_parser import OutlineParser, read_marker
 from sot_chains.outline.skeleton import Point, Skeleton
 from sot_chains.outline.words import num_words
 
@@ -34,7 +34,7 @@ def outline_grammar(first: int, last: int, num_words: int) -> str:
     return f"start: HEADING{lines}\nHEADING: / ?{word}( {word}){{0,{num_words - 1}}}/"
 
 
-def fault_of(headings: Sequence[str], example_headings: Collection[str]) -> str | None:
+def find_fault(headings: Sequence[str], example_headings: Collection[str]) -> str | None:
     """Why ``headings`` are no outline of an answer; ``None`` if they are one.
 
     Args:
@@ -60,7 +60,7 @@ class OutlineReader:
 
     Args:
         reply_start: Returns what the reply was begun with, asked when its text begins. A model may continue
-            it or start again: the reading counts in which the second point begins first.
+            it or start again.
         max_points: How many points to take, at least 2; ``None`` takes all.
         most_alike: See :class:`~sot_chains.outline.list_parser.OutlineParser`.
     """
@@ -78,32 +78,39 @@ class OutlineReader:
         """Forgets the reply, because another attempt follows."""
         self._pieces: list[str] = []
         self._num_characters = 0
-        self._readings: list[OutlineParser] = []
+        self._first_line: str | None = ""  # until it is known whether the model starts again
+        self._parser = OutlineParser(self._most_alike)
         self._is_ended = False
 
     def feed(self, text: str) -> None:
         """Reads the next piece of the reply."""
-        self._begin()
         self._pieces.append(text)
         self._num_characters += len(text)
-        for reading in self._readings:
-            reading.feed(text)
+        if self._first_line is None:
+            self._parser.feed(text)
+            return
+        self._first_line += text
+        marker = read_marker(self._first_line.strip())
+        if "\n" in self._first_line.lstrip() or (marker and marker.end < len(self._first_line.strip())):
+            self._begin()
+
+    def _begin(self) -> None:
+        """Reads the first line, behind what the reply was begun with unless it has a marker of its own."""
+        first, self._first_line = self._first_line or "", None
+        start = self._reply_start() or ""
+        self._parser.feed(first if read_marker(first.strip()) else start + first)
 
     def end(self, *, is_cut: bool = False) -> None:
         """Reads the end of the reply.
 
         Args:
-            is_cut: Whether it was broken off, so that the point being written may not be whole. It is left
-                away.
+            is_cut: Whether it was broken off, so that the point being written may not be whole. It is
+                dropped.
         """
-        self._begin()
-        for reading in self._readings:
-            _end(reading, is_cut=is_cut)
-        if len(self._readings) > 1 and not self._given and len(self._headings()) < 2:
-            other = OutlineParser("", self._most_alike)  # the model began a list of another kind
-            other.feed(self.text)
-            _end(other, is_cut=is_cut)
-            self._readings.append(other)
+        if self._first_line is not None:
+            self._begin()
+        if not is_cut:
+            self._parser.end()
         self._is_ended = True
 
     @property
@@ -114,62 +121,33 @@ class OutlineReader:
     @property
     def is_over(self) -> bool:
         """Whether nothing that follows in the reply can add a point."""
-        if not self._readings or self._num_characters > _MAX_CHARACTERS:
-            return bool(self._readings)
-        reading = self._reading
-        return reading.is_over or reading.has_repeated or len(reading.headings) == self._max_points
-
-    @property
-    def skeleton(self) -> Skeleton:
-        """The points given out so far; at the end of a reply without an outline, the one it has, if any."""
-        if self._is_ended and not self._given:
-            return Skeleton.of(self._headings()[:1])
-        return Skeleton.of(self._given)
-
-    def take(self) -> list[Point]:
-        """The points that have become certain since the last call."""
-        headings = self._headings()
-        if not self._given and not self._has_two(headings):
-            return []
-        given = {heading.casefold() for heading in self._given}
-        new = [heading for heading in headings[len(given) :] if heading.casefold() not in given]
-        num_before = len(given)
-        self._given = [*self._given, *new][: self._max_points]
-        return [Point(number, text) for number, text in enumerate(self._given, 1) if number > num_before]
-
-    def _begin(self) -> None:
-        if not self._readings:
-            start = self._reply_start()
-            # Beside a reply that goes on, bullets and letters are likelier to be items below a point.
-            anew = OutlineParser("", self._most_alike, takes_numbers_only=bool(start))
-            self._readings = [OutlineParser(start, self._most_alike), anew] if start else [anew]
+        parser = self._parser
+        is_full = len(parser.headings) == self._max_points or self._num_characters > _MAX_CHARACTERS
+        return is_full or parser.is_over or parser.has_repeated
 
     @property
     def headings(self) -> list[str]:
         """The headings read so far, without repetitions."""
-        return self._headings()[: self._max_points]
-
-    def _headings(self) -> list[str]:
-        return self._reading.headings if self._readings else []
+        return self._parser.headings[: self._max_points]
 
     @property
-    def _reading(self) -> OutlineParser:
-        outlines = [reading for reading in self._readings if reading.second_line is not None]
-        if outlines:
-            return min(outlines, key=lambda reading: reading.second_line or 0)
-        return max(self._readings, key=lambda reading: len(reading.headings))
+    def skeleton(self) -> Skeleton:
+        """The points given out so far; at the end of a reply without an outline, the one it has, if any."""
+        return Skeleton.of(self.headings[:1] if self._is_ended and not self._given else self._given)
 
-    def _has_two(self, headings: list[str]) -> bool:
-        if len(headings) != 1 or self._is_ended or self.is_over:  # over: the begun heading is left away
+    def take(self) -> list[Point]:
+        """The points that have become certain since the last call."""
+        if not self._given and not self._has_two():
+            return []
+        given = {heading.casefold() for heading in self._given}
+        new = [heading for heading in self._parser.headings[len(given) :] if heading.casefold() not in given]
+        num_before = len(given)
+        self._given = [*self._given, *new][: self._max_points]
+        return [Point(number, text) for number, text in enumerate(self._given, 1) if number > num_before]
+
+    def _has_two(self) -> bool:
+        headings = self._parser.headings
+        if len(headings) != 1 or self._is_ended or self.is_over:  # over: the begun heading is dropped
             return len(headings) > 1
-        begun = self._reading.begun_heading.casefold()
+        begun = self._parser.begun_heading.casefold()
         return any(map(str.isalnum, begun)) and not headings[0].casefold().startswith(begun)
-
-
-def _end(reading: OutlineParser, *, is_cut: bool) -> None:
-    if not is_cut:
-        reading.end()
-    elif len(reading.headings) < 2 and not reading.has_repeated:
-        num_whole = len(reading.headings)
-        reading.end()  # a list on one line is taken apart now
-        del reading.headings[max(num_whole, len(reading.headings) - 1) :]

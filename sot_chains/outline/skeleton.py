@@ -1,25 +1,16 @@
 """The skeleton of an answer: its points, and how they are read from a list.
 
 The skeleton stage of Skeleton-of-Thought (arXiv 2307.15337, section 2.1) asks for a numbered list.
-Models answer with all kinds of lists, and skip and repeat numbers, so the parser is generous in what it
-accepts. The module knows nothing of messages, models or prompts.
+The module knows nothing of messages, models or prompts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from sot_chains.outline.list_parser import OutlineParser
-
-_DIGITS = "([0-9０-９]{1,3})"
-# "1." "1、" "1．" (no digit may follow: 1.5 is a number), "1)" "1）" "(1)" "（1）", or any in bold.
-_NUMBER = re.compile(
-    rf"(?:\#{{1,6}}[ \t]{{0,4}})?(?P<bold>\*\*)?[ \t]?"
-    rf"(?:[(（]{_DIGITS}[)）]|{_DIGITS}(?:\*\*)?(?:[.．、](?![0-9０-９])|[)）]))"
-)
+from sot_chains.outline.list_parser import OutlineParser, read_marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +65,11 @@ class Skeleton:
 
 
 def parse_skeleton(text: str) -> Skeleton:
-    """Reads the numbered, lettered or bulleted list in ``text``.
+    """Reads the numbered or bulleted list in ``text``.
 
     A point begins at a marker at the start of a line, of the same kind as the first; numbers may be skipped
-    and repeated. Until the next marker its lines are joined; items of another kind or indented ones below it
-    are folded into it; after a blank line, unindented prose is not part of it. Such prose ends the list,
-    unless it follows the first point: then it may follow each. Repeated points are dropped. After "1." and
-    "2." another "1." ends the list; after a single "1." that introduces a list, it starts anew, as it does
-    after a single bullet. A list that was written on one line is taken apart when it has at least three
-    points, as are two points on one line where the next line skips a number.
+    and repeated. Lines that follow directly are joined to its heading. Lists below a point, prose after a
+    blank line and repeated points are dropped. After "1." and "2." another "1." ends the list.
 
     Never raises and takes time linear in ``len(text)``. A skeleton of two points or more is read back from
     its own :attr:`Skeleton.text`.
@@ -94,8 +81,6 @@ def parse_skeleton(text: str) -> Skeleton:
 
 
 def marker_of(body: str) -> tuple[int | None, str]:
-    """The number ``body`` begins with, if it is numbered with digits alone, and what follows."""
-    if not (match := _NUMBER.match(body)):
-        return None, body
-    opening = "**" if match["bold"] else ""  # emphasis opened before the number closes somewhere after it
-    return int(match[2] or match[3]), opening + body[match.end() :]
+    """The number ``body`` begins with, if any, and what follows."""
+    marker = read_marker(body)
+    return (marker.number, body[marker.end :]) if marker and marker.number else (None, body)

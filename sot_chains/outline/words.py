@@ -1,4 +1,4 @@
-"""Counts words in any script. Knows text alone."""
+"""Words and sentences in any script. Knows text alone."""
 
 from __future__ import annotations
 
@@ -16,5 +16,8 @@ def num_words(text: str) -> float:
         return float(len(text.split()))
     return sum(0.5 if HAN_CHARACTER.match(token) else 1.0 for token in _TOKEN.findall(text))
 
+
+SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
+"""The end of a sentence, with quotes, brackets and emphasis that close behind it."""
 
 HAN_CHARACTER = re.compile(rf"[{HAN}]")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-_HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-_TOKEN = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
-_SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
+from sot_chains.outline.words import HAN, SENTENCE_END
+
+_TOKEN = re.compile(rf"\s*(?:[{HAN}]|[^\s{HAN}]+)")
 _NUMBER = re.compile(r"\s*[0-9]{1,2}\.")  # most likely of an item of a list: it ends no sentence
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
@@ -86,4 +86,4 @@ class LoopGuard:
         """Whether the held word before ``place`` ends a sentence or a line."""
         is_line = place < len(self._held) and "\n" in self._held[place]
         word = self._held[place - 1]
-        return is_line or bool(_SENTENCE_END.search(word) and not _NUMBER.fullmatch(word))
+        return is_line or bool(SENTENCE_END.search(word) and not _NUMBER.fullmatch(word))

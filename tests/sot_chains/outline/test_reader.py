@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sot_chains.outline.list_parser import OutlineParser
-from sot_chains.outline.reader import OutlineReader, fault_of
+from sot_chains.outline.reader import OutlineReader, find_fault
 from sot_chains.outline.skeleton import Point, parse_skeleton
 from sot_chains.prompts.templates import ENGLISH
 from tests.sot_chains.outline.test_skeleton import list_like
@@ -85,18 +85,13 @@ def test_a_point_is_given_out_once_the_next_one_begins() -> None:
         (" Sleep\n2. Food", ["Sleep", "Food"]),  # goes on from "1."
         ("1. Sleep\n2. Food", ["Sleep", "Food"]),  # starts again
         ("Sure!\n1. Sleep\n2. Food", ["Sleep", "Food"]),
-        ("Sure:\n  1. Sleep\n  2. Food", ["Sleep", "Food"]),
-        (" Sleep 2. Food 3. Sport", ["Sleep", "Food", "Sport"]),
         ("Sleep\n2. Food\n\n1. A\n2. B\n3. C", ["Sleep", "Food"]),
         (" Sleep", []),
         ("1. Sleep\n2. sleep", []),
         ("", []),
         (" Sleep\n3. Food", ["Sleep", "Food"]),
-        (" Sleep\n1. Food\n1. Sport", ["Sleep", "Food", "Sport"]),
-        (" Sleep\n- early\n- long\n2. Food\n- fresh", ["Sleep: early; long", "Food: fresh"]),
-        (" Sleep\na) early\nb) long\n3. Food", ["Sleep: early; long", "Food"]),
-        (" Sure, here it is:\n\n- Sleep\n- Food", ["Sleep", "Food"]),  # of another kind
-        ("\nStep 1: Sleep\nStep 2: Food", ["Sleep", "Food"]),
+        (" Sleep\n- early\n- long\n2. Food\n- fresh", ["Sleep", "Food"]),
+        ("\n\n- Sleep\n- Food", ["Sleep", "Food"]),  # of another kind
     ],
 )
 def test_a_reply_that_was_begun(reply: str, expected: list[str]) -> None:
@@ -121,18 +116,12 @@ def test_another_attempt_adds_to_what_was_given_out(first: str, second: str, len
     assert list(reader.skeleton)[: len(given)] == given
 
 
-ROMAN = ["", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii"]
 STYLES = {
     **{
         style: [style.format(number) for number in range(13)]
-        for style in ("{}. ", "{}) ", "({}) ", "{}\\. ", "**{}.** ", "### {}. ", "Step {}: ", "{}: ", "{}、")
+        for style in ("{}. ", "{}) ", "({}) ", "{}\\. ", "**{}.** ", "### {}. ", "{}: ", "{}、")
     },
     **{bullet: [f"{bullet} "] * 13 for bullet in ("-", "*", "•", "+", "\\-")},
-    **{style: [style.format(letter) for letter in " abcdefghijkl"] for style in ("{}) ", "{}. ", "({}) ")},
-    "A. ": [f"{letter}. " for letter in " ABCDEFGHIJKL"],
-    "i. ": [f"{number}. " for number in ROMAN],
-    "I) ": [f"{number.upper()}) " for number in ROMAN],
-    "①": [f"{chr(0x245F + number)} " for number in range(13)],
 }
 word = st.text("abcdefghimnopqrstuvxyzäéß", min_size=3, max_size=8)
 heading = st.lists(word, min_size=1, max_size=4).map(lambda words: " ".join(words).capitalize())
@@ -151,7 +140,7 @@ def test_an_outline_in_any_style_cut_at_every_byte(
 ) -> None:
     numbers = [1]
     for step in steps:
-        numbers.append(numbers[-1] + step)
+        numbers.append(numbers[-1] + max(step, len(numbers) == 1))  # another 1 would start the list anew
     lines = [STYLES[style][number] + text for number, text in zip(numbers, headings, strict=False)]
     whole = introduction + line_break.join(lines)
     assert [point.text for point in read(whole, [], None, None)] == headings
@@ -185,7 +174,7 @@ def test_an_outline_in_any_style_cut_at_every_byte(
     ],
 )
 def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | None) -> None:
-    found = fault_of(headings, ENGLISH.example_headings)
+    found = find_fault(headings, ENGLISH.example_headings)
     assert found is None if fault is None else fault in str(found)
 
 
@@ -195,7 +184,6 @@ def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | No
         ("1. Sleep well\n2. Sleep well\n3. Un", ["Sleep well"]),  # not "Un"
         ("1. Sleep well\n2. Eat\n3. Un", ["Sleep well", "Eat"]),
         ("1. Sleep well\n2. Ea", ["Sleep well"]),
-        ("1. Sleep well 2. Eat 3. Re", ["Sleep well", "Eat"]),  # on one line
     ],
 )
 def test_half_a_heading_is_no_point(reply: str, headings: list[str]) -> None:
