@@ -1,4 +1,4 @@
-"""Plain decoding and Skeleton-of-Thought side by side in a terminal, on the same question.
+"""Plain decoding and Skeleton-of-Thought side by side in a terminal, and pictures of an answer for notebooks.
 
 The two run one after the other, since together they would slow each other down. A terminal shows both
 answers as they grow; a file or a pipe gets the finished answers, without control characters.
@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sot_chains.calls.retries import Retries
-from sot_chains.calls.trace import CallTrace, SotTrace
+from sot_chains.calls.trace import SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.skeleton import Point
 from sot_chains.providers import Provider
-from sot_chains.rendering import Run, lane_of
+from sot_chains.rendering import Run, make_bars, make_lane
 from sot_chains.router.rules import PLAINLY
 
 if TYPE_CHECKING:
@@ -40,27 +40,15 @@ _FRAMES_PER_SECOND = 12
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of one answer.
+    """One answer and its trace, with the number of forward passes it took; 0 if they are not counted."""
 
-    Attributes:
-        text: The answer.
-        seconds: From the request to the last character.
-        first_text_seconds: From the request to the first character of the answer, if there was one.
-        critical_path_seconds: The skeleton plus the longest point; for plain decoding, the whole answer.
-        num_tokens: Output tokens of all calls; ``None`` if the model does not count them.
-        num_forwards: Forward passes of the model; 0 if they are not counted.
-        route: ``"plain"``, or the route that Skeleton-of-Thought took.
-        route_reason: Why Skeleton-of-Thought took it.
-    """
+    message: AIMessage
+    num_forwards: int
 
-    text: str
-    seconds: float
-    first_text_seconds: float | None
-    critical_path_seconds: float
-    num_tokens: int | None
-    num_forwards: int | None
-    route: str
-    route_reason: str = ""
+    @property
+    def trace(self) -> SotTrace:
+        """Times, route and calls."""
+        return _read_trace(self.message)
 
 
 @dataclass(frozen=True)
@@ -74,7 +62,8 @@ class Comparison:
     @property
     def speedup(self) -> float | None:
         """How many times faster Skeleton-of-Thought was."""
-        return self.plain.seconds / self.sot.seconds if self.plain and self.sot.seconds else None
+        seconds = self.sot.trace["seconds"]
+        return self.plain.trace["seconds"] / seconds if self.plain and seconds else None
 
 
 async def compare(
@@ -114,45 +103,32 @@ async def compare(
         console.print(board)
     else:
         for title, answer in measured.items():
-            console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(answer.text)}"))
+            console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(answer.message.text)}"))
         console.print()
     comparison = Comparison(question, measured.get(_PLAIN), measured[_SOT])
     console.print(_table(comparison, counted=forwards is not None))
-    route = "answered plainly" if comparison.sot.route == "plain" else "Skeleton-of-Thought"
-    console.print(Text(f"Route: {route}; {comparison.sot.route_reason}."))
+    trace = comparison.sot.trace
+    route = "answered plainly" if trace["route"] == "plain" else "Skeleton-of-Thought"
+    console.print(Text(f"Route: {route}; {trace['route_reason']}."))
     return comparison
 
 
 async def _run(
     chain: SkeletonOfThought, question: str, texts: dict[Point | None, str], forwards: Callable[[], int]
 ) -> Measured:
-    """Answers ``question``; ``texts`` takes the text of each point as it comes."""
+    """Answers ``question``; ``texts`` takes the text of each point as it arrives."""
     forwards_before = forwards()
     async with aclosing(chain.astream_points(question)) as stream:
         async for point, text in stream:
             texts[point] = texts.get(point, "") + text
-    message = stream.message
-    trace = message.response_metadata["sot"]
-    return Measured(
-        text=message.text,
-        seconds=trace["seconds"],
-        first_text_seconds=trace["first_text_seconds"],
-        critical_path_seconds=trace["critical_path_seconds"],
-        num_tokens=message.usage_metadata["output_tokens"] if message.usage_metadata else None,
-        num_forwards=forwards() - forwards_before,
-        route=trace["route"],
-        route_reason=trace["route_reason"],
-    )
+    return Measured(stream.message, forwards() - forwards_before)
 
 
 class _Board:
-    """The panels on the screen, side by side; rendered again for each frame.
-
-    Attributes:
-        texts: The text of each point so far, by the panel's title; a plain answer is all of one point.
-    """
+    """The panels on the screen, side by side; rendered again for each frame."""
 
     def __init__(self, titles: Iterable[str]) -> None:
+        # The text of each point so far, by the panel's title; a plain answer is all of one point.
         self.texts: dict[str, dict[Point | None, str]] = {title: {} for title in titles}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -176,24 +152,29 @@ def _written(texts: dict[Point | None, str]) -> Group:
 
 
 def _table(comparison: Comparison, *, counted: bool) -> Table:
-    table = Table(title_justify="left")
+    table = Table()
     table.add_column("", no_wrap=True)
     for name in ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
+    speedups = {_PLAIN: 1.0, _SOT: comparison.speedup}
     for title, measured in ((_PLAIN, comparison.plain), (_SOT, comparison.sot)):
         if measured is None:
             continue
-        speedup = comparison.speedup if title == _SOT else 1.0
+        trace, usage = measured.trace, measured.message.usage_metadata
         table.add_row(
             title,
-            f"{measured.seconds:.2f}",
-            "-" if measured.num_tokens is None else str(measured.num_tokens),
+            f"{trace['seconds']:.2f}",
+            str(usage["output_tokens"]) if usage else "-",
             str(measured.num_forwards) if counted else "-",
-            "-" if measured.first_text_seconds is None else f"{measured.first_text_seconds:.2f} s",
-            f"{measured.critical_path_seconds:.2f} s",
-            "-" if speedup is None else f"{speedup:.2f}x",
+            _number(trace["first_text_seconds"], " s"),
+            _number(trace["critical_path_seconds"], " s"),
+            _number(speedups[title], "x"),
         )
     return table
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.2f}{unit}"
 
 
 def printable(text: str) -> str:
@@ -211,8 +192,7 @@ _LONGEST_LABEL = 38
 def timeline(message: AIMessage) -> Figure:
     """Draws the start, first text and end of each model call of ``message``.
 
-    The grey part of a bar is the wait for its first text. Grey lines lead from points to those that build on
-    them. Jupyter displays the figure.
+    The grey part of a bar is the wait for its first text. Jupyter displays the figure.
 
     Args:
         message: An answer of ``SkeletonOfThought``.
@@ -224,9 +204,8 @@ def timeline(message: AIMessage) -> Figure:
         ValueError: The message carries no trace.
         ImportError: Matplotlib is not installed.
     """
-    trace = _trace_of(message)
+    trace = _read_trace(message)
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
@@ -241,24 +220,19 @@ def timeline(message: AIMessage) -> Figure:
             self.savefig(image, format="png", dpi=120, bbox_inches="tight")
             return image.getvalue()
 
-    rows = _rows(trace)
-    figure = Timeline(figsize=(9, 1.3 + _BAR_INCHES * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    bars = make_bars(trace)
+    figure = Timeline(figsize=(9, 1.3 + _BAR_INCHES * len(bars)), layout="constrained")
     axes = figure.add_subplot()
-    for place, (_, call, color) in enumerate(rows):
-        start, end = call["start_seconds"], call["end_seconds"]
-        first_text = end if call["first_text_seconds"] is None else call["first_text_seconds"]
-        axes.barh(place, first_text - start, left=start, height=0.62, color=_WAITING)
-        axes.barh(place, end - first_text, left=first_text, height=0.62, color=color)
-        axes.annotate(
-            f" {end - start:.2f} s", (end, place), va="center", fontsize=8, color="#444444", clip_on=False
-        )
-    places, points = {id(call): place for place, (_, call, _) in enumerate(rows)}, trace["points"]
-    for point in points:
-        for needed in (points[need - 1] for need in point.get("needs", ()) if need <= len(points)):
-            across = needed["end_seconds"], point["start_seconds"]
-            axes.plot(across, (places[id(needed)], places[id(point)]), color=_WAITING, linewidth=1, zorder=0)
-    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=9)
+    for row, bar in enumerate(bars):
+        first_text = bar.end if bar.first_text is None else bar.first_text
+        color = _SKELETON if bar.label == "skeleton" else _POINT
+        axes.barh(row, first_text - bar.start, left=bar.start, height=0.62, color=_WAITING)
+        axes.barh(row, bar.end - first_text, left=first_text, height=0.62, color=color)
+        axes.annotate(f" {bar.end - bar.start:.2f} s", (bar.end, row), va="center", fontsize=8)
+    labels = [
+        bar.label if len(bar.label) <= _LONGEST_LABEL else f"{bar.label[:_LONGEST_LABEL]}…" for bar in bars
+    ]
+    axes.set_yticks(range(len(bars)), labels, fontsize=9, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlim(0, (trace["seconds"] or 1) * 1.1)
     axes.set_xlabel("seconds")
@@ -270,13 +244,11 @@ def timeline(message: AIMessage) -> Figure:
     )
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
-    axes.tick_params(left=False)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     return figure
 
 
-def _trace_of(message: AIMessage) -> SotTrace:
+def _read_trace(message: AIMessage) -> SotTrace:
     trace: SotTrace | None = message.response_metadata.get("sot")
     if trace is None:
         raise ValueError(
@@ -284,23 +256,6 @@ def _trace_of(message: AIMessage) -> SotTrace:
             "(in a stream the last chunk has it, and the sum of all chunks)"
         )
     return trace
-
-
-def _rows(trace: SotTrace) -> list[tuple[str, CallTrace, str]]:
-    rows: list[tuple[str, CallTrace, str]] = []
-    if trace["skeleton_call"]:
-        rows.append(("skeleton", trace["skeleton_call"], _SKELETON))
-    for point in trace["points"]:
-        label = f"{point['number']}. {point['label']}"
-        shortened = label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
-        if needs := point.get("needs"):
-            shortened += f" (after {', '.join(map(str, needs))})"
-        rows.append((shortened.replace("$", r"\$"), point, _POINT))  # "$" would start a formula
-    if conclusion := trace.get("conclusion"):
-        rows.append(("conclusion", conclusion, _POINT))
-    if trace["plain_call"]:
-        rows.append(("plain answer", trace["plain_call"], _POINT))
-    return rows
 
 
 def shown(message: AIMessage, question: str = "") -> Run:
@@ -313,6 +268,6 @@ def shown(message: AIMessage, question: str = "") -> Run:
     Raises:
         ValueError: The message carries no trace.
     """
-    _trace_of(message)
+    _read_trace(message)
     model = str(message.response_metadata.get("model_name", ""))
-    return Run(question, model, (lane_of("sot", _SOT, message),))
+    return Run(question, model, (make_lane("sot", _SOT, message),))

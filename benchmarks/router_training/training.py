@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks.router_training.labels import LabelledQuestion
 from benchmarks.router_training.measures import cheapest_threshold
-from sot_chains.router.trained import NUM_BUCKETS, NUM_DENSE, NUM_FEATURES, Features, Head
+from sot_chains.router.features import NUM_BUCKETS
+from sot_chains.router.trained import NUM_DENSE, NUM_FEATURES, Features, Head
 
 Doubles = NDArray[np.float64]
 

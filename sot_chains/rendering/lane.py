@@ -7,41 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from langchain_core.messages import AIMessage
 
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
 
-_LONGEST_NAME = 60
+_LONGEST_SOURCE = 60
 
 
 @dataclass(frozen=True)
 class Part:
-    """Text of one source.
-
-    Attributes:
-        text: The text.
-        source: Where it was copied from; ``None`` if no document contains it.
-    """
+    """Text of one source."""
 
     text: str
-    source: str | None = None
+    source: str | None = None  # where it was copied from; None if no document contains it
 
 
 @dataclass(frozen=True)
 class Block:
-    """A point, or a whole plain answer.
+    """A point, or a whole plain answer."""
 
-    Attributes:
-        heading: The heading of a point, with its number.
-        parts: Its text.
-        note: Why it is not whole, if it is not.
-    """
-
-    heading: str
+    heading: str  # of a point, with its number
     parts: tuple[Part, ...]
-    note: str = ""
+    note: str = ""  # why it is incomplete
 
 
 @dataclass(frozen=True)
@@ -56,23 +47,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """One answer.
+    """One answer."""
 
-    Attributes:
-        name: A short name without blanks, of which its colour follows: ``"plain"``, ``"sot"``, ``"copy"``.
-        title: Its name for people.
-        note: How it came about, or why there is none.
-        blocks: What was written.
-        bars: Its model calls.
-        seconds: From beginning to end; ``None`` if there is no answer.
-    """
-
-    name: str
+    name: str  # a short name without blanks, which gives the colour: "plain", "sot", "copy"
     title: str
-    note: str = ""
+    note: str = ""  # why it took its route, or why there is no answer
     blocks: tuple[Block, ...] = ()
     bars: tuple[Bar, ...] = ()
-    seconds: float | None = None
+    seconds: float | None = None  # None if there is no answer
     first_text_seconds: float | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -86,7 +68,7 @@ class Lane:
         return list(dict.fromkeys(part.source for part in parts if part.source is not None))
 
 
-def lane_of(
+def make_lane(
     name: str,
     title: str,
     message: AIMessage,
@@ -100,8 +82,8 @@ def lane_of(
         name: See :class:`Lane`.
         title: See :class:`Lane`.
         message: An answer of ``SkeletonOfThought``, or one with citations in ``response_metadata``.
-        seconds: How long it took, if its trace does not tell.
-        first_text_seconds: When its first text came, if its trace does not tell.
+        seconds: Its total time, if it has no trace.
+        first_text_seconds: When its first text arrived, if it has no trace.
     """
     trace: SotTrace | None = message.response_metadata.get("sot")
     usage = message.usage_metadata
@@ -113,30 +95,15 @@ def lane_of(
         input_tokens=usage["input_tokens"] if usage else None,
         output_tokens=usage["output_tokens"] if usage else None,
     )
-    text = str(message.text)
     if trace is None:
-        block = Block("", _parts(text, message.response_metadata.get("citations") or []))
-        bars = [] if seconds is None else [Bar("answer", 0.0, first_text_seconds, seconds)]
-        return replace(lane, blocks=(block,), bars=tuple(bars), num_calls=1)
-    if trace["route"] != "plain":
-        parts = (*trace["points"], trace.get("conclusion"))
-        blocks = [
-            Block(
-                f"{point['number']}. {point['label']}" if point["number"] else "",
-                (Part(point["text"]),),
-                point["reason"] or "",
-            )
-            for point in parts
-            if point and point["status"] != "omitted"
-        ]
-    else:
-        notes = [failure["reason"] for failure in trace["failures"]]
-        blocks = [Block("", (Part(text),), "".join(notes[:1]))]
+        parts = _parts(str(message.text), message.response_metadata.get("citations") or [])
+        bars = () if seconds is None else (Bar("answer", 0.0, first_text_seconds, seconds),)
+        return replace(lane, blocks=(Block("", parts),), bars=bars, num_calls=1)
     return replace(
         lane,
-        note=trace["route_reason"] if name != "plain" else "",  # it was to be plain: nothing to tell
-        blocks=tuple(blocks),
-        bars=tuple(_bars(trace)),
+        note=trace["route_reason"] if name != "plain" else "",  # plain decoding was chosen by the user
+        blocks=_blocks(trace, str(message.text)),
+        bars=make_bars(trace),
         seconds=trace["seconds"],
         first_text_seconds=trace["first_text_seconds"],
         num_calls=trace["num_calls"],
@@ -144,21 +111,34 @@ def lane_of(
     )
 
 
-def _bars(trace: SotTrace) -> list[Bar]:
-    bars = [_bar("outline", trace["skeleton_call"])] if trace["skeleton_call"] else []
-    bars += [_bar(f"{point['number']}. {point['label']}{_after(point)}", point) for point in trace["points"]]
-    if conclusion := trace.get("conclusion"):
-        bars.append(_bar("conclusion", conclusion))
-    return bars + ([_bar("plain answer", trace["plain_call"])] if trace["plain_call"] else [])
+def _blocks(trace: SotTrace, text: str) -> tuple[Block, ...]:
+    if trace["route"] == "plain":
+        notes = [failure["reason"] for failure in trace["failures"]]
+        return (Block("", (Part(text),), "".join(notes[:1])),)
+    points = [*trace["points"], *filter(None, [trace["conclusion"]])]
+    return tuple(
+        Block(_heading(point) if point["number"] else "", (Part(point["text"]),), point["reason"] or "")
+        for point in points
+        if point["status"] != "omitted"
+    )
 
 
-def _after(point: PointTrace) -> str:
-    needs = point.get("needs")
-    return f" (after {', '.join(map(str, needs))})" if needs else ""
+def make_bars(trace: SotTrace) -> tuple[Bar, ...]:
+    """The model calls of an answer in the order of its text."""
+    calls: list[tuple[str, CallTrace | None]] = [("skeleton", trace["skeleton_call"])]
+    for point in trace["points"]:
+        after = f" (after {', '.join(map(str, point['needs']))})" if point["needs"] else ""
+        calls.append((_heading(point) + after, point))
+    calls += [("conclusion", trace["conclusion"]), ("plain answer", trace["plain_call"])]
+    return tuple(
+        Bar(label, call["start_seconds"], call["first_text_seconds"], call["end_seconds"])
+        for label, call in calls
+        if call
+    )
 
 
-def _bar(label: str, call: CallTrace) -> Bar:
-    return Bar(label, call["start_seconds"], call["first_text_seconds"], call["end_seconds"])
+def _heading(point: PointTrace) -> str:
+    return f"{point['number']}. {point['label']}"
 
 
 def _parts(text: str, citations: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
@@ -166,18 +146,13 @@ def _parts(text: str, citations: Sequence[Mapping[str, Any]]) -> tuple[Part, ...
     owner: list[str | None] = [None] * len(text)
     for citation in sorted(citations, key=lambda one: one["end"] - one["start"]):
         cited = slice(citation["start"], min(citation["end"], len(text)))
-        owner[cited] = [_source_of(citation)] * len(owner[cited])
-    parts: list[Part] = []
-    start = 0
-    for place in range(1, len(text) + 1):
-        if place == len(text) or owner[place] != owner[start]:
-            parts.append(Part(text[start:place], owner[start]))
-            start = place
-    return tuple(parts)
+        owner[cited] = [_find_source(citation)] * len(owner[cited])
+    by_source = groupby(zip(owner, text, strict=True), key=itemgetter(0))
+    return tuple(Part("".join(letter for _, letter in letters), source) for source, letters in by_source)
 
 
-def _source_of(citation: Mapping[str, Any]) -> str:
+def _find_source(citation: Mapping[str, Any]) -> str:
     metadata = citation["metadata"]
     name = metadata.get("source") or metadata.get("title") or citation["document_id"]
     shown = str(name or f"document {citation['document'] + 1}")
-    return shown if len(shown) <= _LONGEST_NAME else "…" + shown[1 - _LONGEST_NAME :]
+    return shown if len(shown) <= _LONGEST_SOURCE else "…" + shown[1 - _LONGEST_SOURCE :]

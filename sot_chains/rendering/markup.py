@@ -17,13 +17,7 @@ _NUM_SOURCE_COLOURS = 6
 
 @dataclass(frozen=True)
 class Run:
-    """Answers to one question, side by side. Jupyter displays it.
-
-    Attributes:
-        question: The question.
-        model: The model's name.
-        lanes: The answers.
-    """
+    """Answers to one question by one model, side by side. Jupyter displays it."""
 
     question: str
     model: str

@@ -27,7 +27,7 @@ from sot_chains.aio.tasks import cancel_and_wait, gather_or_cancel
 from sot_chains.calls.usage import tokens_of
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.rendering import STYLE, Lane, Run, lane_of
+from sot_chains.rendering import STYLE, Lane, Run, make_lane
 from sot_chains.serving.modes import Answers, ServedModel
 from sot_chains.serving.schema import RefusedError
 from sot_chains.serving.service import Service
@@ -182,7 +182,7 @@ class _Racer:
         self._tell("start")
         try:
             if isinstance(self.answers, SkeletonOfThought):
-                lane = lane_of(self.name, _TITLES[self.name], await self._by_points(self.answers, question))
+                lane = make_lane(self.name, _TITLES[self.name], await self._by_points(self.answers, question))
             else:
                 lane = await self._in_one_piece(question)
         except Exception as error:  # whatever a model raises is shown in its lane
@@ -212,7 +212,7 @@ class _Racer:
                     self._tell("text", point=0, text=text)
         message = cast("AIMessage", message_chunk_to_message(whole))
         seconds = time.perf_counter() - begin
-        lane = lane_of(self.name, _TITLES[self.name], message, seconds=seconds, first_text_seconds=first)
+        lane = make_lane(self.name, _TITLES[self.name], message, seconds=seconds, first_text_seconds=first)
         price = self.served.price
         return replace(lane, price=price.of(tokens_of([message.usage_metadata])) if price else None)
 

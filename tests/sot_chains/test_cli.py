@@ -114,8 +114,8 @@ async def test_forwards_are_shown() -> None:
     comparison = await compare(model, QUESTION, console=console, forwards=lambda: len(model.requests))
     assert comparison.plain is not None
     assert (comparison.plain.num_forwards, comparison.sot.num_forwards) == (1, 4)
-    assert comparison.sot.route == "sot"
-    assert comparison.speedup == comparison.plain.seconds / comparison.sot.seconds
+    assert comparison.sot.trace["route"] == "sot"
+    assert comparison.speedup == comparison.plain.trace["seconds"] / comparison.sot.trace["seconds"]
     assert out.getvalue().startswith(f"Question: {QUESTION}\n")
     assert not CONTROL_CHARACTERS.search(out.getvalue())
 
@@ -124,7 +124,7 @@ async def test_an_answer_that_was_plain_after_all_is_said_to_be() -> None:
     out = io.StringIO()
     model = PacedChatModel(answer=lambda _: PLAIN)
     comparison = await compare(sot_of(model), QUESTION, console=Console(file=out, width=100))
-    assert comparison.sot.route == "plain"
+    assert comparison.sot.trace["route"] == "plain"
     assert "Route: answered plainly; the skeleton has no usable points" in out.getvalue()
 
 

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage
 
 import retrieval_copy
 from sot_chains.display import shown
-from sot_chains.rendering import Lane, Run, lane_of
+from sot_chains.rendering import Lane, Run, make_lane
 from tests.sot_chains.fakes import QUESTION, PacedChatModel, is_skeleton_request, sot_of
 
 EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(1)> & \"quotes' {0} %s"
@@ -41,7 +41,7 @@ class _Read(HTMLParser):
 
 async def _run(question: str = QUESTION, **options: Any) -> Run:
     message = await sot_of(PacedChatModel(**options)).ainvoke(question)
-    return Run(question, "paced", (lane_of("sot", "Skeleton-of-Thought", message),))
+    return Run(question, "paced", (make_lane("sot", "Skeleton-of-Thought", message),))
 
 
 async def test_a_run_shows_points_calls_and_figures() -> None:
@@ -75,7 +75,7 @@ def _cited(text: str, *documents: Document) -> AIMessage:
 def test_copied_spans_are_marked_by_their_source() -> None:
     documents = [Document("the kiln is opened at noon", metadata={"source": EVIL}), Document("a b c d e")]
     message = _cited("As said, the kiln is opened at noon, and a b c d e.", *documents)
-    lane = lane_of("copy", "Copying", message, seconds=2.0, first_text_seconds=0.5)
+    lane = make_lane("copy", "Copying", message, seconds=2.0, first_text_seconds=0.5)
     assert [part.source is None for part in lane.blocks[0].parts] == [True, False, True, False, True]
     assert "".join(part.text for part in lane.blocks[0].parts) == message.text
     read = _Read(Run("q", "m", (lane,)).page())
