@@ -7,11 +7,10 @@ answers as they grow; a file or a pipe gets the finished answers, without contro
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
@@ -36,34 +35,9 @@ if TYPE_CHECKING:
 _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
 _COLORS = {_PLAIN: "blue", _SOT: "green"}
 _FRAMES_PER_SECOND = 12
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One answer and its trace, with the number of forward passes it took; 0 if they are not counted."""
-
-    message: AIMessage
-    num_forwards: int
-
-    @property
-    def trace(self) -> SotTrace:
-        """Times, route and calls."""
-        return _read_trace(self.message)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Both answers to one question. ``plain`` is ``None`` if plain decoding was skipped."""
-
-    question: str
-    plain: Measured | None
-    sot: Measured
-
-    @property
-    def speedup(self) -> float | None:
-        """How many times faster Skeleton-of-Thought was."""
-        seconds = self.sot.trace["seconds"]
-        return self.plain.trace["seconds"] / seconds if self.plain and seconds else None
+_Run: TypeAlias = tuple[
+    AIMessage, int | None
+]  # an answer, and the forward passes it took if they are counted
 
 
 async def compare(
@@ -73,7 +47,7 @@ async def compare(
     console: Console,
     forwards: Callable[[], int] | None = None,
     plain: bool = True,
-) -> Comparison:
+) -> tuple[AIMessage | None, AIMessage]:
     """Answers ``question`` plainly and by Skeleton-of-Thought and shows both, then a table.
 
     Args:
@@ -83,6 +57,9 @@ async def compare(
         forwards: Returns the number of forward passes the model has made so far.
         plain: Whether to run plain decoding at all.
 
+    Returns:
+        The plain answer, ``None`` if it was skipped, and the answer by Skeleton-of-Thought.
+
     Raises:
         ValueError: The question is empty.
         ProviderError: A model call failed.
@@ -91,37 +68,40 @@ async def compare(
     once = Retries(max_attempts=1)
     plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, loop_guard=False, retries=once)
     chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
-    count = forwards or (lambda: 0)
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     board = _Board(chains)
     live = Live(board, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
     with live if console.is_terminal else nullcontext():
-        measured = {
-            title: await _run(chain, question, board.texts[title], count) for title, chain in chains.items()
+        runs = {
+            title: await _run(chain, question, board.texts[title], forwards)
+            for title, chain in chains.items()
         }
     if console.is_terminal:
         console.print(board)
     else:
-        for title, answer in measured.items():
-            console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(answer.message.text)}"))
+        for title, (message, _) in runs.items():
+            console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(message.text)}"))
         console.print()
-    comparison = Comparison(question, measured.get(_PLAIN), measured[_SOT])
-    console.print(_table(comparison, counted=forwards is not None))
-    trace = comparison.sot.trace
+    console.print(_table(runs))
+    message, _ = runs[_SOT]
+    trace = _read_trace(message)
     route = "answered plainly" if trace["route"] == "plain" else "Skeleton-of-Thought"
     console.print(Text(f"Route: {route}; {trace['route_reason']}."))
-    return comparison
+    return (runs[_PLAIN][0] if plain else None), message
 
 
 async def _run(
-    chain: SkeletonOfThought, question: str, texts: dict[Point | None, str], forwards: Callable[[], int]
-) -> Measured:
+    chain: SkeletonOfThought,
+    question: str,
+    texts: dict[Point | None, str],
+    forwards: Callable[[], int] | None,
+) -> _Run:
     """Answers ``question``; ``texts`` takes the text of each point as it arrives."""
-    forwards_before = forwards()
+    forwards_before = forwards() if forwards else 0
     async with aclosing(chain.astream_points(question)) as stream:
         async for point, text in stream:
             texts[point] = texts.get(point, "") + text
-    return Measured(stream.message, forwards() - forwards_before)
+    return stream.message, forwards() - forwards_before if forwards else None
 
 
 class _Board:
@@ -151,24 +131,23 @@ def _written(texts: dict[Point | None, str]) -> Group:
     return Group(*points)
 
 
-def _table(comparison: Comparison, *, counted: bool) -> Table:
+def _table(runs: Mapping[str, _Run]) -> Table:
     table = Table()
     table.add_column("", no_wrap=True)
     for name in ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
-    speedups = {_PLAIN: 1.0, _SOT: comparison.speedup}
-    for title, measured in ((_PLAIN, comparison.plain), (_SOT, comparison.sot)):
-        if measured is None:
-            continue
-        trace, usage = measured.trace, measured.message.usage_metadata
+    plain_seconds = _read_trace(runs[_PLAIN][0])["seconds"] if _PLAIN in runs else None
+    for title, (message, num_forwards) in runs.items():
+        trace, usage = _read_trace(message), message.usage_metadata
+        seconds = trace["seconds"]
         table.add_row(
             title,
-            f"{trace['seconds']:.2f}",
+            f"{seconds:.2f}",
             str(usage["output_tokens"]) if usage else "-",
-            str(measured.num_forwards) if counted else "-",
+            "-" if num_forwards is None else str(num_forwards),
             _number(trace["first_text_seconds"], " s"),
             _number(trace["critical_path_seconds"], " s"),
-            _number(speedups[title], "x"),
+            _number(plain_seconds / seconds if plain_seconds and seconds else None, "x"),
         )
     return table
 

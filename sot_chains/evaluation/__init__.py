@@ -4,7 +4,7 @@ The command is ``sot eval``; :func:`evaluate` does the same from Python.
 """
 
 from sot_chains.evaluation.data import Question, Store, read_questions
-from sot_chains.evaluation.judge import ASPECTS, CRITERIA, GENERAL, Comparison, Judge, read_verdict
+from sot_chains.evaluation.judge import ASPECTS, CRITERIA, GENERAL, Comparison, Judge
 from sot_chains.evaluation.report import markdown, write
 from sot_chains.evaluation.results import (
     Evaluation,
@@ -33,6 +33,5 @@ __all__ = [
     "evaluate",
     "markdown",
     "read_questions",
-    "read_verdict",
     "write",
 ]

@@ -44,11 +44,15 @@ def markdown(evaluation: Evaluation) -> str:
         parts += ["## The judge", _health(evaluation)]
     for model, results in evaluation.by_model.items():
         num_failed = sum(bool(one.failure) for one in results)
-        parts += [f"## {escape(model)}", f"{len(results)} questions, {num_failed} failed."]
+        parts += [
+            f"## {escape(model)}",
+            f"{len(results)} questions, {num_failed} of them failed; `questions.csv` has a line for each.",
+        ]
         parts.append(_table(_category_rows(evaluation, model)))
         if evaluation.judge:
             parts += ["### Net win rate by aspect", _table(_aspect_rows(evaluation, model))]
-        parts += ["### Questions", _table([_shown(one) for one in results])]
+        failures = dict.fromkeys(one.failure for one in results if one.failure)
+        parts += [f"Failed: {escape(failure)}" for failure in failures]
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,37 +108,23 @@ def _rate(rate: NetWinRate | None) -> str:
     return f"{100 * rate.net:+.0f} % [{100 * rate.low:+.0f}, {100 * rate.high:+.0f}]" if rate else ""
 
 
-def _shown(result: QuestionResult) -> dict[str, Any]:
-    route = result.route
-    return {
-        "question": result.question.text,
-        "category": result.question.category,
-        "router": f"{'SoT' if route.use_sot else 'plain'}: {route.reason}" if route else "",
-        **{f"{NAMES[mode]}, s": answer.seconds for mode, answer in result.answers.items()},
-        "points": len(result.answers["sot"].point_lengths),
-        "SoT against plain": result.score("sot", GENERAL),
-        "failed": result.failure,
-    }
-
-
 def _row(result: QuestionResult) -> dict[str, Any]:
     """A line of the CSV; what was not judged has no columns of the judge."""
-    route, sot = result.route, result.answers["sot"]
+    route = result.route
     row: dict[str, Any] = {
         "question": result.question.name,
         "category": result.question.category,
         "text": result.question.text,
         "route": "" if route is None else ("sot" if route.use_sot else "plain"),
         "route_reason": "" if route is None else route.reason,
-        "num_points": len(sot.point_lengths),
-        "skeleton_seconds": round(sot.skeleton_seconds, 4),
+        "num_points": len(result.answers["sot"].point_lengths),
+        "skeleton_seconds": round(result.answers["sot"].skeleton_seconds, 4),
+        "failed": result.failure,
     }
-    for mode in NAMES:
-        if answer := result.answers.get(mode):
-            row[f"{mode}_seconds"] = round(answer.seconds, 4)
-            row[f"{mode}_words"] = answer.length
-            row[f"{mode}_input_tokens"] = answer.input_tokens
-    row["failed"] = result.failure
+    for mode, answer in result.answers.items():
+        row[f"{mode}_seconds"] = round(answer.seconds, 4)
+        row[f"{mode}_words"] = answer.length
+        row[f"{mode}_input_tokens"] = answer.input_tokens
     for name, comparison in result.comparisons.items():
         row[f"{name}_sot_first"] = comparison.ours_first
         row[f"{name}_sot_second"] = comparison.ours_second

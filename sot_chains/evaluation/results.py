@@ -24,27 +24,16 @@ _LOW, _HIGH = 2.5, 97.5
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """One answer with its measurements; times in seconds, lengths in words (Chinese: characters).
+    """One answer with its measurements; times in seconds, lengths in words (Chinese: characters)."""
 
-    Attributes:
-        text: The answer; empty if there is none.
-        route: The route the answer took: ``"sot"``, ``"graph"`` or ``"plain"``.
-        seconds: Total time, including the router's.
-        skeleton_seconds: Time of the skeleton call.
-        router_seconds: Time of the router.
-        point_lengths: Length of each point.
-        input_tokens: Input tokens of all calls; ``None`` if the model does not count them.
-        failure: Why there is no answer; empty if there is one.
-    """
-
-    text: str
-    route: str
-    seconds: float
+    text: str  # empty if there is none
+    route: str  # the route the answer took: "sot", "graph" or "plain"
+    seconds: float  # in total, the router's included
     skeleton_seconds: float = 0.0
     router_seconds: float = 0.0
     point_lengths: Sequence[int] = ()
-    input_tokens: int | None = None
-    failure: str = ""
+    input_tokens: int | None = None  # of all calls; None if the model does not count them
+    failure: str = ""  # why there is no answer
 
     @property
     def length(self) -> int:
@@ -60,19 +49,12 @@ def count_words(text: str) -> int:
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """One model's answers to one question and, by criterion, how SoT's compares with the plain one.
-
-    Attributes:
-        question: The question.
-        answers: The answers by mode.
-        route: The route of SoT-R; ``None`` without a router.
-        comparisons: Empty if an answer failed or there is no judge.
-    """
+    """One model's answers to one question and, by criterion, how SoT's compares with the plain one."""
 
     question: Question
     answers: dict[Mode, TimedAnswer]
-    route: Route | None = None
-    comparisons: dict[str, Comparison] = field(default_factory=dict)
+    route: Route | None = None  # of SoT-R; None without a router
+    comparisons: dict[str, Comparison] = field(default_factory=dict)  # empty if an answer failed
 
     @property
     def failure(self) -> str:
@@ -89,22 +71,13 @@ class QuestionResult:
 
 @dataclass(frozen=True)
 class NetWinRate:
-    """How much more often our answer wins than loses, from -1 to 1, over questions with two verdicts.
+    """How much more often our answer wins than loses, from -1 to 1, over questions with two verdicts."""
 
-    Attributes:
-        net: The mean score; 0 without scores.
-        low: Lower end of the 95 % bootstrap interval over questions.
-        high: Upper end of that interval.
-        num_wins: Questions with a score above 0.
-        num_ties: Questions with a score of 0, including those whose two verdicts contradict each other.
-        num_losses: Questions with a score below 0.
-    """
-
-    net: float
-    low: float
+    net: float  # the mean score; 0 without scores
+    low: float  # of the 95 % bootstrap interval over questions
     high: float
     num_wins: int
-    num_ties: int
+    num_ties: int  # including questions whose two verdicts contradict each other
     num_losses: int
 
     @classmethod
@@ -120,22 +93,13 @@ class NetWinRate:
 
 @dataclass(frozen=True)
 class JudgeHealth:
-    """How reliable a judge is.
+    """How reliable a judge is."""
 
-    Attributes:
-        position_bias: How much more often the first answer is preferred than the second, from -1 to 1, over
-            judgements with a verdict.
-        agreement: The share of pairs with two verdicts whose verdicts agree.
-        num_judgements: Judgements requested.
-        num_verdicts: Judgements with a verdict.
-        num_failures: Judgements without one, by kind.
-    """
-
-    position_bias: float
-    agreement: float
-    num_judgements: int
+    position_bias: float  # how much more often the first answer is preferred than the second, from -1 to 1
+    agreement: float  # the share of pairs with two verdicts whose verdicts agree
+    num_judgements: int  # requested
     num_verdicts: int
-    num_failures: dict[str, int]
+    num_failures: dict[str, int]  # judgements without a verdict, by kind
 
     @classmethod
     def of(cls, comparisons: Sequence[Comparison]) -> JudgeHealth:
@@ -157,33 +121,19 @@ class JudgeHealth:
 
 @dataclass(frozen=True)
 class Figures:
-    """How one mode compares with plain, over some questions.
-
-    Attributes:
-        num_questions: Questions that every mode has answered.
-        num_sot: Of these, those answered by Skeleton-of-Thought.
-        speed_up: Median of plain seconds over this mode's.
-        speed_up_of_sums: Total plain seconds over this mode's total.
-        net_win_rates: Net win rate by criterion.
-        seconds: Median time of an answer.
-        skeleton_share: Mean share of the skeleton in the time of answers by Skeleton-of-Thought.
-        num_points: Mean number of points of those answers.
-        words_per_point: Mean number of words per point.
-        words: Mean number of words per answer.
-        prefill_overhead: Prompt tokens over those of the plain answers; ``None`` if they are not counted.
-    """
+    """How one mode compares with plain, over the questions that every mode has answered."""
 
     num_questions: int
-    num_sot: int
-    speed_up: float
-    speed_up_of_sums: float
-    net_win_rates: dict[str, NetWinRate]
-    seconds: float
-    skeleton_share: float
-    num_points: float
+    num_sot: int  # of these, those answered by Skeleton-of-Thought
+    speed_up: float  # median of plain seconds over this mode's
+    speed_up_of_sums: float  # total plain seconds over this mode's total
+    net_win_rates: dict[str, NetWinRate]  # by criterion
+    seconds: float  # median time of an answer
+    skeleton_share: float  # mean share of the skeleton in the time of answers by Skeleton-of-Thought
+    num_points: float  # mean, of those answers
     words_per_point: float
-    words: float
-    prefill_overhead: float | None
+    words: float  # mean, per answer
+    prefill_overhead: float | None  # prompt tokens over those of the plain answers, if they are counted
 
     @classmethod
     def of(cls, results: Sequence[QuestionResult], mode: Mode) -> Figures:
@@ -223,15 +173,10 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of an evaluation.
+    """The results of an evaluation."""
 
-    Attributes:
-        by_model: The results of each model's questions, by its label.
-        judge: The judge's label; ``None`` without a judge.
-    """
-
-    by_model: dict[str, list[QuestionResult]]
-    judge: str | None
+    by_model: dict[str, list[QuestionResult]]  # by the model's label
+    judge: str | None  # the judge's label
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -256,23 +201,16 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """All results as JSON values, rounded."""
-        models = {
-            model: {
-                "num_questions": len(results),
-                "num_failed": sum(bool(one.failure) for one in results),
-                **{
-                    mode: {
-                        **asdict(self.figures(model, mode)),
-                        "by_category": {
-                            category: asdict(self.figures(model, mode, category))
-                            for category in self.categories(model)
-                        },
-                    }
-                    for mode in self.modes
-                },
-            }
-            for model, results in self.by_model.items()
-        }
+        models: dict[str, dict[str, Any]] = {}
+        for model, results in self.by_model.items():
+            num_failed = sum(bool(one.failure) for one in results)
+            models[model] = {"num_questions": len(results), "num_failed": num_failed}
+            for mode in self.modes:
+                by_category = {
+                    category: asdict(self.figures(model, mode, category))
+                    for category in self.categories(model)
+                }
+                models[model][mode] = {**asdict(self.figures(model, mode)), "by_category": by_category}
         text = json.dumps({"models": models, "judge": self.judge, "judge_health": asdict(self.health)})
         summary: dict[str, Any] = json.loads(text, parse_float=lambda number: round(float(number), 4))
         return summary

@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable
 
 from sot_chains.router.prompted import PromptedRouter
 from sot_chains.router.route import FirstCertainOf, Route, Router, first_certain_of
-from sot_chains.router.rules import RULES, Rule, RulesRouter
+from sot_chains.router.rules import RULES, RulesRouter
 from sot_chains.router.trained import Head, TrainedRouter
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "PromptedRouter",
     "Route",
     "Router",
-    "Rule",
     "RulesRouter",
     "TrainedRouter",
     "auto_router",

@@ -8,8 +8,7 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from langchain_core.runnables import RunnableConfig
 
@@ -18,18 +17,9 @@ from sot_chains.router.route import Route, Router
 
 CERTAIN = 0.97
 
-
-@dataclass(frozen=True)
-class Rule:
-    """One kind of question that is answered plainly.
-
-    Attributes:
-        reason: Why such a question is answered plainly.
-        applies: Whether a question is of this kind.
-    """
-
-    reason: str
-    applies: Callable[[str], object]
+Rules = Mapping[
+    str, Callable[[str], object]
+]  # by the reason for a plain answer: whether it applies to a question
 
 
 def _pattern(*alternatives: str) -> Callable[[str], object]:
@@ -45,76 +35,54 @@ def _is_arithmetic(question: str) -> bool:
     return bool(_ARITHMETIC.search(question)) and len(_OTHER_WORDS.findall(question)) <= 6
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "it contains code",
-        _pattern(
-            r"```[^\n`]*\n(?:[^`\n]*\n){3,}[^`]*```",  # a block of several lines: inline code proves nothing
-            r"^\s*(?:def|class|import|from|#include|public|func|fn|var|let|const|SELECT)\s.*[{}();=:]\s*$",
-            r"\bTraceback \(most recent call last\)",
-            r";\s*\n\s*\S.*;\s*(?:\n|$)",
-        ),
+RULES: Rules = {
+    "it contains code": _pattern(
+        r"```[^\n`]*\n(?:[^`\n]*\n){3,}[^`]*```",  # a block of several lines: inline code proves nothing
+        r"^\s*(?:def|class|import|from|#include|public|func|fn|var|let|const|SELECT)\s.*[{}();=:]\s*$",
+        r"\bTraceback \(most recent call last\)",
+        r";\s*\n\s*\S.*;\s*(?:\n|$)",
     ),
-    Rule(
-        "it asks for a program",
-        _pattern(
-            r"^(?:please |can you |could you )?(?:write|implement|create|develop|code|build|give me)\b"
-            r"[^.?!\n]{0,60}\b"
-            r"(?:function|program|script|regex|regular expression|query|class|method|subroutine|macro)\b"
-            r"(?=[^.?!]*\b(?:in|that|which|to|for|using|with)\b|[.?!]?$)",
-            r"^(?:请|帮我|麻烦)?(?:用\s*[A-Za-z+#]+|编?写)[^。？！\n]{0,20}(?:函数|程序|代码|脚本|算法|正则|SQL|爬虫)",
-        ),
+    "it asks for a program": _pattern(
+        r"^(?:please |can you |could you )?(?:write|implement|create|develop|code|build|give me)\b"
+        r"[^.?!\n]{0,60}\b"
+        r"(?:function|program|script|regex|regular expression|query|class|method|subroutine|macro)\b"
+        r"(?=[^.?!]*\b(?:in|that|which|to|for|using|with)\b|[.?!]?$)",
+        r"^(?:请|帮我|麻烦)?(?:用\s*[A-Za-z+#]+|编?写)[^。？！\n]{0,20}(?:函数|程序|代码|脚本|算法|正则|SQL|爬虫)",
     ),
-    Rule("it is arithmetic", _is_arithmetic),
-    Rule(
-        "it is an equation or a formula to work out",
-        _pattern(
-            r"^(?:solve|simplify|factor|differentiate|integrate|evaluate|compute|calculate)\b[^.?!]*[=^\d]",
-            r"^(?:解方程|计算|求导|化简)",
-        ),
+    "it is arithmetic": _is_arithmetic,
+    "it is an equation or a formula to work out": _pattern(
+        r"^(?:solve|simplify|factor|differentiate|integrate|evaluate|compute|calculate)\b[^.?!]*[=^\d]",
+        r"^(?:解方程|计算|求导|化简)",
     ),
-    Rule(
-        "it wants a translation",
-        _pattern(
-            r"^(?:please |can you |could you )?translate\b",
-            r"\btranslate (?:this|the following|it|that)\b",
-            r"^how (?:do|would) (?:you|i|we) say\b.*\bin [A-Z]?[a-z]+\??$",
-            r"^(?:请|帮我)?(?:把|将).{1,200}(?:翻译|译)成",
-            r"^(?:请|帮我)?翻译(?:成|一下|[:：])",
-        ),
+    "it wants a translation": _pattern(
+        r"^(?:please |can you |could you )?translate\b",
+        r"\btranslate (?:this|the following|it|that)\b",
+        r"^how (?:do|would) (?:you|i|we) say\b.*\bin [A-Z]?[a-z]+\??$",
+        r"^(?:请|帮我)?(?:把|将).{1,200}(?:翻译|译)成",
+        r"^(?:请|帮我)?翻译(?:成|一下|[:：])",
     ),
-    Rule(
-        "it wants a very short answer",
-        _pattern(
-            r"\b(?:in|with) (?:just |exactly |only )?(?:one|a single|two|three|1|2|3) "
-            r"(?:words?|sentences?|letters?)\b",
-            r"\banswer (?:only )?(?:with |by )?(?:just )?(?:yes or no|true or false|one (?:word|letter))\b",
-            r"^(?:yes or no|true or false)\b",
-            r"(?:用一(?:句话|个词)|一个字)(?:回答|概括|总结|说明)?|只回答|^判断(?:题|对错)",
-        ),
+    "it wants a very short answer": _pattern(
+        r"\b(?:in|with) (?:just |exactly |only )?(?:one|a single|two|three|1|2|3) "
+        r"(?:words?|sentences?|letters?)\b",
+        r"\banswer (?:only )?(?:with |by )?(?:just )?(?:yes or no|true or false|one (?:word|letter))\b",
+        r"^(?:yes or no|true or false)\b",
+        r"(?:用一(?:句话|个词)|一个字)(?:回答|概括|总结|说明)?|只回答|^判断(?:题|对错)",
     ),
-    Rule(
-        "it is a multiple-choice question",
-        _pattern(
-            r"(?:^|\s|\()A[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])B[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])C[).．:、]",
-            r"(?:^|\s|\()a\)\s*\S.{0,300}?(?:\s|\()b\)\s*\S.{0,300}?(?:\s|\()c\)",
-        ),
+    "it is a multiple-choice question": _pattern(
+        r"(?:^|\s|\()A[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])B[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])C[).．:、]",
+        r"(?:^|\s|\()a\)\s*\S.{0,300}?(?:\s|\()b\)\s*\S.{0,300}?(?:\s|\()c\)",
     ),
-    Rule(
-        "it wants a text that is told in one piece",
-        _pattern(
-            r"^(?:please |can you |could you |now )?(?:write|compose|tell|make up|invent|create)(?: me| us)?"
-            r" (?:an?|the|some|another) (?:[\w-]+ ){0,3}"
-            r"(?:story|poem|haiku|limerick|sonnet|song|ballad|joke|riddle|fairy tale|fable|novel|rap)\b",
-            r"^(?:请|帮我|给我)?(?:写|编|讲|作)一?[首个篇则段](?:[^。？！，]{0,12})"
-            r"(?:诗|故事|笑话|童话|歌词|寓言|小说|相声)",
-        ),
+    "it wants a text that is told in one piece": _pattern(
+        r"^(?:please |can you |could you |now )?(?:write|compose|tell|make up|invent|create)(?: me| us)?"
+        r" (?:an?|the|some|another) (?:[\w-]+ ){0,3}"
+        r"(?:story|poem|haiku|limerick|sonnet|song|ballad|joke|riddle|fairy tale|fable|novel|rap)\b",
+        r"^(?:请|帮我|给我)?(?:写|编|讲|作)一?[首个篇则段](?:[^。？！，]{0,12})"
+        r"(?:诗|故事|笑话|童话|歌词|寓言|小说|相声)",
     ),
-    Rule(
-        "it is a greeting or thanks",
-        _pattern(r"^(?:hi|hello|hey|thanks|thank you|good (?:morning|evening)|你好|谢谢)[^?？]{0,20}$"),
+    "it is a greeting or thanks": _pattern(
+        r"^(?:hi|hello|hey|thanks|thank you|good (?:morning|evening)|你好|谢谢)[^?？]{0,20}$"
     ),
-)
+}
 
 
 class RulesRouter(Router):
@@ -128,15 +96,15 @@ class RulesRouter(Router):
         'it wants a translation'
     """
 
-    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
-        self.rules = tuple(rules)
+    def __init__(self, rules: Rules = RULES) -> None:
+        self._rules = rules
 
     def decide(self, question: str) -> Route:
         """The route of a question's text; its confidence is 0 if no rule applies."""
         question = question.strip()
-        for rule in self.rules:
-            if rule.applies(question):
-                return Route(False, rule.reason, CERTAIN, "rules")
+        for reason, applies in self._rules.items():
+            if applies(question):
+                return Route(False, reason, CERTAIN, "rules")
         return Route(True, "no rule applies", 0.0, "rules")
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
@@ -144,4 +112,4 @@ class RulesRouter(Router):
         return self.decide(conversation.question)
 
 
-PLAINLY = RulesRouter([Rule("to compare with", lambda question: True)])  # the baseline of comparisons
+PLAINLY = RulesRouter({"to compare with": lambda question: True})  # the baseline of comparisons

@@ -111,11 +111,12 @@ async def test_forwards_are_shown() -> None:
     model = PacedChatModel(pause=0.001)
     out = io.StringIO()
     console = Console(file=out, width=100)
-    comparison = await compare(model, QUESTION, console=console, forwards=lambda: len(model.requests))
-    assert comparison.plain is not None
-    assert (comparison.plain.num_forwards, comparison.sot.num_forwards) == (1, 4)
-    assert comparison.sot.trace["route"] == "sot"
-    assert comparison.speedup == comparison.plain.trace["seconds"] / comparison.sot.trace["seconds"]
+    plain, sot = await compare(model, QUESTION, console=console, forwards=lambda: len(model.requests))
+    assert plain is not None
+    plain_seconds, seconds = (message.response_metadata["sot"]["seconds"] for message in (plain, sot))
+    rows = [line.split("│") for line in out.getvalue().splitlines() if line.startswith("│ ")]
+    shown = [(row[4].strip(), row[7].strip()) for row in rows]
+    assert shown == [("1", "1.00x"), ("4", f"{plain_seconds / seconds:.2f}x")]
     assert out.getvalue().startswith(f"Question: {QUESTION}\n")
     assert not CONTROL_CHARACTERS.search(out.getvalue())
 
@@ -123,8 +124,8 @@ async def test_forwards_are_shown() -> None:
 async def test_an_answer_that_was_plain_after_all_is_said_to_be() -> None:
     out = io.StringIO()
     model = PacedChatModel(answer=lambda _: PLAIN)
-    comparison = await compare(sot_of(model), QUESTION, console=Console(file=out, width=100))
-    assert comparison.sot.trace["route"] == "plain"
+    _, message = await compare(sot_of(model), QUESTION, console=Console(file=out, width=100))
+    assert message.response_metadata["sot"]["route"] == "plain"
     assert "Route: answered plainly; the skeleton has no usable points" in out.getvalue()
 
 
