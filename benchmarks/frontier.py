@@ -24,18 +24,19 @@ from rich.table import Table
 from benchmarks.paced_server import PacedServer, paced_server
 from benchmarks.results import save
 from sot_chains import Limits, Price, Prompts, SkeletonOfThought, close_clients
+from sot_chains.prompts.profile import ModelProfile
 from sot_chains.prompts.templates import ENGLISH
 
 _QUESTION = "How do I get more done in a day?"
 PRICE = Price(input=0.4, output=1.6)
-# A vendor's own models get no examples; this server, being elsewhere, would.
-_PROMPTS = Prompts({"en": replace(ENGLISH, examples=())})
+# The requests that small models get, without the examples.
+_LONG = ModelProfile(prompts=Prompts({"en": replace(ENGLISH, examples=())}))
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain answer": {},
     "paper's schedule": {},
     "eager": {"eager": True},
-    "short prompts": {"prompts": Prompts.short()},
-    "short prompts, eager": {"prompts": Prompts.short(), "eager": True},
+    "short prompts": {"profile": ModelProfile.STRONG},
+    "short prompts, eager": {"profile": ModelProfile.STRONG, "eager": True},
     "at most 3 points": {"max_points": 3},
 }
 
@@ -43,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 async def measure_one(server: PacedServer, name: str, **options: Any) -> dict[str, float]:
     """Seconds, price and tokens of one answer under the setting ``name``."""
     before = server.input_tokens, server.output_tokens
-    settings = {"prompts": _PROMPTS, "prices": PRICE, "router": "always", **SETTINGS[name], **options}
+    settings = {"profile": _LONG, "prices": PRICE, "router": "always", **SETTINGS[name], **options}
     sot = SkeletonOfThought("openai:paced", base_url=server.url, **settings)
     begin = time.perf_counter()
     if name == "plain answer":

@@ -5,7 +5,7 @@ message = await sot.ainvoke("How do I get more done in a day?")
 """
 
 from sot_chains.answering.point_stream import PointStream
-from sot_chains.answering.point_writer import PointDelta
+from sot_chains.answering.state import PointDelta
 from sot_chains.calls.rate_limits import Limits
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
@@ -13,6 +13,7 @@ from sot_chains.calls.usage import Price
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.skeleton import Point, Skeleton, parse_skeleton
 from sot_chains.outline.thoughts import Thought
+from sot_chains.prompts.profile import ModelProfile
 from sot_chains.prompts.templates import CHINESE, ENGLISH, Prompts, PromptTemplates
 from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, provider_of
 from sot_chains.thought_graph import ThoughtGraph
@@ -24,6 +25,7 @@ __all__ = [
     "DeadlineError",
     "Delta",
     "Limits",
+    "ModelProfile",
     "Point",
     "PointDelta",
     "PointStream",

@@ -9,9 +9,8 @@ gives it LangChain's six ways of being called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, nullcontext
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
@@ -31,28 +30,16 @@ from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.answering.answer import Answer
 from sot_chains.answering.point_stream import PointStream
-from sot_chains.answering.point_writer import PointDelta
-from sot_chains.answering.shown import run_of, shown_text
-from sot_chains.calls.options import (
-    CallOptions,
-    OnFailure,
-    SotOptions,
-    calls_limit,
-    positive_seconds,
-    trace_to_resume,
-)
-from sot_chains.calls.rate_limits import Limits, limiter_for, next_question
+from sot_chains.answering.state import PointDelta
+from sot_chains.calls.options import AnswerOptions, CallOptions, OnFailure, calls_limit, choose_profile
+from sot_chains.calls.rate_limits import Limits, limiter_for
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, load_vocabulary
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.examples import Detail
-from sot_chains.prompts.templates import Prompts
+from sot_chains.prompts.profile import ModelProfile
 from sot_chains.providers import Provider, VendorProvider, provider_of
-from sot_chains.providers.callbacks import (
-    NO_CALLBACKS,
-    wants_tokens,
-    without_callbacks,
-)
+from sot_chains.providers.callbacks import NO_CALLBACKS, ChatRun, chat_run, wants_tokens, without_callbacks
 
 if TYPE_CHECKING:
     from sot_chains.router.route import Route
@@ -82,15 +69,11 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         router: Decides which questions are answered this way and which plainly, see :mod:`sot_chains.router`.
             ``"auto"`` are the rules and the trained router, some 10 ms; ``"always"`` always uses
             Skeleton-of-Thought.
-        prompts: The requests sent to the model. By default short ones for models that are known to be strong
-            by their name, and ones with examples as earlier turns for small local models and for servers
-            other than the vendors' own.
+        profile: How the model is asked: ``"small"``, ``"strong"`` or a
+            :class:`~sot_chains.prompts.profile.ModelProfile`. By default ``"small"`` for local models and for
+            servers other than the vendors' own, and ``"strong"`` for all others.
         detail: How long points are: ``"brief"`` (a sentence), ``"normal"`` (two to four) or ``"full"``.
-        loop_guard: Whether a text that repeats the same eight words three times is ended there. Small local
-            models get a ``presence_penalty`` of 1.5 then, unless theirs is not 0.
-        prefill: Whether replies are begun for the model, which keeps small ones on track. By default
-            if the model is known to continue them, or until it has said that it does not.
-        max_points: How many points an answer has at most; further ones are left away.
+        max_points: How many points an answer has at most; later ones are dropped.
         dependencies: Whether the model may mark points that build on others ("4. Total cost (needs 2, 3)").
             Such a point is written once those are, and reads their text.
         conclusion: Whether the model concludes with all points in view; ``"first"`` shows that before them.
@@ -101,7 +84,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             question in one piece instead, unless text has been read; ``"raise"`` raises. A function of point
             and error may choose among them. A server that is merely busy is asked again under all of them.
         retries: How often a call is tried, and with which pauses.
-        deadline_seconds: After how long an answer is returned with what is there, marked in the trace.
         limits: What the account may send, shared by all chains that use it.
         prices: What models cost, by name, so that the trace tells the price.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on, see
@@ -130,34 +112,32 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         model: str | Runnable[Any, Any] | Provider,
         *,
         router: Runnable[LanguageModelInput, Route] | Literal["auto", "always"] = "auto",
-        prompts: Prompts | None = None,
+        profile: ModelProfile | Literal["small", "strong"] | None = None,
         detail: Detail = "normal",
-        loop_guard: bool = True,
-        prefill: bool | None = None,
         max_points: int | None = None,
         dependencies: bool = False,
         conclusion: bool | Literal["first"] = False,
         eager: bool = False,
         on_failure: OnFailure = "retry",
         retries: Retries | None = None,
-        deadline_seconds: float | None = None,
         limits: Limits | None = None,
         prices: Mapping[str, Price] | Price | None = None,
         **options: Any,
     ) -> None:
+        if "deadline_seconds" in options:
+            raise TypeError("deadline_seconds belongs to a call: use chain.bind(deadline_seconds=...)")
+        if moved := options.keys() & {"prompts", "loop_guard"}:
+            raise TypeError(f"{sorted(moved)} belong to the profile: use profile=ModelProfile(...)")
         if isinstance(model, str) and "max_retries" in options:  # as the SDKs call it, but counted by us
             retries = retries or Retries(max_attempts=options.pop("max_retries") + 1)
         from sot_chains.router import make_router  # NumPy and a tokenizer, which an import need not wait for
 
         provider = provider_of(model, **options)
         account = provider.account if isinstance(provider, VendorProvider) else None
-        self.deadline_seconds = positive_seconds(deadline_seconds)
-        self.method = SotOptions(
+        self.options = AnswerOptions(
             provider=provider,
-            prompts=prompts,
+            profile=choose_profile(profile, provider),
             detail=detail,
-            loop_guard=loop_guard,
-            prefill=prefill,
             max_points=max_points,
             dependencies=dependencies,
             conclusion=conclusion,
@@ -168,13 +148,13 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             prices=prices,
             router=make_router(router),
         )
-        if self.method.limiter and self.method.limiter.counts_tokens:
+        if self.options.limiter and self.options.limiter.counts_tokens:
             load_vocabulary()
 
     @property
     def provider(self) -> Provider:
         """What the model calls are sent to."""
-        return self.method.provider
+        return self.options.provider
 
     @property
     def InputType(self) -> Any:  # noqa: N802 - LangChain's name
@@ -186,7 +166,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     ) -> AIMessage:
         """Answers ``input``."""
         config = ensure_config(config)
-        return await self._run(input, config, kwargs, limit=calls_limit(config))
+        return await self._run(input, config, CallOptions.of(kwargs, calls_limit(config)))
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
@@ -196,6 +176,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         The first point streams while the others are written and kept. The last chunk carries usage and trace.
         """
         config = ensure_config(config)
+        call_options = CallOptions.of(kwargs, calls_limit(config))
 
         async def write(
             inputs: AsyncIterator[LanguageModelInput],
@@ -203,10 +184,10 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             config: RunnableConfig,
         ) -> AsyncGenerator[AIMessageChunk, None]:
             (question,) = [value async for value in inputs]
-            answer, shown = self._answer(question, config, run_manager, kwargs, limit=calls_limit(config))
-            async with aclosing(shown_text(answer, shown, self.get_name())) as pieces:
+            answer, shown = self._answer(question, config, run_manager, call_options)
+            async with aclosing(self._shown_text(answer, shown)) as pieces:
                 async for piece in pieces:
-                    yield AIMessageChunk(content=piece, id=answer.message_id)
+                    yield AIMessageChunk(content=piece, id=call_options.message_id)
             yield answer.last_chunk()
 
         run = self._atransform_stream_with_config(_just(input), write, config)
@@ -222,11 +203,10 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         On the plain route ``point`` is ``None``. Read to its end, the stream holds the finished ``message``.
         """
         config = ensure_config(config)
-        return PointStream(
-            lambda on_arrival: self._run(
-                input, config, kwargs, limit=calls_limit(config), on_arrival=on_arrival
-            )
-        )
+        call_options = CallOptions.of(kwargs, calls_limit(config))
+        arrivals: asyncio.Queue[PointDelta | None] = asyncio.Queue()
+        call_options.arrivals = arrivals.put_nowait
+        return PointStream(arrivals, lambda: self._run(input, config, call_options))
 
     async def abatch(
         self,
@@ -255,7 +235,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         async def write(question: LanguageModelInput, config: RunnableConfig, trace: Any) -> AIMessage:
             async with answers:
                 try:
-                    return await self._run(question, config, {**kwargs, "resume": trace}, limit=calls)
+                    call_options = CallOptions.of({**kwargs, "resume": trace}, calls)
+                    return await self._run(question, config, call_options)
                 except Exception as error:  # as LangChain's batch: any error is one input's outcome
                     if return_exceptions:
                         return cast("AIMessage", error)  # as Runnable.abatch declares it
@@ -264,39 +245,28 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         return await gather_or_cancel(map(write, inputs, configs, traces))
 
     async def _run(
-        self,
-        question: LanguageModelInput,
-        config: RunnableConfig,
-        parameters: dict[str, Any],
-        *,
-        limit: asyncio.Semaphore | None,
-        on_arrival: Callable[[PointDelta], None] | None = None,
+        self, question: LanguageModelInput, config: RunnableConfig, call_options: CallOptions
     ) -> AIMessage:
         """Writes one answer, as a run if anybody listens."""
-        write = partial(self._write, parameters=parameters, limit=limit, on_arrival=on_arrival)
         if get_async_callback_manager_for_config(config).handlers:
-            return await self._acall_with_config(write, question, config)
-        return await write(question, None, config)
+            return await self._acall_with_config(self._write, question, config, call_options=call_options)
+        return await self._answer(question, config, None, call_options)[0].write()
 
     async def _write(
         self,
         question: LanguageModelInput,
-        run_manager: AsyncCallbackManagerForChainRun | None,
+        run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
         *,
-        parameters: dict[str, Any],
-        limit: asyncio.Semaphore | None,
-        on_arrival: Callable[[PointDelta], None] | None,
+        call_options: CallOptions,
     ) -> AIMessage:
-        answer, shown = self._answer(
-            question, config, run_manager, parameters, limit=limit, on_arrival=on_arrival
-        )
+        answer, shown = self._answer(question, config, run_manager, call_options)
         if wants_tokens(shown):
-            async with aclosing(shown_text(answer, shown, self.get_name())) as pieces:
+            async with aclosing(self._shown_text(answer, shown)) as pieces:
                 async for _ in pieces:
                     pass
             return answer.message()
-        async with run_of(answer, shown, self.get_name()) as run:
+        async with self._shown_run(answer, shown) as run:
             message = await answer.write()
             if run:
                 run.message = AIMessage(content=message.content, id=message.id)
@@ -307,37 +277,34 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         question: LanguageModelInput,
         config: RunnableConfig,
         run_manager: AsyncCallbackManagerForChainRun | None,
-        parameters: dict[str, Any],
-        *,
-        limit: asyncio.Semaphore | None,
-        on_arrival: Callable[[PointDelta], None] | None = None,
+        call_options: CallOptions,
     ) -> tuple[Answer, RunnableConfig]:
         """An answer that has not been begun, and the config of the run that shows it."""
         conversation = Conversation.of(question)
-        parameters = dict(parameters)
-        deadline_seconds = positive_seconds(parameters.pop("deadline_seconds", None)) or self.deadline_seconds
-        resume = trace_to_resume(parameters.pop("resume", None))
         child = run_manager.get_child() if run_manager else NO_CALLBACKS
         run_id = run_manager.run_id if run_manager else config.get("run_id") or uuid7()
         shown = without_callbacks(patch_config(config, callbacks=child))
-        setting = CallOptions(
-            config={**shown, "tags": [*shown.get("tags", []), _TAG_NOSTREAM]},
-            parameters=parameters,
-            limit=limit,
-            message_id=f"lc_run--{run_id}",
-            deadline_seconds=deadline_seconds,
-            question_number=next_question(),
-            resume=resume,
-        )
-        return self._new_answer(conversation, setting, on_arrival), {**shown, "run_name": "answer"}
+        call_options.config = {**shown, "tags": [*shown.get("tags", []), _TAG_NOSTREAM]}
+        call_options.message_id = f"lc_run--{run_id}"
+        return Answer(self.options, call_options, conversation), {**shown, "run_name": "answer"}
 
-    def _new_answer(
-        self,
-        conversation: Conversation,
-        setting: CallOptions,
-        on_arrival: Callable[[PointDelta], None] | None,
-    ) -> Answer:
-        return Answer(self.method, conversation, setting, on_arrival)
+    async def _shown_text(self, answer: Answer, config: RunnableConfig) -> AsyncGenerator[str, None]:
+        """The text of ``answer`` in reading order, shown to handlers as what one chat model writes.
+
+        Without this run a handler would see the points interleaved, in order of arrival. It reports no usage:
+        the runs of the calls do.
+        """
+        async with self._shown_run(answer, config) as run, aclosing(answer.read()) as pieces:
+            async for piece in pieces:
+                if run:
+                    await run.wrote(piece)
+                yield piece
+
+    def _shown_run(
+        self, answer: Answer, config: RunnableConfig
+    ) -> AbstractAsyncContextManager[ChatRun | None]:
+        messages, message_id = answer.conversation.messages, answer.message_id
+        return chat_run(config, messages, model=self.get_name(), message_id=message_id)
 
 
 async def _just(value: LanguageModelInput) -> AsyncIterator[LanguageModelInput]:

@@ -24,6 +24,7 @@ from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.skeleton import Point
+from sot_chains.prompts.profile import UNFILTERED
 from sot_chains.providers import Provider
 from sot_chains.rendering import Run, make_bars, make_lane
 from sot_chains.router.rules import PLAINLY
@@ -66,7 +67,7 @@ async def compare(
     """
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
     once = Retries(max_attempts=1)
-    plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, loop_guard=False, retries=once)
+    plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, profile=UNFILTERED, retries=once)
     chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     board = _Board(chains)

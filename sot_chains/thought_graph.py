@@ -6,18 +6,14 @@ written. The idea of a graph that a program gives is that of SGLang (arXiv 2312.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from sot_chains.answering.answer import Answer
-from sot_chains.answering.graph import GraphAnswer
-from sot_chains.answering.point_writer import PointDelta
-from sot_chains.calls.options import CallOptions
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.thoughts import Thought, mermaid, numbered
-from sot_chains.prompts.conversation import Conversation
 from sot_chains.providers import Provider
 
 
@@ -60,14 +56,7 @@ class ThoughtGraph(SkeletonOfThought):
         self.thoughts = tuple(thoughts)
         self.points = numbered(self.thoughts)
         super().__init__(model, **{"router": "always", **options})
-
-    def _new_answer(
-        self,
-        conversation: Conversation,
-        setting: CallOptions,
-        on_arrival: Callable[[PointDelta], None] | None,
-    ) -> Answer:
-        return GraphAnswer(self.thoughts, self.method, conversation, setting, on_arrival)
+        self.options = replace(self.options, thoughts=self.thoughts)
 
     def mermaid(self) -> str:
         """The graph as a flowchart, in the language of Mermaid."""

@@ -45,8 +45,8 @@ def test_a_copy_answers_and_shares_the_limits(
     assert sot.invoke(QUESTION).text == ANSWER
     copied = way(sot)
     assert copied.invoke(QUESTION).text == ANSWER
-    assert copied.method.limiter is sot.method.limiter
-    assert copied.method.retries == sot.method.retries
+    assert copied.options.limiter is sot.options.limiter
+    assert copied.options.retries == sot.options.retries
     assert repr(copied.provider) == repr(sot.provider)
     assert set(server.keys) == {"s3cret"}
 
@@ -69,7 +69,7 @@ def test_routers_travel(way: Callable[[Any], Any], router: str) -> None:
         "prompted": PromptedRouter("openai:m"),
     }
     sot = SkeletonOfThought("openai:m", api_key="k", router=routers[router])
-    assert way(sot).method.router is not None
+    assert way(sot).options.router is not None
     assert len(pickle.dumps(sot)) < 1_000_000  # the weights that everybody has do not travel with it
 
 

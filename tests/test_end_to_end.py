@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from langchain_core.runnables import Runnable
 from benchmarks import sot_latency
 from examples import demo
 from local_backend import ChatLocal
-from sot_chains import SkeletonOfThought, cli
-from sot_chains.filters.guards import OverrunGuard
-from sot_chains.filters.reply_text import HeadingStripper
+from sot_chains import ModelProfile, SkeletonOfThought, cli
+from sot_chains.filters.heading import HeadingFilter
+from sot_chains.filters.overrun import OverrunFilter
 from sot_chains.outline.skeleton import parse_skeleton
 from sot_chains.prompts.templates import ENGLISH
 
@@ -67,7 +68,8 @@ async def test_it_composes_in_all_six_ways(
 def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
     """Lossless: sharing a batch and a prefix changes no word."""
     question = QUESTION["question"]
-    sot = SkeletonOfThought(chat, router="always", loop_guard=False, max_points=4)
+    profile = replace(ModelProfile.SMALL, filters=frozenset({"heading", "overrun"}), presence_penalty=0.0)
+    sot = SkeletonOfThought(chat, router="always", profile=profile, max_points=4)
     trace = sot.invoke(question).response_metadata["sot"]
     json.dumps(trace)
     assert trace["route"] == "sot"
@@ -82,9 +84,9 @@ def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
         chat.engine.forget_prefixes()
         request = ENGLISH.expansion_request(question, skeleton, point, detail="normal", prefill=True)
         begun = [*shown, ("user", request), ("ai", ENGLISH.expansion_reply_start(point))]
-        stripper = HeadingStripper(point)  # a model may repeat the heading it was given
+        stripper = HeadingFilter(point)  # a model may repeat the heading it was given
         alone = stripper.feed(chat.invoke(begun, stop=["\n"]).text) + stripper.end()
-        guard = OverrunGuard(point, skeleton.folded)
+        guard = OverrunFilter(point, skeleton.folded)
         alone = guard.feed(alone) + ("" if guard.is_over else guard.end())
         if alone.strip():  # else it was asked for once more, in other words
             assert alone.strip().startswith(traced["text"].strip())  # which may end earlier, with a sentence
@@ -122,7 +124,9 @@ async def test_bad_input_is_named_and_nothing_is_left_running(chat: ChatLocal) -
 
 async def test_a_model_that_writes_garbage_answers_plainly(chat: ChatLocal) -> None:
     garbage = chat.bind(temperature=50.0, seed=1, max_tokens=30)
-    message = await SkeletonOfThought(garbage, router="always", prefill=False).ainvoke(QUESTION["question"])
+    message = await SkeletonOfThought(
+        garbage, router="always", profile=replace(ModelProfile.SMALL, prefill=False)
+    ).ainvoke(QUESTION["question"])
     trace = message.response_metadata["sot"]
     assert trace["route"] == "plain"
     assert "usable point" in trace["route_reason"]

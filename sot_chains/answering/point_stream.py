@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import Any
 
 from langchain_core.messages import AIMessage
 
 from sot_chains.aio.tasks import cancel_and_wait
-from sot_chains.answering.point_writer import PointDelta
-
-Writing: TypeAlias = Callable[[Callable[[PointDelta], None]], Coroutine[Any, Any, AIMessage]]
+from sot_chains.answering.state import PointDelta
 
 
 class PointStream:
@@ -21,12 +19,17 @@ class PointStream:
     Closing the stream, or dropping it, stops what is still being written.
 
     Args:
-        write: Writes the answer, handing each delta to the function it is given.
+        arrivals: Where the deltas arrive.
+        write: Writes the answer.
     """
 
-    def __init__(self, write: Writing) -> None:
+    def __init__(
+        self,
+        arrivals: asyncio.Queue[PointDelta | None],
+        write: Callable[[], Coroutine[Any, Any, AIMessage]],
+    ) -> None:
         self._message: AIMessage | None = None
-        self._deltas = self._read(write)
+        self._deltas = self._read(arrivals, write)
 
     @property
     def message(self) -> AIMessage:
@@ -56,9 +59,10 @@ class PointStream:
 
     # Static, so that a stream that is dropped unread is garbage at once and its generator is closed.
     @staticmethod
-    async def _read(write: Writing) -> AsyncGenerator[PointDelta | AIMessage, None]:
-        arrivals: asyncio.Queue[PointDelta | None] = asyncio.Queue()
-        task = asyncio.create_task(write(arrivals.put_nowait))
+    async def _read(
+        arrivals: asyncio.Queue[PointDelta | None], write: Callable[[], Coroutine[Any, Any, AIMessage]]
+    ) -> AsyncGenerator[PointDelta | AIMessage, None]:
+        task = asyncio.create_task(write())
         task.add_done_callback(lambda _: arrivals.put_nowait(None))
         try:
             while (delta := await arrivals.get()) is not None:

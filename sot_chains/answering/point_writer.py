@@ -1,40 +1,24 @@
-"""Writing the places of an answer, each by one call, and what happens to one whose call fails."""
+"""Writing the parts of an answer, each by one call, and what happens to one whose call fails."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
-from functools import partial
-from typing import NamedTuple, cast
 
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
-from sot_chains.calls.model_call import Caller, Request
-from sot_chains.calls.options import SotOptions
-from sot_chains.calls.reply import Restarted, TextDelta
-from sot_chains.calls.trace import Call, PointState, Status, StoppedBy
-from sot_chains.filters.guards import Guard, Guarded, OverrunGuard, SentenceBound
-from sot_chains.filters.reply_text import HeadingStripper
-from sot_chains.outline.skeleton import Point
+from sot_chains.answering.state import Part, PointDelta
+from sot_chains.calls.model_call import Caller
+from sot_chains.calls.options import AnswerOptions
+from sot_chains.calls.request import Request
+from sot_chains.calls.trace import Call, Status, StoppedBy
+from sot_chains.filters.heading import HeadingFilter
+from sot_chains.filters.overrun import OverrunFilter
+from sot_chains.filters.pipeline import Pipeline, TextFilter
+from sot_chains.filters.sentences import WholeSentences
+from sot_chains.outline.words import ends_sentence
 from sot_chains.providers.loops import LoopGuard
-
-_SENTENCE_END = re.compile(r"[.!?。！？][\"'”’)*]*\s*$")
-_NUM_COMPARED = 20
-
-
-class PointDelta(NamedTuple):
-    """A text delta of one point.
-
-    Attributes:
-        point: The point it belongs to; ``None`` for a conclusion, and if the model answers plainly.
-        text: What was added; ``""`` to announce that the point is being written.
-    """
-
-    point: Point | None
-    text: str
 
 
 class PlainInsteadError(Exception):
@@ -45,174 +29,155 @@ class PlainInsteadError(Exception):
 
 
 class PointWriter:
-    """Writes places: pulls the text of a call, cleans it and hands it to the reader.
+    """Writes parts: pulls the text of a call, filters it and hands it to the reader.
 
     Args:
-        method: How answers are written.
+        options: How answers are written.
         caller: Makes the calls.
-        record: Where calls and places are recorded.
+        record: Where calls and parts are recorded.
         order: The reader to wake when text has arrived.
-        on_arrival: Called with each piece as it is written, in the order of arrival across places.
+        arrivals: Takes each piece as it is written, in the order of arrival across parts.
     """
 
     def __init__(
         self,
-        method: SotOptions,
+        options: AnswerOptions,
         caller: Caller,
         record: AnswerRecord,
         order: ReadingOrder,
-        on_arrival: Callable[[PointDelta], None] | None,
+        arrivals: Callable[[PointDelta], None] | None,
     ) -> None:
-        self._method = method
+        self._options = options
         self._caller = caller
         self._record = record
         self._order = order
-        self._on_arrival = on_arrival
+        self._arrivals = arrivals
         self.errors: list[Exception] = []
 
-    def announce(self, place: PointState) -> PointState:
-        """Adds a place to the answer, so that its heading can be shown."""
-        self._record.places.append(place)
-        if place.point or place.pieces:
-            self._note_first_text()
-        self._tell(place, "".join(place.pieces))
-        return place
+    def announce(self, part: Part) -> None:
+        """Adds a part to the answer, so that its heading can be shown."""
+        self._record.parts.append(part)
+        self._tell(part, part.text)
 
-    async def write(self, place: PointState, request: Request) -> None:
-        """Writes ``place``, unless it was taken over whole from an earlier answer.
+    async def write(self, part: Part, request: Callable[[], Request]) -> None:
+        """Writes ``part``, unless it was taken over whole from an earlier answer.
+
+        Args:
+            part: The part.
+            request: Makes its request, once what it builds on is written.
 
         Raises:
             PlainInsteadError: The call failed and the policy is ``"plain"``.
             Exception: The call failed and the policy is ``"raise"``.
         """
-        if place.is_ended or not await self._has_what_it_needs(place):
+        if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
-        call, text = self._begin(place), self._text_of(place, request)
+        name = f"point_{part.point.number}" if part.point else part.kind
+        call = part.call = self._record.begin(Call(name, "plain" if part.kind == "plain" else "points"))
+        text = self._filtered(part)
         try:
-            asked: Request | None = request
-            while asked:
-                stream = self._caller.stream(call, asked, is_read=partial(self._is_read, place))
-                async with aclosing(stream) as events:
-                    async for event in events:
-                        match event:
-                            case TextDelta(piece):
-                                self._add(place, text.feed(piece))
-                            case Restarted():
-                                place.pieces.clear()
-                                text = self._text_of(place, asked)
-                        if text.stopped_by or place.is_ended:
-                            break
-                self._add(place, text.end(is_cut=call.is_cut_off))
-                # An empty point is asked for once more, with a reply that the model begins itself.
-                is_to_repeat = not place.pieces and place.point and asked is request
-                asked = self._asking_again(request) if is_to_repeat else None
-                if asked:
-                    call, text = self._begin(place), self._text_of(place, asked)
-        except Exception as error:  # the failure policy decides what happens to the place
-            self._add(place, text.end())
-            self._fail(place, call, error)
+            async with aclosing(self._caller.stream(call, request())) as pieces:
+                async for piece in pieces:
+                    if piece is None:
+                        part.pieces.clear()
+                        text = self._filtered(part)
+                    elif new := text.feed(piece):
+                        self._add(part, new)
+                    if text.ended_by or part.status is not None:
+                        break
+            self._add(part, text.end(is_cut=call.is_cut_off))
+        except Exception as error:  # the failure policy decides what happens to the part
+            self._add(part, text.end())
+            self._fail(part, call, error)
         except asyncio.CancelledError:
-            self._add(place, text.end())
+            self._add(part, text.end())
             raise
         else:
-            place.stopped_by = cast("StoppedBy | None", text.stopped_by)
-            self._end(place, call)
+            part.stopped_by = _name(text.ended_by)
+            self._end(part, call)
         self._order.wake()
 
-    def _asking_again(self, request: Request) -> Request | None:
-        """The request for a text that came out empty; ``None`` if the reply would be the same."""
-        if not (self._method.prefills and request.prefill):
-            return None
-        return replace(request, prefill=False)
-
-    async def _has_what_it_needs(self, place: PointState) -> bool:
-        """Waits for the places that ``place`` builds on; if one of them has failed, so has it."""
-        for needed in place.needs:
+    async def _has_what_it_needs(self, part: Part) -> bool:
+        """Waits for the parts that ``part`` builds on; if one of them has failed, so has it."""
+        for needed in part.needs:
             await needed.wait()
-        lacking = [needed for needed in place.needs if not needed.pieces or needed.has_failed]
-        if not lacking or (place.part and len(lacking) < len(place.needs)):
+        lacking = [needed for needed in part.needs if not needed.pieces or needed.has_failed]
+        if not lacking or (part.kind == "conclusion" and len(lacking) < len(part.needs)):
             return True
         numbers = ", ".join(str(needed.point.number) for needed in lacking if needed.point)
         status: Status = "omitted" if lacking[0].status == "omitted" else "failed"
-        place.end(status, f"it builds on {numbers}, of which there is no whole text")
+        part.end(status, f"it builds on {numbers}, of which there is no whole text")
         self._order.wake()
         return False
 
-    def _end(self, place: PointState, call: Call) -> None:
-        """Ends a place whose call has ended well, with a whole text or the beginning of one."""
-        ended = f"it ended with {call.finish_reason!r}"
-        if place.is_ended:
+    def _filtered(self, part: Part) -> Pipeline:
+        """The filters that the text of ``part`` passes through."""
+        wanted, filters = self._options.profile.filters, list[TextFilter]()
+        if part.point and "heading" in wanted:
+            filters.append(HeadingFilter(part.point))
+        if part.point and "overrun" in wanted:
+            filters.append(OverrunFilter(part.point, self._record.skeleton.folded))
+        if "loop" in wanted:
+            filters.append(LoopGuard())
+        if part.kind != "plain" and self._options.profile.points[self._options.detail].max_tokens:
+            filters.append(WholeSentences())
+        return Pipeline(filters)
+
+    def _end(self, part: Part, call: Call) -> None:
+        """Ends a part whose call has ended well, with a whole text or the beginning of one."""
+        if part.status is not None:
             return
-        if not place.pieces:
-            is_plain = not (place.point or place.part)
-            place.end("failed" if is_plain else "omitted", f"the model wrote nothing; {ended}")
-        elif place.stopped_by or not call.is_cut_off:
-            place.end("complete")
-        elif call.has_our_bound and call.is_out_of_tokens and _is_rounded_off(place.text, call.text):
-            place.stopped_by = "length"
-            place.end("complete")
+        ended = f"it ended with {call.finish_reason!r}"
+        if not part.pieces:
+            status: Status = "failed" if part.kind == "plain" else "omitted"
+            part.end(status, f"the model wrote nothing; {ended}")
+        elif part.stopped_by or not call.is_cut_off:
+            part.end("complete")
+        elif call.has_our_bound and call.is_out_of_tokens and ends_sentence(part.text):
+            part.stopped_by = "length"
+            part.end("complete")
         else:
             advice = "; raise max_tokens" if call.is_out_of_tokens else ""
-            place.end("cut", f"the model was stopped before the end: {ended}{advice}")
+            part.end("cut", f"the model was stopped before the end: {ended}{advice}")
 
-    def _begin(self, place: PointState) -> Call:
-        name = f"point_{place.point.number}" if place.point else place.part
-        call = Call(name, "points") if name else Call("plain", "plain")
-        place.call = self._record.begin(call)
-        return place.call
-
-    def _text_of(self, place: PointState, request: Request) -> Guarded:
-        """Cleans the text of a place, and ends it where its model goes wrong."""
-        guards: dict[str, Guard] = {}
-        if place.point:
-            guards["heading"] = HeadingStripper(place.point)
-        if place.point:
-            guards["overrun"] = OverrunGuard(place.point, request.skeleton.folded)
-        if self._method.loop_guard:
-            guards["loop"] = LoopGuard()
-        if (bounds := request.bounds) and bounds.max_words:
-            is_bounded = bounds.max_tokens is not None
-            guards["length"] = SentenceBound(bounds.max_words, gives_sentences=is_bounded)
-        return Guarded(guards)
-
-    def _add(self, place: PointState, text: str) -> None:
+    def _add(self, part: Part, text: str) -> None:
         if text:
-            place.pieces.append(text)
-            self._note_first_text()
-            self._tell(place, text)
+            part.pieces.append(text)
+            self._tell(part, text)
 
-    def _tell(self, place: PointState, text: str) -> None:
-        if self._on_arrival:
-            self._on_arrival(PointDelta(place.point, text))
+    def _tell(self, part: Part, text: str) -> None:
+        if self._record.first_text_seconds is None and (text or part.point):
+            self._record.first_text_seconds = self._caller.now()
+        if self._arrivals:
+            self._arrivals(PointDelta(part.point, text))
+            if text and part.call:
+                part.call.is_read = True
         self._order.wake()
 
-    def _note_first_text(self) -> None:
-        if self._record.first_text_seconds is None:
-            self._record.first_text_seconds = self._caller.now()
-
-    def _is_read(self, place: PointState) -> bool:
-        return place.num_read > 0 or (self._on_arrival is not None and bool(place.pieces))
-
-    def _fail(self, place: PointState, call: Call, error: Exception) -> None:
-        if place.part:  # the answer is one without it
-            place.end("cut" if place.num_read else "omitted", f"{type(error).__name__}: {error}")
-            return
-        place.has_failed = True
-        self.errors.append(error)
+    def _fail(self, part: Part, call: Call, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        match self._method.policy(place.point, error):
+        if part.kind == "conclusion":  # the answer is one without it
+            part.end("cut" if part.num_read else "omitted", reason)
+            return
+        part.has_failed = True
+        self.errors.append(error)
+        match self._options.policy(part.point, error):
             case "raise":
                 raise error
-            case "plain" if self._order.has_begun or self._on_arrival:
-                place.end("omitted", f"{error}; the answer has been read too far to be given plainly instead")
+            case "plain" if self._order.has_begun or self._arrivals:
+                part.end("omitted", f"{error}; the answer has been read too far to be given plainly instead")
             case "plain":
                 raise PlainInsteadError(call, error)
             case "omit":
-                place.end("omitted", reason)
+                part.end("omitted", reason)
             case _:
-                place.end("cut" if place.pieces else "failed", reason)
+                part.end("cut" if part.pieces else "failed", reason)
 
 
-def _is_rounded_off(text: str, written: str) -> bool:
-    """Whether ``text`` ends with a sentence, or without the unfinished one that was ``written`` last."""
-    return bool(_SENTENCE_END.search(text)) or not written.rstrip().endswith(text.rstrip()[-_NUM_COMPARED:])
+def _name(ended_by: TextFilter | None) -> StoppedBy | None:
+    match ended_by:
+        case OverrunFilter():
+            return "overrun"
+        case LoopGuard():
+            return "loop"
+    return None

@@ -1,24 +1,25 @@
-"""Reading the places of an answer in order while they are written. Knows places, not who writes them."""
+"""Reading the parts of an answer in order while they are written. Knows parts, not who writes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
-from sot_chains.calls.trace import PointState
+from sot_chains.answering.state import Part
+from sot_chains.outline.skeleton import Point
 
 
 class ReadingOrder:
-    """Reads places from first to last, each piece of text as early as it can be read.
+    """Reads parts from first to last, each piece of text as early as it can be read.
 
-    The first place that has not ended is read while it is written; later ones wait for their turn.
+    The first part that has not ended is read while it is written; later ones wait for their turn.
 
     Args:
-        places: The places, to which others may be appended.
+        parts: The parts, to which others may be appended.
     """
 
-    def __init__(self, places: Sequence[PointState]) -> None:
-        self._places = places
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
         self._current = 0
         self._is_announced = False
         self._is_closed = False
@@ -30,17 +31,17 @@ class ReadingOrder:
         return self._current > 0 or self._is_announced
 
     def wake(self) -> None:
-        """Tells the reader that something has changed in a place."""
+        """Tells the reader that something has changed in a part."""
         if self._reader and not self._reader.done():
             self._reader.set_result(None)
 
     def close(self) -> None:
-        """Nothing more will change: the reader ends after what it can still read."""
+        """Ends the reading after what can still be read: nothing more will change."""
         self._is_closed = True
         self.wake()
 
-    async def read(self) -> AsyncGenerator[tuple[PointState, str], None]:
-        """Yields ``(place, text)`` in reading order. Each place is first announced with an empty text."""
+    async def read(self) -> AsyncGenerator[tuple[Part, str], None]:
+        """Yields ``(part, text)`` in reading order. Each part is first announced with an empty text."""
         while True:
             while (piece := self._next()) is not None:
                 yield piece
@@ -49,19 +50,55 @@ class ReadingOrder:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
-    def _next(self) -> tuple[PointState, str] | None:
-        while self._current < len(self._places):
-            place = self._places[self._current]
+    def _next(self) -> tuple[Part, str] | None:
+        while self._current < len(self._parts):
+            part = self._parts[self._current]
             if not self._is_announced:
-                if place.status == "omitted":
+                if part.status == "omitted":
                     self._current += 1
                     continue
                 self._is_announced = True
-                return place, ""
-            if place.num_read < len(place.pieces):
-                place.num_read += 1
-                return place, place.pieces[place.num_read - 1]
-            if not place.is_ended:
+                return part, ""
+            if part.num_read < len(part.pieces):
+                part.num_read += 1
+                if part.call:
+                    part.call.is_read = True
+                return part, part.pieces[part.num_read - 1]
+            if part.status is None:
                 return None
             self._current, self._is_announced = self._current + 1, False
         return None
+
+
+class AnswerText:
+    """Writes "1. **Heading**: text", a blank line, the next point. Other text stands before or after.
+
+    Args:
+        separator: Stands between a heading and its text.
+    """
+
+    def __init__(self, separator: str) -> None:
+        self._separator = separator
+        self._point: Point | None = None
+        self._has_any = False
+        self._has_text = False  # of the point, or of what stands around the points
+
+    def add(self, point: Point | None, text: str) -> str:
+        """What to write when ``text`` is added to ``point``. Points come in order."""
+        written = ""
+        if point is not self._point:
+            self._has_text = False
+        if point is None:  # the conclusion, or a plain answer
+            written = "\n\n" if text and self._has_any and not self._has_text else ""
+        elif point is not self._point:
+            written = ("\n\n" if self._has_any else "") + f"{point.number}. **{point.text}**"
+        if text and point is not None and not self._has_text:
+            written += self._separator
+        self._point = point
+        self._has_text |= bool(text)
+        self._has_any |= bool(written or text)
+        return written + text
+
+    def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
+        """The finished answer, from each point and its text."""
+        return "".join(self.add(point, text) for point, text in texts)

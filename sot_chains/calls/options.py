@@ -1,4 +1,4 @@
-"""How answers are written: what the user has decided, and what chains learn from answer to answer."""
+"""Options of a chain and of one call, and what chains learn from answer to answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from sot_chains.calls.rate_limits import Limiter
+from sot_chains.calls.rate_limits import Limiter, next_question
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
 from sot_chains.calls.usage import Price, price_for
 from sot_chains.outline.skeleton import Point
+from sot_chains.outline.thoughts import Thought
 from sot_chains.prompts.examples import Detail
-from sot_chains.prompts.templates import Prompts, is_strong
+from sot_chains.prompts.profile import PROFILES, ModelProfile
 from sot_chains.providers.base import Provider
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
@@ -25,21 +26,6 @@ from sot_chains.providers.vendor import VendorProvider
 Policy = Literal["retry", "omit", "plain", "raise"]
 OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]
 POLICIES = ("retry", "omit", "plain", "raise")
-
-
-@dataclass(frozen=True)
-class ReplyBounds:
-    """Where a reply ends, besides where the model ends it.
-
-    Attributes:
-        stop: Strings before which it ends.
-        max_tokens: Its tokens, at most, unless the user has set a bound; ``None`` for no bound.
-        max_words: Words after which it ends with the sentence; ``None`` for no bound.
-    """
-
-    stop: tuple[str, ...] = ()
-    max_tokens: int | None = None
-    max_words: int | None = None
 
 
 class Expectations:
@@ -71,12 +57,15 @@ class Expectations:
 
 
 @dataclass(frozen=True)
-class SotOptions:
-    """How answers are written: what stays the same from question to question."""
+class AnswerOptions:
+    """How answers are written: what stays the same from question to question.
+
+    Attributes:
+        thoughts: The parts of an answer, if the user has given them instead of leaving them to the model.
+    """
 
     provider: Provider
-    prompts: Prompts | None = None
-    prefill: bool | None = None
+    profile: ModelProfile
     max_points: int | None = None
     eager: bool = False
     on_failure: OnFailure = "retry"
@@ -85,9 +74,9 @@ class SotOptions:
     prices: Mapping[str, Price] | Price | None = None
     router: Runnable[LanguageModelInput, Any] | None = None
     detail: Detail = "normal"
-    loop_guard: bool = True
     dependencies: bool = False
     conclusion: bool | Literal["first"] = False
+    thoughts: tuple[Thought, ...] = ()
     expectations: Expectations = field(default_factory=Expectations)
 
     def __post_init__(self) -> None:
@@ -103,29 +92,20 @@ class SotOptions:
             raise ValueError(f"on_failure must be one of {POLICIES} or a function, got {self.on_failure!r}")
 
     @property
-    def prompts_in_use(self) -> Prompts:
-        """The user's prompts, or those that suit the model."""
-        if self.prompts is not None:
-            return self.prompts
-        return Prompts.short() if is_strong(self.provider.model_name) else Prompts()
-
-    @property
     def prefills(self) -> bool:
         """Whether replies are begun for the model, as far as is known by now."""
-        if self.prefill is None:
-            return self.provider.supports_prefill
+        provider, prefill = self.provider, self.profile.prefill
+        if prefill is None:
+            return provider.supports_prefill
         # What the user says holds until the API has said otherwise.
-        return self.prefill and not (
-            isinstance(self.provider, VendorProvider) and self.provider.has_refused_prefill
-        )
+        return prefill and not (isinstance(provider, VendorProvider) and provider.has_refused_prefill)
 
     @property
     def opens_reasoning(self) -> bool:
         """Whether replies begin inside a block of reasoning, as far as is known by now."""
-        provider = self.provider
-        return self.expectations.opens_reasoning or (
-            isinstance(provider, LangChainProvider) and provider.opens_reasoning
-        )
+        if self.expectations.opens_reasoning or not isinstance(self.provider, LangChainProvider):
+            return self.expectations.opens_reasoning
+        return self.provider.local is not None and self.provider.local.opens_reasoning
 
     @property
     def price(self) -> Price | None:
@@ -139,27 +119,61 @@ class SotOptions:
         return self.on_failure(point, error) if callable(self.on_failure) else self.on_failure
 
 
-@dataclass(frozen=True)
+def choose_profile(profile: ModelProfile | str | None, provider: Provider) -> ModelProfile:
+    """The profile meant by the argument ``profile`` of a chain; ``None`` leaves it to the kind of provider.
+
+    Raises:
+        ValueError: There is no profile of that name.
+    """
+    if isinstance(profile, ModelProfile):
+        return profile
+    if profile is None:
+        is_local = isinstance(provider, LangChainProvider) and provider.local is not None
+        is_elsewhere = isinstance(provider, VendorProvider) and provider.is_elsewhere
+        return ModelProfile.SMALL if is_local or is_elsewhere else ModelProfile.STRONG
+    if profile in PROFILES:
+        return PROFILES[profile]
+    raise ValueError(f"profile must be a ModelProfile or one of {tuple(PROFILES)}, got {profile!r}")
+
+
+@dataclass
 class CallOptions:
-    """Under what circumstances one answer is written.
+    """Options of one call.
 
     Attributes:
-        config: The config of its model calls: who listens, tags, metadata.
         parameters: What the model is told with each call: ``stop``, ``temperature``.
-        limit: Bounds the calls in flight, possibly together with those of other answers.
-        message_id: The id of the finished message.
-        deadline_seconds: After how long what is there is returned.
-        question_number: The question's place in the queue for the account's limits.
+        limit: Bounds the model calls in flight, possibly together with those of other answers.
+        deadline_seconds: After how long the answer is returned with the text received so far.
         resume: The trace of an earlier answer to the same question, whose missing points are to be written.
+        arrivals: Takes each piece of a point as it is written.
+        config: The config of the model calls: who listens, tags, metadata. Known when the run has begun.
+        message_id: The id of the finished message, likewise.
+        question_number: The question's place in the queue for the account's limits.
     """
 
-    config: RunnableConfig
     parameters: dict[str, Any]
-    limit: asyncio.Semaphore | None
-    message_id: str
+    limit: asyncio.Semaphore | None = None
     deadline_seconds: float | None = None
-    question_number: int = 0
     resume: SotTrace | None = None
+    arrivals: Callable[[Any], None] | None = None
+    config: RunnableConfig = field(default_factory=RunnableConfig)
+    message_id: str = ""
+    question_number: int = field(default_factory=next_question)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], limit: asyncio.Semaphore | None) -> CallOptions:
+        """Takes the options of ours out of the ``arguments`` of a call.
+
+        Raises:
+            ValueError: The deadline is not positive.
+            TypeError: ``resume`` is not a trace.
+        """
+        parameters = dict(arguments)
+        deadline_seconds = parameters.pop("deadline_seconds", None)
+        if deadline_seconds is not None and not deadline_seconds > 0:
+            raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
+        resume = _trace_to_resume(parameters.pop("resume", None))
+        return cls(parameters, limit, deadline_seconds, resume)
 
 
 def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:
@@ -175,19 +189,8 @@ def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:
     return asyncio.Semaphore(bound)
 
 
-def positive_seconds(deadline_seconds: float | None) -> float | None:
-    """Checks a deadline.
-
-    Raises:
-        ValueError: It is not positive.
-    """
-    if deadline_seconds is not None and not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
-    return deadline_seconds
-
-
-def trace_to_resume(resume: Any) -> SotTrace | None:
-    """The trace to go on from.
+def _trace_to_resume(resume: Any) -> SotTrace | None:
+    """The trace to resume from.
 
     Raises:
         TypeError: It is none.

@@ -6,8 +6,7 @@ begun. No key is called ``index``: LangChain merges dicts of streamed messages t
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Literal, TypedDict
@@ -15,7 +14,6 @@ from typing import Literal, TypedDict
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
 from sot_chains.calls.usage import Cost, Tokens, added, num_tokens
-from sot_chains.outline.skeleton import Point
 from sot_chains.providers.base import Delta, is_filtered, is_out_of_tokens
 
 Status = Literal["complete", "cut", "failed", "omitted"]
@@ -126,12 +124,13 @@ class Call:
     """A model call while it is made, over all its attempts.
 
     Attributes:
-        name: What its run is called.
-        stage: Whose cost it is.
-        attempt: The estimate of what an attempt without reported usage took; ``None`` if there is none.
-        pieces: What the model has written in this attempt, raw.
-        reasoning: The reasoning of this attempt, be it part of the text or reported beside it.
-        has_our_bound: Whether the number of tokens it may take is that of the request, not one of the user.
+        name: The name of its run.
+        stage: The stage to which its cost belongs.
+        reply_start: What the reply of this attempt was begun with; ``None`` if it was not.
+        pieces: The raw text of this attempt.
+        reasoning: The reasoning of this attempt, in the text or reported beside it.
+        has_our_bound: Whether the profile, and not the user, bounds its tokens.
+        is_read: Whether somebody has seen its text, so that it cannot be discarded.
     """
 
     name: str
@@ -145,37 +144,40 @@ class Call:
     is_begun: bool = False
     num_requests: int = 0
     estimated: Tokens | None = None
-    attempt: Tokens | None = None
+    reply_start: str | None = None
     pieces: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     has_our_bound: bool = False
+    is_read: bool = False
 
     def begin(self, now_seconds: float) -> None:
-        """Notes that an attempt begins now."""
+        """Records that an attempt begins now, and its request is sent."""
         self.is_begun = True
-        self.start_seconds = self.end_seconds = now_seconds
-        self.first_text_seconds = self.usage = self.finish_reason = self.attempt = None
-        if self.pieces or self.reasoning:
-            self.pieces, self.reasoning = [], []
-
-    def note_sent(self) -> None:
-        """Notes that a request has left."""
         self.num_requests += 1
+        self.start_seconds = self.end_seconds = now_seconds
+        self.first_text_seconds = self.usage = self.finish_reason = None
+        self.pieces, self.reasoning = [], []
 
-    def note(self, delta: Delta) -> None:
-        """Notes what ``delta`` says of the call besides text."""
+    def note(self, delta: Delta, now_seconds: float) -> None:
+        """Records what ``delta`` says."""
+        if delta.text:
+            if self.first_text_seconds is None:
+                self.first_text_seconds = now_seconds
+            self.pieces.append(delta.text)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
         if delta.usage is not None:
             self.usage = delta.usage if self.usage is None else add_usage(self.usage, delta.usage)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-        metadata = delta.response_metadata or {}
-        if isinstance(name := metadata.get("model_name") or metadata.get("model"), str):
-            self.model_name = name
+        if metadata := delta.response_metadata:
+            name = metadata.get("model_name") or metadata.get("model")
+            self.model_name = name if isinstance(name, str) else self.model_name
 
     def cut(self, estimated: Tokens) -> None:
-        """Notes that the attempt broke off before its usage arrived, and took about ``estimated`` tokens."""
+        """Records that the attempt broke off before its usage arrived; ``estimated`` stands for it."""
         self.estimated = added(estimated, self.estimated)
-        self.usage, self.attempt = None, estimated
+        self.usage = None
 
     @property
     def is_out_of_tokens(self) -> bool:
@@ -185,7 +187,7 @@ class Call:
     @property
     def is_cut_off(self) -> bool:
         """Whether the model was stopped before the end of its reply."""
-        return self.is_out_of_tokens or is_filtered(self.finish_reason)
+        return is_out_of_tokens(self.finish_reason) or is_filtered(self.finish_reason)
 
     @property
     def text(self) -> str:
@@ -198,11 +200,6 @@ class Call:
         details = self.usage.get("output_token_details") if self.usage else None
         reported = details.get("reasoning") if details else None
         return reported or (num_tokens("".join(self.reasoning)) if self.reasoning else 0)
-
-    @property
-    def seconds(self) -> float:
-        """How long its last attempt took."""
-        return self.end_seconds - self.start_seconds
 
     def trace(self) -> CallTrace:
         """The call as it goes into the answer's trace."""
@@ -218,77 +215,15 @@ class Call:
         )
 
 
-@dataclass(slots=True, eq=False)
-class PointState:
-    """One place of the answer while it is written: a point, what stands around them, or a plain answer.
-
-    Attributes:
-        point: The point; ``None`` for what is none.
-        call: The call that writes it.
-        pieces: Its cleaned text.
-        num_read: How many of them the reader of a stream has seen.
-        status: How it has ended; ``None`` while it is being written.
-        stopped_by: Which guard has ended its text.
-        resumed: The point's trace in an earlier answer, if it was taken over from there.
-        part: What it is, if it is neither a point nor a plain answer.
-        needs: The places that are written before it, since it builds on them.
-        has_failed: Whether its call ended with an error.
-    """
-
-    point: Point | None
-    call: Call | None = None
-    pieces: list[str] = field(default_factory=list)
-    num_read: int = 0
-    status: Status | None = None
-    reason: str | None = None
-    stopped_by: StoppedBy | None = None
-    resumed: PointTrace | None = None
-    part: Literal["conclusion"] | None = None
-    needs: Sequence[PointState] = ()
-    has_failed: bool = False
-    _ended: asyncio.Event | None = None
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self.status is not None
-
-    def end(self, status: Status, reason: str | None = None) -> None:
-        """Ends it with the text it has."""
-        self.status, self.reason = status, reason
-        if self._ended:
-            self._ended.set()
-
-    async def wait(self) -> None:
-        """Waits until it has ended."""
-        if not self.is_ended:
-            self._ended = self._ended or asyncio.Event()
-            await self._ended.wait()
-
-    @property
-    def text(self) -> str:
-        """Its text so far."""
-        return "".join(self.pieces)
-
-    def trace(self) -> PointTrace:
-        """The point as it goes into the answer's trace. A conclusion has the number 0."""
-        if self.resumed is not None:
-            return {"needs": [], **self.resumed, "is_resumed": True}
-        call = (self.call or Call("", "points")).trace()
-        return PointTrace(
-            number=self.point.number if self.point else 0,
-            label=self.point.text if self.point else "",
-            text=self.text,
-            status=self.status or ("cut" if self.pieces else "failed"),
-            reason=self.reason,
-            stopped_by=self.stopped_by,
-            is_resumed=False,
-            needs=[place.point.number for place in self.needs if place.point and self.point],
-            **call,
-        )
-
-
 def total_usage(calls: Iterable[Call]) -> UsageMetadata | None:
     """The tokens of all ``calls`` together, ``None`` if none of them reported any."""
     reported = [call.usage for call in calls if call.usage is not None]
-    return reduce(add_usage, reported) if reported else None
+    if not reported:
+        return None
+    if any(len(usage) > 3 for usage in reported):  # with details
+        return reduce(add_usage, reported)
+    return UsageMetadata(
+        input_tokens=sum(usage["input_tokens"] for usage in reported),
+        output_tokens=sum(usage["output_tokens"] for usage in reported),
+        total_tokens=sum(usage["total_tokens"] for usage in reported),
+    )

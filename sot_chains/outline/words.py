@@ -7,7 +7,13 @@ import re
 HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 """The characters of scripts that separate no words, as the inside of a character class."""
 
+SENTENCE_END = re.compile(
+    r"(?<!\s\d)(?<!\s\d\d)(?<!^\d)(?<!^\d\d)[.!?]+[\"'”’)*]*(?=\s|\Z)|[。！？]+[\"'”’)*]*"
+)
+"""The end of a sentence. The number of an item, as in ``Then: 2. Rest``, ends none."""
+
 _TOKEN = re.compile(rf"[{HAN}]|[^\s{HAN}]+")
+_LONGEST_END = 10
 
 
 def num_words(text: str) -> float:
@@ -17,7 +23,11 @@ def num_words(text: str) -> float:
     return sum(0.5 if HAN_CHARACTER.match(token) else 1.0 for token in _TOKEN.findall(text))
 
 
-SENTENCE_END = re.compile(r"[.!?。！？]+[\"'”’)*]*(?=\s|$)|[。！？]")
-"""The end of a sentence, with quotes, brackets and emphasis that close behind it."""
+def ends_sentence(text: str) -> bool:
+    """Whether ``text`` ends with a sentence."""
+    text = text.rstrip()
+    ends = SENTENCE_END.finditer(text, max(0, len(text) - _LONGEST_END))
+    return any(found.end() == len(text) for found in ends)
+
 
 HAN_CHARACTER = re.compile(rf"[{HAN}]")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from string import Formatter
 from typing import get_args
@@ -60,7 +60,6 @@ class PromptTemplates:
         skeleton_needs: Added to ``skeleton`` if points may build on each other.
         needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
         conclusion: Request for what follows from all points; uses ``{question}`` and ``{points}``.
-        thought_length: Added to the request for a given thought if the model is tiny; uses ``{length}``.
         examples: Shown to small models as earlier turns, before the request.
         skeleton_prefill: What the reply to ``skeleton`` is begun with, if the model allows it.
         expansion_prefill: What the reply to ``expansion`` is begun with; uses ``{number}``, ``{point}``.
@@ -85,7 +84,6 @@ class PromptTemplates:
         "Write only the conclusion: in one to three sentences, the answer that follows from these points, in "
         "the language of the question."
     )
-    thought_length: str = "\n\nWrite {length}."
     examples: tuple[Example, ...] = ()
     skeleton_prefill: str = "1."
     expansion_prefill: str = "{number}. {point}:"
@@ -100,7 +98,6 @@ class PromptTemplates:
         _check_fields(self.expansion_prefill, name="expansion_prefill", required={"number", "point"})
         _check_fields(self.needed, name="needed", required={"points"})
         _check_fields(self.conclusion, name="conclusion", required={"question", "points"})
-        _check_fields(self.thought_length, name="thought_length", required={"length"})
         if missing := set(get_args(Detail)) - set(self.lengths):
             raise ValueError(f"lengths need an entry for {sorted(missing)}, got {sorted(self.lengths)}")
 
@@ -121,6 +118,14 @@ class PromptTemplates:
             length=self.lengths[detail],
         )
         return request if prefill else request + self.expansion_opening
+
+    def num_shared(self, question: str, skeleton: Skeleton, *, detail: Detail) -> int:
+        """How many characters the expansion requests of all points of ``skeleton`` have in common."""
+        mark = "\0"  # where the point and its number come in
+        request = self.expansion.format(
+            question=question, skeleton=skeleton.text, number=mark, point=mark, length=self.lengths[detail]
+        )
+        return request.index(mark)
 
     def skeleton_examples(self, *, prefill: bool) -> list[tuple[str, str]]:
         """Requests for the skeletons of ``examples``, and replies."""
@@ -190,7 +195,6 @@ CHINESE = PromptTemplates(
     needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
     conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
     lengths=_CHINESE_LENGTHS,
-    thought_length="\n\n请写{length}。",
     examples=CHINESE_EXAMPLES,
     skeleton=(
         "请只写出下面问题的回答提纲，不要写正文：五到八个带编号的要点，每行一个，"
@@ -217,50 +221,24 @@ SHORT_ENGLISH = PromptTemplates(
         "words, one a line, in the language of the question."
     ),
     expansion=(
-        "{question}\n\nOutline:\n{skeleton}\n\nIn {length} and without a heading, write only "
-        "point {number}. {point}"
+        "{question}\n\nOutline:\n{skeleton}\n\nWrite only one point of it, in {length} and without a "
+        "heading. Your point is {number}. {point}"
     ),
     skeleton_opening="",
     expansion_opening="",
 )
 
-SHORT_CHINESE = PromptTemplates(
-    skeleton_needs=(
-        '\n\n如果某个要点必须等其他要点写完才能写，请在小标题后注明，例如"5. 总费用（需要 2、4）"，'
-        "其他要点不要注明。"
-    ),
-    needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
-    conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
-    lengths=_CHINESE_LENGTHS,
-    thought_length="\n\n请写{length}。",
+SHORT_CHINESE = replace(
+    CHINESE,
+    examples=(),
     skeleton="{question}\n\n只回复提纲：5到8个带编号的小标题，每行一个。",
-    expansion="{question}\n\n提纲：\n{skeleton}\n\n用{length}只写这一要点，不要小标题：{number}. {point}",
-    expansion_prefill="{number}. {point}：",
+    expansion=(
+        "{question}\n\n提纲：\n{skeleton}\n\n用{length}只写其中一个要点，不要小标题。"
+        "你负责的要点是 {number}. {point}"
+    ),
     skeleton_opening="",
     expansion_opening="",
-    separator="：",
 )
-
-# Names under which vendors and servers offer models that need no examples.
-_STRONG = re.compile(
-    r"gpt-[3-9]|chatgpt|(?:^|/)o[1-9](?:-|$)|claude|gemini|grok|deepseek-(?:v|r|chat|reasoner)|"
-    r"mistral-(?:large|medium)|command-(?:r|a)|kimi|glm-[4-9]|minimax|qwen[0-9.]*-(?:max|plus|turbo)|(?:[2-9][0-9]|[1-9][0-9]{2})b(?![a-z0-9])",
-    re.IGNORECASE,
-)
-
-
-def is_strong(model_name: str) -> bool:
-    """Whether the model of that name is known to need no examples."""
-    return bool(_STRONG.search(model_name))
-
-
-def common_length(one: str, other: str) -> int:
-    """How many characters two requests have in common at their beginnings."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
 from sot_chains import Delta, SkeletonOfThought
-from sot_chains.prompts.templates import CHINESE, ENGLISH
+from sot_chains.prompts.templates import CHINESE, ENGLISH, SHORT_CHINESE, SHORT_ENGLISH
 
 QUESTION = "How do I sleep well?"
 OUTLINE = "1. Fixed hours\n2. Dark room\n3. Less coffee"
@@ -31,22 +31,22 @@ ANSWER = (
 
 
 def sot_of(model: Any, **options: Any) -> SkeletonOfThought:
-    """A chain that takes every question apart, whatever it is."""
+    """A chain that always uses Skeleton-of-Thought."""
     return SkeletonOfThought(model, **{"router": "always", **options})
 
 
 def is_skeleton_request(text: str) -> bool:
-    templates = [t.skeleton for t in (ENGLISH, CHINESE)]
+    templates = [t.skeleton for t in (ENGLISH, CHINESE, SHORT_ENGLISH, SHORT_CHINESE)]
     wordings = (max(wording.split("{question}"), key=len) for wording in templates)
     return any(wording[:40] in text for wording in wordings)
 
 
 def point_asked_for(text: str) -> str | None:
     """The heading at the end of an expansion request, ``None`` for other requests."""
-    for templates in (ENGLISH, CHINESE):
-        _, found, rest = text.rpartition(templates.expansion.split("{number}")[0].rpartition("\n\n")[2])
+    for mark in ("Your point is ", "你负责的要点是 "):
+        _, found, rest = text.rpartition(mark)
         if found:
-            return rest.removesuffix(templates.expansion_opening).partition(". ")[2]
+            return rest.partition("\n\n")[0].partition(". ")[2]
     return None
 
 
@@ -142,6 +142,18 @@ class PacedChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         return ChatResult(generations=[ChatGeneration(message=AIMessage(content=self.answer(messages)))])
+
+
+class LocalChatModel(PacedChatModel):
+    """Offers what a local model offers, and so is asked as a small one."""
+
+    supports_assistant_prefill: bool = True
+    opens_reasoning: bool = False
+    takes_grammars: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    stop: list[str] | None = None
 
 
 class ScriptedProvider:

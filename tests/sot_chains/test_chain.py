@@ -13,12 +13,13 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 
-from sot_chains import ENGLISH, Point, Prompts, PromptTemplates
+from sot_chains import ModelProfile, Point, Prompts, PromptTemplates
 from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,
     PLAIN,
     QUESTION,
+    LocalChatModel,
     PacedChatModel,
     ScriptedProvider,
     answer_to,
@@ -233,7 +234,7 @@ async def test_prompts_can_be_replaced() -> None:
             return "1. a\n2. b"
         return text.partition("\n\n")[0].replace("\n", "/")
 
-    sot = sot_of(PacedChatModel(answer=answer), prompts=Prompts({"en": own}))
+    sot = sot_of(PacedChatModel(answer=answer), profile=ModelProfile(prompts=Prompts({"en": own})))
     message = await sot.ainvoke("Why?")
     assert message.content == f"1. **a**: Why?|{one_line}|1|a\n\n2. **b**: Why?|{one_line}|2|b"
 
@@ -246,7 +247,7 @@ async def test_replies_are_begun_for_models_that_continue_them() -> None:
         reply_start = str(messages[-1].text)
         return " Fixed hours\n2. Dark room" if reply_start == "1." else " It helps."
 
-    model = PacedChatModel(answer=go_on, supports_assistant_prefill=True)
+    model = LocalChatModel(answer=go_on)
     for wrapped in (
         model,
         model.bind(),
@@ -261,13 +262,14 @@ async def test_replies_are_begun_for_models_that_continue_them() -> None:
 
 
 async def test_a_model_that_begins_anew_after_all_is_understood() -> None:
-    message = await sot_of(PacedChatModel(answer=_echoing), prefill=True).ainvoke(QUESTION)
+    profile = ModelProfile(prefill=True)
+    message = await sot_of(PacedChatModel(answer=_echoing), profile=profile).ainvoke(QUESTION)
     assert message.content == ANSWER
 
 
 def _echoing(messages: Sequence[BaseMessage]) -> str:
     request = [message for message in messages if message.type == "human"][-1:]
-    label = point_asked_for(str(request[0].text) + ENGLISH.expansion_opening)
+    label = point_asked_for(str(request[0].text))
     if label is None:
         return answer_to(request)
     return f"{list(EXPANSIONS).index(label) + 1}. **{label}**: {EXPANSIONS[label]}"
@@ -326,8 +328,7 @@ async def test_parameters_of_a_call_reach_the_model() -> None:
     assert len(model.parameters) == 8
     for parameters in model.parameters:
         assert parameters.keys() == {"stop", "temperature"}
-        assert parameters["stop"][0] == "END"
-        assert all(stop.startswith("\n") for stop in parameters["stop"][1:])  # where the next point begins
+        assert parameters["stop"] == ["END"]
 
 
 # --- six ways of being called

@@ -37,10 +37,15 @@ async def endings(sots: list[SkeletonOfThought], num_answers: int) -> list[tuple
             begin = time.monotonic()
             try:
                 if number % 2:
-                    message = await sot.ainvoke(f"What about {number}?")
+                    message = await sot.ainvoke(f"What about {number}?", deadline_seconds=DEADLINE_SECONDS)
                     text, trace = message.text, message.response_metadata["sot"]
                 else:
-                    chunks = [chunk async for chunk in sot.astream(f"What about {number}?")]
+                    chunks = [
+                        chunk
+                        async for chunk in sot.astream(
+                            f"What about {number}?", deadline_seconds=DEADLINE_SECONDS
+                        )
+                    ]
                     text, trace = "".join(c.text for c in chunks), chunks[-1].response_metadata["sot"]
             except ProviderError as error:
                 return str(error) and "error", dict(error.trace or {})
@@ -64,7 +69,6 @@ async def survive(server: Aimock, num_answers: int) -> None:
         sot_on(
             wire,
             server,
-            deadline_seconds=DEADLINE_SECONDS,
             retries=Retries(max_attempts=4, first_pause_seconds=0.02, longest_pause_seconds=0.2),
         )
         for wire in WIRES

@@ -12,7 +12,6 @@ from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGr
 from sot_chains.display import timeline
 from sot_chains.outline import marks as dependencies
 from sot_chains.outline.marks import parse_needs
-from sot_chains.outline.thoughts import GRAPH_EXAMPLES
 from sot_chains.rendering import make_lane
 from sot_chains.router import PromptedRouter
 from tests.sot_chains.fakes import (
@@ -229,26 +228,6 @@ async def test_thoughts_read_the_question_and_each_other() -> None:
     )
     assert graph.points[0] == Point(1, "Sum", (2, 3))
     assert graph.mermaid().endswith("n2 --> n1\n    n3 --> n1")
-
-
-@pytest.mark.parametrize("is_small", [False, True])
-async def test_small_models_are_shown_graphs(is_small: bool) -> None:
-    model = PacedChatModel(
-        answer=lambda m: "Done it is, as it should be.", supports_assistant_prefill=is_small
-    )
-    thoughts = {"Costs": "costs. Of {question}", "Sum": "add. Up {Costs}"}
-    await ThoughtGraph(model, thoughts, conclusion=True).ainvoke(QUESTION)
-    asked = {
-        str(next(m for m in reversed(messages) if m.type == "human").text).split(".")[0]: messages
-        for messages in model.requests
-    }
-    shown = [text for example in GRAPH_EXAMPLES["en"] for text in example.texts]
-    replies = [str(message.text) for message in asked["add"] if message.type == "ai"]
-    names = ["Drinks", "Order", "Watering", "Holidays"]
-    begun = [f"{name}: {text}" for name, text in zip(names, shown, strict=True)]
-    assert replies == ([*begun, "Sum:"] if is_small else [])
-    concluded = [str(message.text) for message in model.requests[-1] if message.type == "ai"]
-    assert concluded == ([example.conclusion for example in GRAPH_EXAMPLES["en"]] if is_small else [])
 
 
 async def test_limits_hold_and_missing_thoughts_are_resumed() -> None:

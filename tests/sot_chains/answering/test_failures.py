@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sot_chains import DeadlineError, Point, ProviderError, Retries, SkeletonOfThought
+from sot_chains import DeadlineError, ModelProfile, Point, ProviderError, Retries, SkeletonOfThought
 from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,
@@ -247,7 +247,7 @@ async def test_a_model_that_continues_replies_goes_on_from_what_was_read() -> No
         supports_prefill=True,
         between=lambda asked: 0.002,  # so that what is written is read
     )
-    text, _ = await read(sot_over(provider, prefill=True))
+    text, _ = await read(sot_over(provider, profile=ModelProfile(prefill=True)))
     assert text == "1. **Fixed hours**: Go to bed at the same time.\n\n2. **Dark room**: Close the curtains."
     assert any(start.startswith("1. Fixed hours: Go to") for start in begun)
 
@@ -257,8 +257,8 @@ async def test_a_model_that_continues_replies_goes_on_from_what_was_read() -> No
 
 async def test_at_the_deadline_what_is_there_is_returned() -> None:
     provider = FaultyProvider(between=lambda asked: 10.0 if asked == "Dark room" else 0.0)
-    sot = sot_over(provider, deadline_seconds=0.1)
-    message = await sot.ainvoke(QUESTION)
+    sot = sot_over(provider)
+    message = await sot.ainvoke(QUESTION, deadline_seconds=0.1)
     trace = message.response_metadata["sot"]
     assert message.text.replace("2. **Dark room**: Close", "2. **Dark room**: Close the curtains.") == ANSWER
     assert trace["failures"] == [
@@ -267,14 +267,15 @@ async def test_at_the_deadline_what_is_there_is_returned() -> None:
     assert trace["points"][1]["estimated"]["input_tokens"] > 0
     assert provider.num_running == 0
     assert await nothing_runs()
-    text, trace = await read(sot)
+    text, trace = await read(sot, deadline_seconds=0.1)
     assert text == message.text
     assert not trace["is_complete"]
 
 
 async def test_a_deadline_of_one_call() -> None:
     provider = FaultyProvider(pause=lambda asked, _: 10.0 * (asked == "Less coffee"))
-    message = await sot_over(provider, deadline_seconds=100.0).ainvoke(QUESTION, deadline_seconds=0.1)
+    bound = sot_over(provider).bind(deadline_seconds=100.0)
+    message = await bound.ainvoke(QUESTION, deadline_seconds=0.1)
     assert message.response_metadata["sot"]["failures"][0]["status"] == "failed"
     with pytest.raises(ValueError, match="must be positive, got 0"):
         await sot_over(provider).ainvoke(QUESTION, deadline_seconds=0)
@@ -284,29 +285,28 @@ async def test_a_deadline_of_one_call() -> None:
 async def test_a_deadline_before_there_is_anything(eager: bool) -> None:
     provider = FaultyProvider(pause=lambda asked, _: 10.0)
     with pytest.raises(DeadlineError, match=r"0\.05 s passed before there was an outline") as caught:
-        await sot_over(provider, deadline_seconds=0.05, eager=eager).ainvoke(QUESTION)
+        await sot_over(provider, eager=eager).ainvoke(QUESTION, deadline_seconds=0.05)
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.trace is not None
     assert caught.value.trace["cost"]["estimated"]["input_tokens"] > 0
     assert await nothing_runs()
     plain = FaultyProvider(pause=lambda asked, _: 10.0 * (asked == "plain"), answer=lambda _: PLAIN)
     with pytest.raises(DeadlineError, match="before the model wrote anything"):
-        await sot_over(plain, deadline_seconds=0.05, eager=eager).ainvoke(QUESTION)
+        await sot_over(plain, eager=eager).ainvoke(QUESTION, deadline_seconds=0.05)
     assert provider.num_running == plain.num_running == 0
 
 
 async def test_no_pause_outlasts_the_deadline() -> None:
     provider = FaultyProvider(fault=second_fails(BROKEN))
-    sot = sot_over(provider, deadline_seconds=5.0, retries=Retries(first_pause_seconds=100.0))
-    trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
+    sot = sot_over(provider, retries=Retries(first_pause_seconds=100.0))
+    trace = (await sot.ainvoke(QUESTION, deadline_seconds=5.0)).response_metadata["sot"]
     assert trace["failures"][0]["reason"] == "ProviderError: the line broke"
     assert provider.asked["Dark room"] == 1
 
 
 async def test_at_the_deadline_calls_end_even_if_nobody_is_reading() -> None:
     provider = FaultyProvider(between=lambda asked: 10.0 if asked == "Less coffee" else 0.0)
-    sot = sot_over(provider, deadline_seconds=0.05)
-    async with aclosing(sot.astream(QUESTION)) as chunks:
+    async with aclosing(sot_over(provider).astream(QUESTION, deadline_seconds=0.05)) as chunks:
         await anext(chunks)
         await asyncio.sleep(0.2)
         assert provider.num_running == 0
@@ -363,9 +363,11 @@ async def test_something_else_than_a_trace_is_named() -> None:
 def test_settings_that_make_no_sense() -> None:
     for options, said in (
         ({"on_failure": "ignore"}, "on_failure must be one of"),
-        ({"deadline_seconds": -1}, "deadline_seconds must be positive"),
+        ({"profile": "tiny"}, "profile must be a ModelProfile or one of"),
     ):
         with pytest.raises(ValueError, match=said):
             sot_of(FaultyProvider(), **options)  # type: ignore[arg-type]  # the mistakes under test
+    with pytest.raises(TypeError, match="deadline_seconds belongs to a call"):
+        sot_of(FaultyProvider(), deadline_seconds=5.0)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Retries(max_attempts=0)

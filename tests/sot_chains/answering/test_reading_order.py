@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sot_chains.aio.tasks import Tasks, gather_or_cancel
 from sot_chains.answering.reading_order import ReadingOrder
-from sot_chains.calls.trace import PointState
+from sot_chains.answering.state import Part
 from tests.sot_chains.fakes import nothing_runs, other_tasks
 
 
@@ -59,13 +59,13 @@ async def test_a_cancellation_while_tasks_end_is_not_lost() -> None:
     assert await nothing_runs(turns=100_000)
 
 
-@given(st.permutations([place for place in range(4) for _ in range(3)]), st.lists(st.booleans(), min_size=12))
+@given(st.permutations([0, 1, 2, 3] * 3), st.lists(st.booleans(), min_size=12))
 def test_reading_order_whatever_the_order_of_arrival(order: list[int], reads: list[bool]) -> None:
     """What has been read is always the longest prefix of the reading order that has arrived."""
 
     async def read() -> None:
-        places = [PointState(None) for _ in range(4)]
-        reading = ReadingOrder(places)
+        parts = [Part() for _ in range(4)]
+        reading = ReadingOrder(parts)
         texts = {number: iter([f"{number}a", f"{number}b", None]) for number in range(4)}
         arrived: list[str] = []
         seen: list[str] = []
@@ -79,9 +79,9 @@ def test_reading_order_whatever_the_order_of_arrival(order: list[int], reads: li
         task = asyncio.create_task(keep_reading())
         for number, reads_now in zip(order, reads, strict=False):
             if (text := next(texts[number])) is None:
-                places[number].end("complete")
+                parts[number].end("complete")
             else:
-                places[number].pieces.append(text)
+                parts[number].pieces.append(text)
                 arrived.append(text)
             reading.wake()
             if reads_now:
@@ -89,32 +89,32 @@ def test_reading_order_whatever_the_order_of_arrival(order: list[int], reads: li
                 await asyncio.sleep(0)
                 assert seen == whole[: len(seen)]
                 following = whole[len(seen) :][:1]
-                if following and following[0] in arrived:  # the place before has not ended yet
-                    assert not places[int(following[0][0]) - 1].is_ended
+                if following and following[0] in arrived:  # the part before has not ended yet
+                    assert parts[int(following[0][0]) - 1].status is None
         reading.close()
         await task
         assert seen == whole
-        assert all(place.num_read == 2 for place in places)
+        assert all(part.num_read == 2 for part in parts)
 
     asyncio.run(read())
 
 
-async def test_a_place_can_be_discarded_until_it_is_read_and_an_omitted_one_is_not_announced() -> None:
-    places = [PointState(None), PointState(None), PointState(None)]
-    reading = ReadingOrder(places)
+async def test_a_part_can_be_discarded_until_it_is_read_and_an_omitted_one_is_not_announced() -> None:
+    parts = [Part(), Part(), Part()]
+    reading = ReadingOrder(parts)
     assert not reading.has_begun
     pieces = reading.read()
-    assert (await anext(pieces)) == (places[0], "")
+    assert (await anext(pieces)) == (parts[0], "")
     assert reading.has_begun
-    places[1].pieces.append("old")
-    assert places[1].num_read == 0
-    places[1].pieces[:] = ["new"]
-    places[1].end("complete")
-    places[0].end("complete")
-    places[2].pieces.append("begun, and never read")
-    places[2].end("omitted")
+    parts[1].pieces.append("old")
+    assert parts[1].num_read == 0
+    parts[1].pieces[:] = ["new"]
+    parts[1].end("complete")
+    parts[0].end("complete")
+    parts[2].pieces.append("begun, and never read")
+    parts[2].end("omitted")
     reading.close()
-    assert [piece async for piece in pieces] == [(places[1], ""), (places[1], "new")]
+    assert [piece async for piece in pieces] == [(parts[1], ""), (parts[1], "new")]
     await pieces.aclose()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
-from sot_chains import Price, Prompts, Retries, SkeletonOfThought
+from sot_chains import ModelProfile, Price, Prompts, Retries, SkeletonOfThought
 from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.faulty import BROKEN, FaultyProvider, what
 
@@ -46,8 +46,8 @@ async def test_points_are_begun_while_the_outline_is_written(streamed: bool) -> 
     ends = trace["skeleton_call"]["end_seconds"]
     assert trace["points"][0]["start_seconds"] < trace["points"][1]["start_seconds"] < ends
     # Its request shows the outline so far.
-    assert "1. Fixed hours\n\nSeveral" in provider.requests[1]
-    assert "1. Fixed hours\n2. Dark room\n\nSeveral" in provider.requests[2]
+    assert "1. Fixed hours\n\nWrite" in provider.requests[1]
+    assert "1. Fixed hours\n2. Dark room\n\nWrite" in provider.requests[2]
     assert trace["num_requests"] == 4
     assert await nothing_runs()
 
@@ -114,8 +114,8 @@ async def test_an_outline_that_fails_while_points_are_written() -> None:
 
 async def test_a_deadline_while_the_outline_is_written() -> None:
     provider = FaultyProvider(between=lambda asked: 0.03 if asked == "outline" else 0.0)
-    sot = sot_of(provider, eager=True, deadline_seconds=0.15)
-    text, trace = await shown(sot)
+    sot = sot_of(provider, eager=True)
+    text, trace = await shown(sot, deadline_seconds=0.15)
     assert text.startswith("1. **Fixed hours**: Go to bed at the same time.")
     assert not trace["is_complete"]
     assert trace["skeleton_reply"] is None  # so that it is asked for again when the answer is gone on with
@@ -126,9 +126,9 @@ async def test_a_deadline_while_the_outline_is_written() -> None:
 async def test_short_requests_cost_less() -> None:
     price = Price(input=1.0, output=1.0)
     lengths = []
-    for prompts in (Prompts(), Prompts.short()):
+    for profile in (ModelProfile(prompts=Prompts()), ModelProfile.STRONG):
         provider = FaultyProvider(answer=outline("1. One\n2. Two"), usage=None)
-        await sot_of(provider, prompts=prompts, prices=price).ainvoke(QUESTION)
+        await sot_of(provider, profile=profile, prices=price).ainvoke(QUESTION)
         lengths.append(sum(map(len, provider.requests)))
     assert lengths[1] < lengths[0] / 2
     assert "要点" in Prompts.short().for_question("怎样才能睡得好？").expansion

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from langchain_core.messages import BaseMessage
 
-from sot_chains import Delta, ProviderError, Retries, SkeletonOfThought
+from sot_chains import Delta, ModelProfile, ProviderError, Retries, SkeletonOfThought
+from sot_chains.prompts.profile import UNFILTERED
 from sot_chains.prompts.templates import ENGLISH
 from tests.sot_chains.fakes import (
     ANSWER,
@@ -14,6 +15,7 @@ from tests.sot_chains.fakes import (
     OUTLINE,
     PLAIN,
     QUESTION,
+    LocalChatModel,
     PacedChatModel,
     nothing_runs,
     sot_of,
@@ -52,7 +54,7 @@ async def test_a_loop_is_stopped_and_cut_back() -> None:
     assert provider.num_running == 0
     plain = FaultyProvider(answer=answers(plain=LINE * 9, outline="none"))
     assert (await both(sot_of(plain)))["plain_stopped_by"] == "loop"
-    free = await both(sot_of(provider, loop_guard=False))
+    free = await both(sot_of(provider, profile=UNFILTERED))
     assert len(free["points"][0]["text"]) > 300
 
 
@@ -72,7 +74,7 @@ async def test_an_empty_point_is_asked_once_more_and_then_left_out() -> None:
             return OUTLINE.removeprefix("1.")
         return "" if "Your point is 3" in start else EXPANSIONS["Fixed hours"]
 
-    model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
+    model = LocalChatModel(answer=answer)
     message = await sot_of(model).ainvoke(QUESTION)
     points = message.response_metadata["sot"]["points"]
     assert [point["status"] for point in points] == ["complete", "complete", "omitted"]
@@ -84,25 +86,10 @@ async def test_no_more_points_are_asked_for_than_an_answer_may_have() -> None:
     def answer(messages: Sequence[BaseMessage]) -> str:
         return OUTLINE.removeprefix("1.") if str(messages[-1].text) == "1." else " It helps."
 
-    model = PacedChatModel(answer=answer, supports_assistant_prefill=True)
+    model = LocalChatModel(answer=answer)
     message = await sot_of(model, max_points=3).ainvoke(QUESTION)
     assert len(message.response_metadata["sot"]["points"]) == 3
     assert len(model.requests) == 4
-
-
-async def test_points_are_as_long_as_asked_for() -> None:
-    sentences = "It helps a lot to keep the same hours every day of the week. " * 2
-    text = " ".join(f"{number}: {sentences}" for number in range(40))
-    lengths = []
-    for detail in ("brief", "normal", "full"):
-        provider = FaultyProvider(answer=answers(text))
-        trace = await both(sot_of(provider, detail=detail, loop_guard=False))
-        assert {point["stopped_by"] for point in trace["points"]} == {"length"}
-        assert all(point["text"].endswith(".") for point in trace["points"])
-        lengths.append(len(trace["points"][0]["text"].split()))
-    assert lengths[0] < lengths[1] / 2 < lengths[2] / 4
-    with pytest.raises(ValueError, match="detail must be one of"):
-        sot_of(FaultyProvider(), detail="long")  # type: ignore[arg-type]  # the mistake under test
 
 
 @pytest.mark.parametrize(
@@ -147,7 +134,7 @@ async def test_a_point_that_is_cut_at_our_bound_is_whole_if_it_ends_with_a_sente
             yield Delta(finish_reason="length" if asked == "Dark room" else "stop")
 
     parameters = {} if max_tokens is None else {"max_tokens": max_tokens}
-    sot = sot_of(Bounded(supports_prefill=True), retries=AT_ONCE, max_points=3)
+    sot = sot_of(Bounded(supports_prefill=True), retries=AT_ONCE, profile="small")
     trace = (await sot.ainvoke(QUESTION, **parameters)).response_metadata["sot"]
     point = trace["points"][1]
     assert (point["text"], point["status"]) == (shown, status)
@@ -163,7 +150,7 @@ async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> N
             async for delta in super().stream(messages[-1:], config=config):
                 yield delta
 
-    sot = sot_of(Picky(supports_prefill=refused != "stop"), retries=AT_ONCE, prefill=False)
+    sot = sot_of(Picky(), retries=AT_ONCE, profile="small")
     message = await sot.ainvoke(QUESTION)
     assert message.text == ANSWER
     assert message.response_metadata["sot"]["is_complete"]
@@ -172,25 +159,18 @@ async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> N
 async def test_an_outline_that_copies_the_examples_costs_no_more_than_itself() -> None:
     copied = "\n".join(f"{n}. {point.text}" for n, point in enumerate(ENGLISH.examples[0].skeleton, 1))
     provider = FaultyProvider(answer=answers(outline=copied))
-    trace = await both(sot_of(provider))
+    trace = await both(sot_of(provider, profile="small"))
     assert (trace["route"], trace["num_calls"]) == ("plain", 2)
     assert "copies the headings" in trace["route_reason"]
 
 
-@pytest.mark.parametrize(("num_parameters", "is_lengthened"), [(135_000_000, True), (494_000_000, False)])
-async def test_points_of_tiny_models_alone_are_made_equally_long(
-    num_parameters: int, is_lengthened: bool
-) -> None:
-    class Local(PacedChatModel):
-        num_parameters: int = 0
-        min_tokens: int = 0
-
-    model = Local(supports_assistant_prefill=True, num_parameters=num_parameters)
+async def test_parameters_that_the_user_has_set_are_left_alone() -> None:
+    model, bounds = LocalChatModel(), ModelProfile.SMALL.points["normal"]
     await sot_of(model, max_points=3).ainvoke(QUESTION)
-    lengthened = ["min_tokens" in parameters for parameters in model.parameters[-3:]]
-    assert lengthened == [is_lengthened] * 3
-    await sot_of(model.bind(min_tokens=5), max_points=3).ainvoke(QUESTION)
-    assert [parameters["min_tokens"] for parameters in model.parameters[-3:]] == [5] * 3
+    assert [p["min_tokens"] for p in model.parameters[-3:]] == [bounds.min_tokens] * 3
+    assert [p["presence_penalty"] for p in model.parameters[-3:]] == [1.5] * 3
+    await sot_of(model.bind(min_tokens=5, presence_penalty=0.5), max_points=3).ainvoke(QUESTION)
+    assert [(p["min_tokens"], p["presence_penalty"]) for p in model.parameters[-3:]] == [(5, 0.5)] * 3
 
 
 async def test_the_trace_has_the_reason_of_the_router() -> None:
@@ -202,13 +182,13 @@ async def test_the_trace_has_the_reason_of_the_router() -> None:
 
 
 async def test_reasoning_that_the_template_opens_stays_out_of_plain_answers() -> None:
-    class Thinker(PacedChatModel):
+    class Thinker(LocalChatModel):
         opens_reasoning: bool = True
 
     def answer(messages: Sequence[BaseMessage]) -> str:
         return f"The user asks how. 1. Hm\n2. Oh\n</think>\n\n{PLAIN}"
 
-    model = Thinker(answer=answer, supports_assistant_prefill=True)
+    model = Thinker(answer=answer)
     plainly = Always(use_sot=False)
     assert (await SkeletonOfThought(model, router=plainly).ainvoke(QUESTION)).text == PLAIN
     chunks = [chunk.text async for chunk in SkeletonOfThought(model, router=plainly).astream(QUESTION)]

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sot_chains import Point
-from sot_chains.filters.reply_text import HeadingStripper
+from sot_chains.filters.heading import HeadingFilter
 
 POINT = Point(3, "Careful watering")
 
 
 def cleaned(pieces: list[str]) -> str:
-    text = HeadingStripper(POINT)
+    text = HeadingFilter(POINT)
     return "".join(text.feed(piece) for piece in pieces) + text.end()
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from sot_chains import CHINESE, ENGLISH, PromptTemplates
+from sot_chains import CHINESE, ENGLISH, ModelProfile, PromptTemplates
 from sot_chains.outline.skeleton import parse_skeleton
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.examples import Detail
-from tests.sot_chains.fakes import QUESTION, PacedChatModel, answer_to, sot_of
+from tests.sot_chains.fakes import QUESTION, LocalChatModel, PacedChatModel, sot_of
+
+SMALL = ModelProfile.SMALL
 
 
 @pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
@@ -51,23 +53,22 @@ def test_they_stand_behind_system_messages_and_before_the_conversation() -> None
 
 @pytest.mark.parametrize("continues", [True, False])
 async def test_models_that_continue_a_reply_see_them_and_stop_at_the_line(continues: bool) -> None:
-    model = PacedChatModel(answer=answer_to, supports_assistant_prefill=continues)
+    model = LocalChatModel() if continues else PacedChatModel()
     trace = (await sot_of(model).ainvoke(QUESTION, stop=["END"])).response_metadata["sot"]
     for messages, parameters in zip(model.requests, model.parameters, strict=True):
         is_point = messages[-1].text.endswith(":")
         if continues and trace["route"] == "sot":
             assert len(messages) == 2 * len(ENGLISH.examples) + 2
-            assert parameters["stop"] == ["END", "\n" if is_point else "\n\n"]
-            assert parameters["max_tokens"] == (125 if is_point else 110)
-        if not continues:  # nothing but the beginning of the next point ends a text
+            bounds = SMALL.points["normal"] if is_point else SMALL.outline
+            assert parameters["stop"] == ["END", *bounds.stop]
+            assert parameters["max_tokens"] == bounds.max_tokens
+        if not continues:
             assert len(messages) == 1
-            assert parameters["stop"][0] == "END"
-            assert all(stop.startswith("\n") for stop in parameters["stop"][1:])
-            assert "max_tokens" not in parameters
+            assert parameters == {"stop": ["END"]}
 
 
 async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
-    model = PacedChatModel(answer=answer_to, supports_assistant_prefill=True)
+    model = LocalChatModel()
     bound = model.bind(stop=["OWN"], max_tokens=7)
     await sot_of(bound.with_config(tags=["a"])).ainvoke(QUESTION)
     await sot_of(model).ainvoke(QUESTION, max_tokens=500)
@@ -77,11 +78,30 @@ async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
 
 
 async def test_a_model_the_user_vouches_for_gets_the_requests_alone() -> None:
-    model = PacedChatModel(answer=answer_to)
-    trace = (await sot_of(model, prefill=True).ainvoke(QUESTION)).response_metadata["sot"]
+    model = PacedChatModel()
+    trace = (await sot_of(model, profile=ModelProfile(prefill=True)).ainvoke(QUESTION)).response_metadata[
+        "sot"
+    ]
     assert trace["route"] == "sot"
     assert {len(messages) for messages in model.requests} == {2}  # the question and the reply's beginning
-    assert all("max_tokens" not in parameters for parameters in model.parameters)
-    outline, first, *_ = (parameters.get("stop") for parameters in model.parameters)
-    assert not outline
-    assert first == ["\n2. Dark room", "\n**2. Dark room", "\n2. **Dark room"]
+    assert model.parameters == [{"stop": None}] * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "profile"),
+    [
+        (LocalChatModel(), {}, ModelProfile.SMALL),
+        (LocalChatModel().bind(stop=["x"]).with_retry(), {}, ModelProfile.SMALL),
+        (PacedChatModel(), {}, ModelProfile.STRONG),
+        (PacedChatModel(), {"profile": "small"}, ModelProfile.SMALL),
+        ("openai:gpt-4.1-mini", {}, ModelProfile.STRONG),
+        ("anthropic:claude-sonnet-4-5", {}, ModelProfile.STRONG),
+        ("openai:gpt-4.1-mini", {"base_url": "http://127.0.0.1:9/v1"}, ModelProfile.SMALL),
+        ("openai:tiny", {"base_url": "http://127.0.0.1:9/v1", "profile": "strong"}, ModelProfile.STRONG),
+    ],
+)
+def test_the_kind_of_provider_chooses_the_profile(
+    model: Any, options: dict[str, Any], profile: ModelProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    assert sot_of(model, **options).options.profile is profile

@@ -16,12 +16,12 @@ from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from sot_chains import ENGLISH, Prompts, ProviderError, SkeletonOfThought
+from sot_chains import ENGLISH, ModelProfile, Prompts, ProviderError, SkeletonOfThought
 from sot_chains.providers import provider_of
 from tests.sot_chains.fakes import ANSWER, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 
-WITHOUT_EXAMPLES = Prompts({"en": replace(ENGLISH, examples=())})
+WITHOUT_EXAMPLES = ModelProfile(prompts=Prompts({"en": replace(ENGLISH, examples=())}))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def server() -> Iterator[ChatServer]:
 
 
 def sot_at(url: str, model: str = MODEL, **options: Any) -> SkeletonOfThought:
-    return sot_of(f"openai:{model}", base_url=url, **{"prompts": WITHOUT_EXAMPLES, **options})
+    return sot_of(f"openai:{model}", base_url=url, **{"profile": WITHOUT_EXAMPLES, **options})
 
 
 async def test_an_answer_over_http(server: ChatServer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from sot_chains import Price, ProviderError, Retries, SkeletonOfThought, close_clients
+from sot_chains import ModelProfile, Price, ProviderError, Retries, SkeletonOfThought, close_clients
 from sot_chains.providers import SharedPrefix, VendorProvider
 from sot_chains.providers.anthropic import make_request
 from tests.servers import Aimock, aimock
@@ -23,7 +23,7 @@ NO_PAUSES = Retries(max_attempts=4, first_pause_seconds=0.0)
 
 def sot_on(wire: str, server: Aimock, model: str = "m-1", **options: Any) -> SkeletonOfThought:
     """Skeleton-of-Thought on one of aimock's wires."""
-    options = {"prompts": MARKED, "retries": NO_PAUSES, **options}
+    options = {"profile": ModelProfile(prompts=MARKED), "retries": NO_PAUSES, **options}
     if wire == "anthropic":
         return sot_of(f"anthropic:{model}", base_url=server.anthropic_url, **options)
     return sot_of(f"openai:{model}", base_url=server.openai_url, **options)
@@ -82,7 +82,7 @@ async def test_callbacks_and_secrets(wire: str, server: Aimock) -> None:
     assert usage.usage_metadata["m-1"]["total_tokens"] == message.usage_metadata["total_tokens"]  # type: ignore[index]  # it reports
     events = [event async for event in sot.astream_events(QUESTION, version="v2")]
     assert {e["name"] for e in events if e["event"] == "on_chat_model_end"} >= {"answer", "point_2"}
-    assert "s3cret" not in str(events) + repr(sot.provider) + repr(vars(sot.provider)) + repr(sot.method)
+    assert "s3cret" not in str(events) + repr(sot.provider) + repr(vars(sot.provider)) + repr(sot.options)
     assert isinstance(sot.provider, VendorProvider)
     assert "s3cret" not in str(sot.provider.account)
 

@@ -1,17 +1,19 @@
-"""What a guard gives out stays, does not depend on how the text is cut, and ends where it should."""
+"""What a filter gives out stays, does not depend on how the text is cut, and ends where it should."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.filters.guards import Guard, OverrunGuard, SentenceBound
+from sot_chains.filters.overrun import OverrunFilter
+from sot_chains.filters.pipeline import Pipeline, TextFilter
+from sot_chains.filters.sentences import WholeSentences
 from sot_chains.outline.skeleton import Point
 from sot_chains.providers.loops import LoopGuard
 
 HEADINGS = ["Fixed hours", "Dark room", "Less coffee", "Sport"]
 
 
-def guarded(guard: Guard, text: str, lengths: list[int]) -> str:
+def guarded(guard: TextFilter, text: str, lengths: list[int]) -> str:
     given, start = "", 0
     for length in [*lengths, len(text)]:
         if guard.is_over or start >= len(text):
@@ -21,8 +23,8 @@ def guarded(guard: Guard, text: str, lengths: list[int]) -> str:
     return given if guard.is_over else given + guard.end()
 
 
-def overrun(number: int) -> OverrunGuard:
-    return OverrunGuard(Point(number, HEADINGS[number - 1]), [heading.casefold() for heading in HEADINGS])
+def overrun(number: int) -> OverrunFilter:
+    return OverrunFilter(Point(number, HEADINGS[number - 1]), [heading.casefold() for heading in HEADINGS])
 
 
 OWN = "Close the curtains. It helps."
@@ -78,6 +80,25 @@ def test_a_point_that_writes_itself_is_left_as_it_is(number: int, text: str, siz
     assert not guard.is_over
 
 
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_a_point_ends_in_the_middle_of_a_line_where_another_one_begins(size: int) -> None:
+    for other in ("3. Less coffee: Drink none.", "**3. Less coffee**: Drink none.", "(4) Sport: Run."):
+        guard = overrun(2)
+        assert guarded(guard, f"{OWN} {other}", [size] * 99).rstrip() == OWN
+        assert guard.is_over
+    for text in (f"{OWN} 3. Less light helps.", f"{OWN} At 3. Sport", "It takes 3 hours or 3.5.", "2. 2. 2."):
+        guard = overrun(2)
+        assert guarded(guard, text, [size] * 99).rstrip() == text
+        assert not guard.is_over
+
+
+def test_a_text_passes_through_filters_in_turn() -> None:
+    filters = Pipeline([overrun(2), WholeSentences()])
+    given = "".join(filters.feed(piece) for piece in (OWN, " And th", "en\n3. Less coffee: no"))
+    assert given == f"{OWN} And then"
+    assert isinstance(filters.ended_by, OverrunFilter)
+
+
 def test_an_overrun_at_the_beginning_leaves_nothing() -> None:
     guard = overrun(2)
     assert guarded(guard, "3. Less coffee: Drink none.", [1] * 40) == ""
@@ -104,17 +125,6 @@ def test_a_loop_ends_before_its_first_repetition(size: int) -> None:
     assert not guard.is_over
 
 
-@pytest.mark.parametrize("size", [1, 6, 1000])
-def test_a_bound_ends_with_a_sentence(size: int) -> None:
-    text = "One two three four. Five six seven! Eight nine ten eleven? Twelve."
-    for most, kept in ((1, "One two three four."), (5, "One two three four. Five six seven!"), (99, text)):
-        guard = SentenceBound(most)
-        assert guarded(guard, text, [size] * len(text)) == kept
-        assert guard.is_over == (most < 99)
-    chinese = "环境很重要。我们保护它。大家都来。"
-    assert guarded(SentenceBound(4), chinese, [size] * len(chinese)) == "环境很重要。我们保护它。"
-
-
 words = st.lists(
     st.sampled_from(
         ["a", "b", "c ", " ", "\n", "1", "2.", "3. ", "Dark room", ":", "``", "`", "Sport", ".", "好"]
@@ -126,15 +136,14 @@ words = st.lists(
 @given(
     words,
     st.lists(st.integers(1, 4), max_size=60),
-    st.sampled_from(["overrun", "loop", "bound", "sentences"]),
+    st.sampled_from(["overrun", "loop", "sentences"]),
 )
 def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: list[int], kind: str) -> None:
-    def made() -> Guard:
+    def made() -> TextFilter:
         return {
             "overrun": lambda: overrun(1),
             "loop": LoopGuard,
-            "bound": lambda: SentenceBound(3),
-            "sentences": lambda: SentenceBound(3, gives_sentences=True),
+            "sentences": WholeSentences,
         }[kind]()
 
     whole = guarded(made(), text, [])
@@ -145,7 +154,7 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(text: str, lengths: l
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_bounded_text_ends_with_a_sentence_where_its_model_was_cut(size: int) -> None:
     def read(text: str, *, is_cut: bool) -> str:
-        guard = SentenceBound(60, gives_sentences=True)
+        guard = WholeSentences()
         given = "".join(guard.feed(text[place : place + size]) for place in range(0, len(text), size))
         return given + guard.end(is_cut=is_cut)
 
@@ -173,7 +182,7 @@ def test_a_number_of_a_list_is_no_sentence() -> None:
         given = "".join(guard.feed(piece + " ") for piece in text.split(" "))
         assert guard.is_over
         assert given.rstrip().endswith("south.")
-    bound = SentenceBound(6, gives_sentences=True)
+    bound = WholeSentences()
     written = "The first thing. Then:\n\n1. light\n2. water\n3. so"
     given = "".join(bound.feed(character) for character in written) + bound.end(is_cut=True)
     assert given.rstrip().endswith("water")

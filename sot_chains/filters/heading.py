@@ -1,12 +1,8 @@
-"""The text of points: drops headings that the model repeats, and renders the finished answer.
-
-Pure functions of text. Does not know models or calls.
-"""
+"""Drops the heading that a model repeats before the text of a point. A pure function of text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from sot_chains.outline.skeleton import Point
 
@@ -14,8 +10,8 @@ _AROUND_HEADING = "* \t\n:：.。-–—"
 _HEADING_END = re.compile(r"\**\s*(?:[:：]|[.。](?=[\s*])|[-–—](?=\s)|\n)\**\s*")
 
 
-class HeadingStripper:
-    """Removes the heading that a model repeats before a point's text, passing text on as early as is safe."""
+class HeadingFilter:
+    """Removes the heading that a model repeats before a point's text, as early as is safe."""
 
     is_over = False  # it never ends a text
 
@@ -104,35 +100,3 @@ def _skip(text: str, start: int, characters: str) -> int:
     while start < len(text) and text[start] in characters:
         start += 1
     return start
-
-
-class AnswerRenderer:
-    """Writes "1. **Heading**: text", a blank line, the next point. Other text stands before or after.
-
-    Args:
-        separator: Stands between a heading and its text.
-    """
-
-    def __init__(self, separator: str) -> None:
-        self._separator = separator
-        self._point: Point | None = None
-        self._has_any = False
-        self._has_text = False  # of the point or of what stands around the points
-
-    def add(self, point: Point | None, text: str) -> str:
-        """What to write when ``text`` is added to ``point``. Points come in order."""
-        written = ""
-        if point is not self._point:
-            written = "\n\n" if self._has_any else ""
-            self._point, self._has_text = point, False
-            if point is not None:
-                written += f"{point.number}. **{point.text}**"
-        if text and point is not None and not self._has_text:
-            written += self._separator
-        self._has_text |= bool(text)
-        self._has_any |= bool(written or text)
-        return written + text
-
-    def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
-        """The finished answer, from each point and its text."""
-        return "".join(self.add(point, text) for point, text in texts)

@@ -1,0 +1,163 @@
+"""The requests of one answer: what is asked, what the reply begins with, what requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from sot_chains.answering.state import Part
+from sot_chains.calls.options import AnswerOptions
+from sot_chains.calls.request import Request
+from sot_chains.outline.reader import outline_grammar
+from sot_chains.outline.skeleton import Skeleton
+from sot_chains.outline.thoughts import Thought
+from sot_chains.prompts.conversation import Conversation
+from sot_chains.prompts.profile import ReplyBounds
+from sot_chains.providers.base import SharedPrefix
+from sot_chains.providers.langchain import LangChainProvider
+from sot_chains.providers.vendor import VendorProvider
+
+_MARK_WORDS = 4  # of "(needs 2, 3)"
+
+
+class Messages:
+    """Makes the requests of both stages.
+
+    Attributes:
+        templates: The wording, in the language of the question.
+        max_points: How many points an answer has at most.
+        marks_needs: Whether the outline may mark what points build on.
+    """
+
+    def __init__(self, options: AnswerOptions, conversation: Conversation) -> None:
+        self._options = options
+        self._profile = options.profile
+        self._conversation = conversation
+        self.templates = self._profile.prompts.for_question(conversation.question)
+        self.max_points = options.max_points or self._profile.max_points
+        self.marks_needs = options.dependencies
+        wrapped = options.provider if isinstance(options.provider, LangChainProvider) else None
+        self._local = wrapped.local if wrapped else None
+        self._bound = wrapped.bound if wrapped else {}
+        self._caches_prefix = isinstance(options.provider, VendorProvider)
+        self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
+
+    def outline(self) -> Request:
+        """Asks for the outline."""
+        templates, profile = self.templates, self._profile
+        needs = templates.skeleton_needs if self.marks_needs else ""
+        parameters: dict[str, Any] = {}
+        if self._local and self._local.takes_grammars and profile.heading_words and self._options.prefills:
+            num_words = profile.heading_words + (_MARK_WORDS if self.marks_needs else 0)
+            parameters["grammar"] = outline_grammar(1, self.max_points or 9, num_words)
+        start = templates.skeleton_prefill
+        return Request(
+            self._conversation,
+            templates.skeleton_request(self._conversation.question, prefill=True) + needs,
+            templates.skeleton_opening,
+            start,
+            [
+                (request, start, reply.removeprefix(start))
+                for request, reply in templates.skeleton_examples(prefill=True)
+            ],
+            prefix=SharedPrefix(0, self._key) if self._caches_prefix else None,
+            bounds=profile.outline,
+            parameters=parameters,
+        )
+
+    def point(self, skeleton: Skeleton, part: Part) -> Request:
+        """Asks for the point of ``part`` to be written out, with the text of what it builds on in view."""
+        templates, detail, point = self.templates, self._options.detail, part.point
+        assert point is not None
+        text = templates.expansion_request(
+            self._conversation.question, skeleton, point, detail=detail, prefill=True
+        )
+        bounds = self._profile.points[detail]
+        return Request(
+            self._conversation,
+            text + templates.needed.format(points=_written(part.needs)) if part.needs else text,
+            templates.expansion_opening,
+            templates.expansion_reply_start(point),
+            self._point_examples,
+            point,
+            None if self._options.eager else self._shared_prefix(skeleton),
+            bounds,
+            self._parameters(bounds),
+        )
+
+    def thought(self, thought: Thought, part: Part) -> Request:
+        """Asks for a thought that the user has given, in the user's words."""
+        texts = {need.point.text: need.text for need in part.needs if need.point}
+        return Request(
+            self._conversation,
+            thought.request(self._conversation.question, texts),
+            point=part.point,
+            parameters=self._parameters(ReplyBounds()),
+        )
+
+    def conclusion(self, parts: Sequence[Part]) -> Request:
+        """Asks for what follows from all points."""
+        text = self.templates.conclusion.format(question=self._conversation.question, points=_written(parts))
+        bounds = self._profile.conclusion
+        return Request(self._conversation, text, bounds=bounds, parameters=self._parameters(bounds))
+
+    def plain(self) -> Request:
+        """Asks what the user asks."""
+        return Request(self._conversation)
+
+    def plain_share(self, request: Request) -> float:
+        """How much shorter than ``request`` the user's own is, by characters."""
+        own = sum(len(str(message.text)) for message in self._conversation.messages)
+        return own / max(1, own - len(self._conversation.question) + len(request.text or ""))
+
+    def _parameters(self, bounds: ReplyBounds) -> dict[str, Any]:
+        """Parameters of points that the model takes, unless the user has set them."""
+        wanted = {"presence_penalty": self._profile.presence_penalty, "min_tokens": bounds.min_tokens}
+        provider = self._options.provider
+        own: dict[str, Any] = {}
+        if self._local:
+            own = {"presence_penalty": self._local.presence_penalty, "min_tokens": self._local.min_tokens}
+            own |= self._bound
+        elif isinstance(provider, VendorProvider) and provider.vendor == "openai" and provider.is_elsewhere:
+            # A server that continues begun replies knows the least length, too.
+            own = {} if self._options.prefills else {"min_tokens": True}
+        else:
+            return {}
+        return {name: value for name, value in wanted.items() if value and not own.get(name)}
+
+    @cached_property
+    def _point_examples(self) -> list[tuple[str, str, str]]:
+        templates, detail = self.templates, self._options.detail
+        turns = templates.expansion_examples(detail=detail, prefill=True)
+        starts = [templates.expansion_reply_start(example.point) for example in templates.examples]
+        return [
+            (request, start, reply.removeprefix(start))
+            for start, (request, reply) in zip(starts, turns, strict=True)
+        ]
+
+    def _shared_prefix(self, skeleton: Skeleton) -> SharedPrefix | None:
+        """What the requests for the points of ``skeleton`` have in common, for providers that cache it."""
+        if not self._caches_prefix or len(skeleton) < 2:
+            return None
+        if self._prefix is None or self._prefix[0] is not skeleton:
+            shared = self.templates.num_shared(
+                self._conversation.question, skeleton, detail=self._options.detail
+            )
+            self._prefix = skeleton, SharedPrefix(shared, self._key)
+        return self._prefix[1]
+
+    @cached_property
+    def _key(self) -> str:
+        digest = blake2b(digest_size=12)
+        for message in self._conversation.messages:
+            digest.update(repr(message.content).encode())
+        return f"sot-{digest.hexdigest()}"
+
+
+def _written(parts: Sequence[Part]) -> str:
+    """The text of points that are written."""
+    return "\n\n".join(
+        f"{part.point.number}. {part.point.text}: {part.text}" for part in parts if part.point and part.pieces
+    )

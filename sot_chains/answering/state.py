@@ -1,0 +1,87 @@
+"""The parts of an answer while they are written. Knows calls by what is recorded of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from sot_chains.calls.trace import Call, PointTrace, Status, StoppedBy
+from sot_chains.outline.skeleton import Point
+
+
+class PointDelta(NamedTuple):
+    """A text delta of one point.
+
+    Attributes:
+        point: The point it belongs to; ``None`` for the conclusion, and if the model answers plainly.
+        text: What was added; ``""`` to announce that the point is being written.
+    """
+
+    point: Point | None
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One part of an answer: a point, the conclusion, or the whole answer if it is plain.
+
+    Attributes:
+        point: The point, or ``None``.
+        kind: What it is.
+        call: The call that writes it.
+        pieces: Its cleaned text.
+        num_read: How many of them the reader of a stream has seen.
+        status: How it has ended; ``None`` while it is being written.
+        stopped_by: Which filter has ended its text.
+        resumed: Its trace in an earlier answer, if it was taken over from there.
+        needs: The parts that are written before it, since it builds on them.
+        has_failed: Whether its call ended with an error.
+    """
+
+    point: Point | None = None
+    kind: Literal["point", "conclusion", "plain"] = "point"
+    call: Call | None = None
+    pieces: list[str] = field(default_factory=list)
+    num_read: int = 0
+    status: Status | None = None
+    reason: str | None = None
+    stopped_by: StoppedBy | None = None
+    resumed: PointTrace | None = None
+    needs: Sequence[Part] = ()
+    has_failed: bool = False
+    _ended: asyncio.Event | None = None
+
+    def end(self, status: Status, reason: str | None = None) -> None:
+        """Ends it with the text it has."""
+        self.status, self.reason = status, reason
+        if self._ended:
+            self._ended.set()
+
+    async def wait(self) -> None:
+        """Waits until it has ended."""
+        if self.status is None:
+            self._ended = self._ended or asyncio.Event()
+            await self._ended.wait()
+
+    @property
+    def text(self) -> str:
+        """Its text so far."""
+        return "".join(self.pieces)
+
+    def trace(self) -> PointTrace:
+        """The part as it goes into the answer's trace. A conclusion has the number 0."""
+        if self.resumed is not None:
+            return {**self.resumed, "is_resumed": True}
+        return PointTrace(
+            number=self.point.number if self.point else 0,
+            label=self.point.text if self.point else "",
+            text=self.text,
+            status=self.status or ("cut" if self.pieces else "failed"),
+            reason=self.reason,
+            stopped_by=self.stopped_by,
+            is_resumed=False,
+            needs=list(self.point.needs) if self.point else [],
+            **(self.call or Call("", "points")).trace(),
+        )

@@ -1,0 +1,64 @@
+"""What a call asks for, and the messages that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from sot_chains.outline.skeleton import Point
+from sot_chains.prompts.conversation import Conversation
+from sot_chains.prompts.profile import ReplyBounds
+from sot_chains.providers.base import SharedPrefix
+
+NO_BOUNDS = ReplyBounds()
+
+
+@dataclass(slots=True)
+class Request:
+    """What a call asks for.
+
+    Attributes:
+        conversation: The conversation in which it is asked.
+        text: What stands in place of the question; ``None`` for the question itself.
+        opening: Added to ``text`` if the reply cannot be begun for the model.
+        reply_start: What the reply is begun with for models that continue one.
+        examples: Earlier turns that show what is asked for: request, beginning of the reply, and its rest.
+        point: The point that is asked for, if it is one.
+        prefix: What the messages share with those of other requests.
+        bounds: Where the reply ends, besides where the model ends it.
+        parameters: Further parameters of the call; the user's own take precedence.
+    """
+
+    conversation: Conversation
+    text: str | None = None
+    opening: str = ""
+    reply_start: str = ""
+    examples: Sequence[tuple[str, str, str]] = ()
+    point: Point | None = None
+    prefix: SharedPrefix | None = None
+    bounds: ReplyBounds = NO_BOUNDS
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def messages(self, *, prefill: bool, written: str, shows_examples: bool) -> list[BaseMessage]:
+        """The messages of one attempt.
+
+        Args:
+            prefill: Whether the reply is begun for the model.
+            written: What the reply has by now, for the model to continue.
+            shows_examples: Whether the examples are shown.
+        """
+        start = self.reply_start + written if prefill else ""
+        if self.text is None:
+            messages = list(self.conversation.messages)
+        else:
+            text = self.text if prefill else self.text + self.opening
+            examples = self.examples if shows_examples else ()
+            turns = [
+                (asked, begun + rest) if prefill else (asked + self.opening, rest.lstrip())
+                for asked, begun, rest in examples
+            ]
+            messages = self.conversation.asking(text, examples=turns)
+        return [*messages, AIMessage(content=start)] if start else messages

@@ -1,0 +1,125 @@
+"""Ends the text of a point where the model goes on to another one. A pure function of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sot_chains.outline.skeleton import Point, marker_of
+
+# Where another point may begin: at the start of a line, or before a number within one.
+_CANDIDATE = re.compile(r"\n\s*|[ \t]+(?=[*(（]{0,3}(?:[0-9０-９]|\Z))")
+# What may still become a marker: decoration, a number, its punctuation, and nothing behind it.
+_BEGUN_MARKER = re.compile(r"[#*(（ \t]{0,8}(?:[0-9０-９]{1,3}[*]{0,2}[.)）．、]?[*]{0,2})?[ \t]*")
+_MAY_BEGIN = re.compile(r"[\n0-9０-９]|\s[*(（]{0,3}\Z")
+_DECORATION = "#*•-–— \t"
+
+
+class OverrunFilter:
+    """Ends the text of a point where another one begins.
+
+    That is a line that begins with the number of another point, in any of the forms that outlines have, or
+    with its heading alone; within a line it is a number with the heading that it has in the outline.
+    Numbered lists within the point, and code blocks, are left as they are.
+
+    Args:
+        point: The point being written.
+        headings: The headings of all points, in order, with case folded.
+    """
+
+    def __init__(self, point: Point, headings: Sequence[str]) -> None:
+        self.is_over = False
+        self._number = point.number
+        self._headings = headings
+        self._held = "\n"  # from where another point may begin; a text begins with a line
+        self._num_extra = 1  # held characters that are not part of the text
+        self._is_code = False
+        self._has_line = False
+        self._next_in_list = 0
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to belong to the point."""
+        if not (self._held or _MAY_BEGIN.search(piece)):  # the usual case
+            return piece
+        return self._read(self._held + piece, is_last=False)
+
+    def end(self, *, is_cut: bool = False) -> str:
+        """The rest, after the last piece."""
+        return self._read(self._held, is_last=True).rstrip()
+
+    def _read(self, text: str, *, is_last: bool) -> str:
+        end, self._held = len(text), ""
+        for found in _CANDIDATE.finditer(text):
+            line, line_break, _ = text[found.end() :].partition("\n")
+            is_whole = bool(line_break) or is_last
+            if found[0][0] == "\n":
+                begins = self._line_begins_other(line, is_whole=is_whole)
+                self._has_line |= begins is False and bool(line)
+            else:
+                begins = self._has_numbered_heading(line, is_whole=is_whole)
+            if begins is not False:
+                self.is_over, end = bool(begins), found.start()
+                break
+        if not self.is_over:
+            self._held = text[end:]
+        start, self._num_extra = self._num_extra, max(0, self._num_extra - end)
+        return text[start:end]
+
+    def _line_begins_other(self, line: str, *, is_whole: bool) -> bool | None:
+        """Whether ``line`` begins another point; ``None`` if more of it is needed to tell."""
+        body = line.strip()
+        if not is_whole and "```".startswith(body[:3]) and len(body) < 3:
+            return None
+        if body.startswith("```"):
+            self._is_code = not self._is_code
+            return False
+        if self._is_code:
+            return False
+        if not is_whole and _BEGUN_MARKER.fullmatch(line):
+            return None
+        number, rest = marker_of(body)
+        if number is not None:
+            return self._is_numbered_like_other(number, rest.strip(_DECORATION), is_whole=is_whole)
+        return self._is_heading(body.lstrip(_DECORATION).casefold(), is_whole=is_whole)
+
+    def _is_numbered_like_other(self, number: int, rest: str, *, is_whole: bool) -> bool | None:
+        if number in (1, self._next_in_list) or number == self._number:
+            heading = self._headings[number - 1] if 0 < number <= len(self._headings) else ""
+            if heading and (number != self._number or self._has_line):  # with its own, it begins again
+                begun = rest.casefold()
+                if begun.startswith(heading):
+                    return True
+                if not is_whole and heading.startswith(begun):
+                    return None
+            if number in (1, self._next_in_list):
+                self._next_in_list = number + 1
+            return False
+        return number <= len(self._headings) + 1
+
+    def _is_heading(self, body: str, *, is_whole: bool) -> bool | None:
+        for number, heading in enumerate(self._headings, 1):
+            if number == self._number:
+                continue
+            if body.startswith(heading):
+                rest = body[len(heading) :].lstrip("* \t")
+                if rest[:1] in (":", "：") or (is_whole and not rest.rstrip(".")):
+                    return True
+                if not is_whole and not rest:
+                    return None
+            elif not is_whole and heading.startswith(body):
+                return None
+        return False
+
+    def _has_numbered_heading(self, line: str, *, is_whole: bool) -> bool | None:
+        """Whether ``line`` begins with the number and the heading of another point."""
+        if self._is_code:
+            return False
+        if not is_whole and _BEGUN_MARKER.fullmatch(line):
+            return None
+        number, rest = marker_of(line)
+        if number is None or number == self._number or not 0 < number <= len(self._headings):
+            return False
+        begun, heading = rest.strip(_DECORATION).casefold(), self._headings[number - 1]
+        if begun.startswith(heading):
+            return True
+        return None if not is_whole and heading.startswith(begun) else False

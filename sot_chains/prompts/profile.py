@@ -1,0 +1,94 @@
+"""What a kind of model needs: requests, bounds and filters, as data.
+
+No mechanism asks for a model's size. Which profile suits a model better is measured by
+``python -m benchmarks.sot_models``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeAlias
+
+from sot_chains.prompts.examples import Detail
+from sot_chains.prompts.templates import Prompts
+
+Filter: TypeAlias = Literal["heading", "overrun", "loop"]
+
+
+@dataclass(frozen=True)
+class ReplyBounds:
+    """Where a reply ends, besides where the model ends it.
+
+    Attributes:
+        stop: Strings before which it ends.
+        max_tokens: Its tokens, at most, unless the user has set a bound; ``None`` for no bound.
+        min_tokens: Its tokens, at least, for models that take such a bound.
+    """
+
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+
+
+_UNBOUNDED: dict[Detail, ReplyBounds] = dict.fromkeys(("brief", "normal", "full"), ReplyBounds())
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """How a kind of model is asked. ``dataclasses.replace(ModelProfile.SMALL, prefill=False)`` changes one.
+
+    Attributes:
+        prompts: The requests, and the examples that are shown as earlier chat turns, if there are any.
+        prefill: Whether replies are begun for the model. ``None`` leaves it to the provider: if the model is
+            known to continue them, or until it has said that it does not.
+        outline: Bounds of the outline.
+        points: Bounds of a point, by level of detail.
+        conclusion: Bounds of the conclusion.
+        max_points: How many points an answer has at most; ``None`` for no bound.
+        heading_words: How many words a heading has, at most, for models that take a grammar. ``None`` lets
+            the model write what it likes.
+        most_alike: The share of words from which on a heading counts as the repetition of an earlier one.
+        presence_penalty: That of points, for models that take one and whose own is 0.
+        filters: What the text of a point passes through: ``"heading"`` drops a repeated heading,
+            ``"overrun"`` ends a point where it goes on to another one, and ``"loop"`` ends a text, the plain
+            answer's too, that repeats the same eight words three times.
+    """
+
+    prompts: Prompts = field(default_factory=Prompts.short)
+    prefill: bool | None = None
+    outline: ReplyBounds = ReplyBounds()
+    points: Mapping[Detail, ReplyBounds] = field(default_factory=lambda: _UNBOUNDED)
+    conclusion: ReplyBounds = ReplyBounds()
+    max_points: int | None = None
+    heading_words: int | None = None
+    most_alike: float = 1.0
+    presence_penalty: float = 0.0
+    filters: frozenset[Filter] = frozenset({"heading", "overrun", "loop"})
+
+    SMALL: ClassVar[ModelProfile]
+    """For local models and servers: examples as earlier turns, points that stop at the end of the line."""
+    STRONG: ClassVar[ModelProfile]
+    """For vendors' models: short requests and no bounds."""
+
+
+# A small model goes on with the points after its own, so that a point ends with its line; it may repeat
+# itself, so that its tokens are bounded. The longest point decides how long an answer takes.
+ModelProfile.SMALL = ModelProfile(
+    prompts=Prompts(),
+    outline=ReplyBounds(stop=("\n\n",), max_tokens=110),
+    points={
+        "brief": ReplyBounds(stop=("\n",), max_tokens=60),
+        "normal": ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=60),
+        "full": ReplyBounds(max_tokens=400),
+    },
+    conclusion=ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=20),
+    max_points=7,
+    heading_words=8,
+    most_alike=0.7,
+    presence_penalty=1.5,
+)
+ModelProfile.STRONG = ModelProfile()
+PROFILES: Mapping[str, ModelProfile] = {"small": ModelProfile.SMALL, "strong": ModelProfile.STRONG}
+UNFILTERED = replace(ModelProfile.STRONG, filters=frozenset())
+"""For comparisons with the model's own text."""
