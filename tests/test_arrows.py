@@ -201,7 +201,7 @@ _FOREIGN_ATTRIBUTES = {
     "aclose",  # of an async iterator that may be a generator
 }
 # Names that are still asked for and that a protocol should declare. To be emptied.
-_UNDECLARED = {"opens_reasoning", "num_parameters", "is_timeout"}
+_UNDECLARED = {"is_timeout"}
 
 
 @pytest.mark.parametrize("room", ["answering", "calls", "providers"])

@@ -56,19 +56,9 @@ class LangChainProvider:
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
     @property
-    def num_parameters(self) -> float:
-        """How many parameters the model says that it has; 0 if it does not."""
-        return float(self.setting("num_parameters") or 0)
-
-    @property
     def takes_stop(self) -> bool:
         """Whether every model inside is a chat model, which takes stop strings; a function may not."""
         return all(isinstance(model, BaseChatModel) for model in self.models)
-
-    @property
-    def opens_reasoning(self) -> bool:
-        """Whether every model inside says that its chat template opens a block of reasoning."""
-        return all(getattr(model, "opens_reasoning", False) is True for model in self.models)
 
     @cached_property
     def bound(self) -> Mapping[str, Any]:

@@ -37,7 +37,6 @@ _PREFILL_REFUSED = re.compile(
     r"prefill|must end with a user message|continue_final_message|add_generation_prompt|min_tokens",
     re.IGNORECASE,
 )
-TINY_PARAMETERS = 400e6
 _without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
 # Common servers close a connection after 5 s of idleness, which is also how long httpx2 keeps one: a request
 # sent at that moment is lost. So ours expire earlier.

@@ -331,7 +331,7 @@ async def test_waits_are_logged_once_and_bounded_by_retries(caplog: pytest.LogCa
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(plain(server, model="other").ainvoke(QUESTION), 0.5)
     (record,) = caplog.records
-    assert "waiting 5 s: plain is asked for again after:" in record.message
+    assert "waiting 5 s: plain is retried after:" in record.message
 
 
 # --- the end

@@ -42,9 +42,7 @@ def stops_of(request: dict[str, Any]) -> list[str]:
 async def test_points_are_sent_with_stops(wire: str, server: ChatServer) -> None:
     message = await sot_on(wire, server).ainvoke(QUESTION)
     assert message.text == ANSWER
-    first, second, third = (stops_of(request) for request in server.requests[1:])
-    assert {"\n2. Dark room", "\n**2. Dark room"} <= {*first, *second, *third}
-    assert all(len(stops) <= 4 for stops in (first, second, third))
+    assert [stops_of(request) for request in server.requests] == [["\n\n"], ["\n"], ["\n"], ["\n"]]
 
 
 @pytest.mark.parametrize("wire", WIRES)
