@@ -15,6 +15,7 @@ from langchain_core.runnables import Runnable
 
 from sot_chains.calls.usage import Price, num_tokens, price_for
 from sot_chains.chain import SkeletonOfThought
+from sot_chains.prompts.profile import UNFILTERED
 from sot_chains.providers import Provider, provider_of
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
@@ -125,7 +126,7 @@ class ServedModel:
         self.copying = copying
         self.copy = copying.from_folder(model) if copying and copying.from_folder else None
         self.price = price_for(self.provider.model_name, prices)
-        self.plain = SkeletonOfThought(self.provider, router=PLAINLY, loop_guard=False, prices=prices)
+        self.plain = SkeletonOfThought(self.provider, router=PLAINLY, profile=UNFILTERED, prices=prices)
         self.guarded = SkeletonOfThought(self.provider, router=PLAINLY, prices=prices)
         self.sot = SkeletonOfThought(self.provider, router="always", prices=prices)
         # A LangChain chat model takes more than text.
