@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ from sot_chains.serving.service import Service, bearer_key
 from sot_chains.serving.stream import Pace, error_response
 
 _MAX_BODY_BYTES = 8_000_000
+_MAX_KEYS = 256
 
 
 def create_app(
@@ -63,22 +65,21 @@ def create_app(
         ValueError: The model's name is not supported.
         TypeError: ``model`` is no model.
     """
-
-    def served_for_key(key: str) -> ServedModel:
-        assert model_for_key
-        return ServedModel(model_for_key(key), copying=copying, prices=prices)
-
-    served = ServedModel(model, copying=copying, prices=prices)
+    serve = partial(ServedModel, copying=copying, prices=prices)
+    with_key = None
+    if model_for_key:
+        with_key = lru_cache(_MAX_KEYS)(lambda key: serve(model_for_key(key)))
+    served = serve(model)
     service = Service(
         name=name or served.provider.model_name,
         served=served,
-        with_key=served_for_key if model_for_key else None,
+        with_key=with_key,
         api_key=api_key,
         max_body_bytes=max_body_bytes,
         pace=Pace(client_timeout_seconds),
         in_turn=in_turn,
     )
-    # FastAPI's pages of documentation load scripts from another host.
+    # FastAPI's documentation pages load scripts from another host.
     app = FastAPI(title="Skeleton-of-Thought", docs_url=None, redoc_url=None, lifespan=_lifespan)
     OpenAIRoutes(service).add_to(app)
     PageRoutes(service).add_to(app)
@@ -111,7 +112,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
 
     async def refused(request: Request, error: Any) -> Response:
         if not error.is_counted:
-            service.metrics.note_refused(error.status)
+            service.metrics.requests.labels("", str(error.status)).inc()
         return error_response(error)
 
     async def unknown(request: Request, error: Any) -> Response:

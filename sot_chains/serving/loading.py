@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
 
 PYTHON, LOCAL = "python:", "local:"
+_MODELS = (
+    "such as openai:gpt-4.1-mini, local:PATH for a folder, GGUF file or hub name that runs here, or "
+    "python:PACKAGE.FUNCTION for what a function of yours returns; by default the local default model"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,13 @@ class Extras:
     make_copying: Callable[[Any, Path | None], Copying]
 
 
+def add_model_arguments(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Adds the arguments that name a model; ``options`` are those of ``--model``."""
+    parser.add_argument("--model", metavar="MODEL", **{"help": _MODELS, **options})
+    parser.add_argument("--base-url", metavar="URL", help="a compatible server: http://127.0.0.1:8000/v1")
+    parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the vendor's key")
+
+
 def load_model(
     name: str | None,
     extras: Extras,
@@ -67,7 +79,7 @@ def load_model(
         opened: Closes the model, if it has a method ``close``.
         base_url: The URL of a server that is compatible with the vendor's.
         key_name: The environment variable that holds the key.
-        **options: Further arguments of a local model, if it is one.
+        **options: Further arguments of a local model.
 
     Raises:
         ValueError: The name is not supported, or the variable is not set.

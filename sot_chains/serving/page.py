@@ -13,9 +13,10 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from fastapi import FastAPI, Request
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -28,7 +29,8 @@ from sot_chains.calls.usage import tokens_of
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.rendering import STYLE, Lane, Run, make_lane
-from sot_chains.serving.modes import Answers, ServedModel
+from sot_chains.serving.answer import Answers
+from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.schema import RefusedError
 from sot_chains.serving.service import Service
 from sot_chains.serving.stream import event_response
@@ -38,6 +40,7 @@ _FILES = {"/race.css": "text/css", "/race.js": "text/javascript", "/": "text/htm
 OPEN_PATHS = frozenset({*_FILES, "/style.css", "/about", "/health"})
 _TITLES = {"plain": "Plain decoding", "sot": "Skeleton-of-Thought", "copy": "Copying from the folder"}
 _MAX_RUNS = 64
+Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it says
 _MAX_TOKENS = 512  # of a LangChain model's answer in one piece: a small one may repeat itself without end
 
 
@@ -110,18 +113,18 @@ class PageRoutes:
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         turn = asyncio.Semaphore(1 if in_turn else len(lanes))
 
-        def tell(kind: str, event: dict[str, Any]) -> None:
+        def tell(kind: str, **event: Any) -> None:
             events.put_nowait(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
 
         async def enter(name: str) -> Lane:
             async with turn:
                 parameters = {} if name == "sot" else limits
-                return await _Racer(name, lanes[name], parameters, served, tell).run(question)
+                return await _run_lane(name, served, question, parameters, partial(tell, lane=name))
 
         async def race() -> None:
             finished = await gather_or_cancel(map(enter, lanes))
             run = self._keep(Run(question, self._service.name, tuple(finished)))
-            tell("end", {"run": f"/runs/{run}"})
+            tell("end", run=f"/runs/{run}")
 
         with self._service.metrics.request("page") as counted:
             racing = asyncio.create_task(race())
@@ -159,62 +162,52 @@ def _lanes(served: ServedModel) -> dict[str, Answers]:
     return {**lanes, "copy": served.copy} if served.copy else lanes
 
 
-@dataclass
-class _Racer:
-    """One lane of a race: a question answered in one mode.
+async def _run_lane(
+    name: str, served: ServedModel, question: str, parameters: dict[str, Any], tell: Tell
+) -> Lane:
+    """Answers ``question`` in one mode; an error ends this lane alone."""
+    answers, title = _lanes(served)[name], _TITLES[name]
+    tell("start")
+    try:
+        if isinstance(answers, SkeletonOfThought):
+            lane = make_lane(name, title, await _by_points(answers, question, parameters, tell))
+        else:
+            begin = time.perf_counter()
+            message, first_text = await _in_one_piece(answers, question, parameters, tell)
+            seconds = {"seconds": time.perf_counter() - begin, "first_text_seconds": first_text}
+            lane = make_lane(name, title, message, **seconds)
+            if served.price:
+                lane = replace(lane, price=served.price.of(tokens_of([message.usage_metadata])))
+    except Exception as error:  # whatever a model raises is shown in its lane
+        lane = Lane(name, title, f"It failed: {RefusedError.from_error(error)}")
+    tell("done", seconds=lane.seconds, note=lane.note)
+    return lane
 
-    Attributes:
-        name: The name of the lane.
-        answers: Answers.
-        parameters: The parameters of the call.
-        served: The model, which knows its price.
-        tell: Takes events: their kind and their content.
-    """
 
-    name: str
-    answers: Answers
-    parameters: dict[str, Any]
-    served: ServedModel
-    tell: Callable[[str, dict[str, Any]], None]
-
-    async def run(self, question: str) -> Lane:
-        """Answers ``question``; an error ends this lane alone."""
-        self._tell("start")
-        try:
-            if isinstance(self.answers, SkeletonOfThought):
-                lane = make_lane(self.name, _TITLES[self.name], await self._by_points(self.answers, question))
+async def _by_points(
+    chain: SkeletonOfThought, question: str, parameters: dict[str, Any], tell: Tell
+) -> AIMessage:
+    async with aclosing(chain.astream_points(question, **parameters)) as deltas:
+        async for point, text in deltas:
+            number = point.number if point else 0
+            if text:
+                tell("text", point=number, text=text)
             else:
-                lane = await self._in_one_piece(question)
-        except Exception as error:  # whatever a model raises is shown in its lane
-            lane = Lane(self.name, _TITLES[self.name], f"It failed: {RefusedError.from_error(error)}")
-        self._tell("done", seconds=lane.seconds, note=lane.note)
-        return lane
+                tell("point", point=number, heading=f"{number}. {point.text}" if point else "")
+    return deltas.message
 
-    async def _by_points(self, chain: SkeletonOfThought, question: str) -> AIMessage:
-        async with aclosing(chain.astream_points(question, **self.parameters)) as deltas:
-            async for point, text in deltas:
-                number = point.number if point else 0
-                if text:
-                    self._tell("text", point=number, text=text)
-                else:
-                    self._tell("point", point=number, heading=f"{number}. {point.text}" if point else "")
-        return deltas.message
 
-    async def _in_one_piece(self, question: str) -> Lane:
-        begin, first, whole = time.perf_counter(), None, AIMessageChunk(content="")
-        self._tell("point", point=0, heading="")
-        chunks = self.answers.astream(question, **self.parameters)
-        async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
-            async for chunk in chunks:
-                whole = whole + cast("AIMessageChunk", chunk)
-                if text := str(chunk.text):
-                    first = time.perf_counter() - begin if first is None else first
-                    self._tell("text", point=0, text=text)
-        message = cast("AIMessage", message_chunk_to_message(whole))
-        seconds = time.perf_counter() - begin
-        lane = make_lane(self.name, _TITLES[self.name], message, seconds=seconds, first_text_seconds=first)
-        price = self.served.price
-        return replace(lane, price=price.of(tokens_of([message.usage_metadata])) if price else None)
-
-    def _tell(self, kind: str, **event: Any) -> None:
-        self.tell(kind, {"lane": self.name, **event})
+async def _in_one_piece(
+    answers: Answers, question: str, parameters: dict[str, Any], tell: Tell
+) -> tuple[AIMessage, float | None]:
+    """The answer, and the seconds to its first text."""
+    begin, first_text, whole = time.perf_counter(), None, AIMessageChunk(content="")
+    tell("point", point=0, heading="")
+    chunks = answers.astream(question, **parameters)
+    async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
+        async for chunk in chunks:
+            whole = whole + cast("AIMessageChunk", chunk)
+            if text := str(chunk.text):
+                first_text = first_text or time.perf_counter() - begin
+                tell("text", point=0, text=text)
+    return cast("AIMessage", message_chunk_to_message(whole)), first_text

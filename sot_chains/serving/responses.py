@@ -15,7 +15,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sot_chains.serving.chat import FinishedAnswer, Writer
+from sot_chains.serving.answer import Answer
 from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
 
 # The client's bookkeeping, or options of what OpenAI keeps.
@@ -36,11 +36,7 @@ class _ResponsesRequest(BaseModel):
 
 
 def read_responses_request(body: bytes) -> ChatRequest:
-    """Reads the body of ``POST /v1/responses`` as a request for a chat completion.
-
-    Raises:
-        RefusedError: It is not JSON, not a request, or requests an unsupported feature.
-    """
+    """Reads the body of ``POST /v1/responses`` as a request for a chat completion, as ``read_request``."""
     try:
         asked = _ResponsesRequest.model_validate_json(body)
     except ValidationError as error:
@@ -70,11 +66,7 @@ def read_responses_request(body: bytes) -> ChatRequest:
 
 
 def _read_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An item of the input as a chat message; ``None`` for the model's own reasoning.
-
-    Raises:
-        RefusedError: Its type is not supported.
-    """
+    """An item of the input as a chat message; ``None`` for the model's own reasoning."""
     match item.get("type", "message"):
         case "message":
             return {"role": item.get("role"), "content": _read_content(item.get("content"))}
@@ -123,12 +115,8 @@ def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
-class ResponseWriter(Writer):
-    """Writes one reply in the format of OpenAI's responses.
-
-    Args:
-        model: The name under which the client asked for the model.
-    """
+class ResponseWriter:
+    """Writes one reply in the format of OpenAI's responses, for the ``model`` that the client asked for."""
 
     def __init__(self, model: str) -> None:
         self._head = {
@@ -184,7 +172,7 @@ class ResponseWriter(Writer):
                 events.append(self._event(kind, **where, delta=arguments))
         return b"".join(events)
 
-    def end(self, answer: FinishedAnswer) -> Iterator[bytes]:
+    def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events, with the whole response."""
         part = _make_part(answer.text, answer.annotations)
         for number, annotation in enumerate(part["annotations"]):
@@ -206,22 +194,28 @@ class ResponseWriter(Writer):
         """An error in the middle of a stream."""
         return self._event("error", message=str(error), code=error.code, param=error.param)
 
-    def whole(self, answer: FinishedAnswer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> dict[str, Any]:
         """The reply in one piece."""
-        has_message = answer.text or not answer.calls
+        has_message = answer.text or not answer.tool_calls
         output = [self._message(_make_part(answer.text, answer.annotations))] if has_message else []
-        functions = ((call["id"], call["function"]) for call in answer.calls)
+        functions = ((call["id"], call["function"]) for call in answer.tool_calls)
         output += [_make_call(function["name"], function["arguments"], name) for name, function in functions]
         return self._whole(output, answer)
 
-    def _whole(self, output: list[dict[str, Any]], answer: FinishedAnswer) -> dict[str, Any]:
+    def _whole(self, output: list[dict[str, Any]], answer: Answer) -> dict[str, Any]:
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         reason = reasons.get(answer.finish_reason)
         ended = {
             "status": "incomplete" if reason else "completed",
             "incomplete_details": {"reason": reason} if reason else None,
         }
-        return {**self._head, **ended, "output": output, **answer.fields, "usage": _make_usage(answer.usage)}
+        return {
+            **self._head,
+            **ended,
+            "output": output,
+            **answer.extra_fields,
+            "usage": _make_usage(answer.usage),
+        }
 
     def _message(self, part: dict[str, Any]) -> dict[str, Any]:
         head = {"type": "message", "id": self._message_id, "role": "assistant", "status": "completed"}

@@ -43,15 +43,7 @@ _PARTS: Mapping[str, type] = {
 
 
 class RefusedError(Exception):
-    """A request that is not answered.
-
-    Attributes:
-        status: The HTTP status.
-        param: The field of the request that is the reason, if it is one.
-        code: OpenAI's code for the reason, if there is one.
-        retry_after_seconds: When to retry, if that may help.
-        is_counted: Whether the metrics have it already.
-    """
+    """A request that is not answered: its HTTP status, the field that is the reason, and OpenAI's code."""
 
     def __init__(
         self,
@@ -67,7 +59,7 @@ class RefusedError(Exception):
         self.param = param
         self.code = code
         self.retry_after_seconds = retry_after_seconds
-        self.is_counted = False
+        self.is_counted = False  # by the metrics
 
     @classmethod
     def from_error(cls, error: Exception) -> RefusedError:
@@ -178,11 +170,7 @@ class ChatRequest(BaseModel):
         return {name: value for name, value in given.items() if value is not None and name not in _NEUTRAL}
 
     def langchain_messages(self) -> list[BaseMessage]:
-        """The messages as LangChain's.
-
-        Raises:
-            RefusedError: They are not in OpenAI's format.
-        """
+        """The messages as LangChain's; refused if they are not in OpenAI's format."""
         try:
             return convert_to_messages([_for_langchain(message) for message in self.messages])
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
@@ -190,11 +178,7 @@ class ChatRequest(BaseModel):
             raise RefusedError(f"messages are not in OpenAI's format: {reason}", param="messages") from error
 
     def langchain_tool_choice(self) -> str | None:
-        """``tool_choice`` in LangChain's words.
-
-        Raises:
-            RefusedError: It names no function.
-        """
+        """``tool_choice`` in LangChain's words."""
         choice = self.tool_choice
         if isinstance(choice, dict):
             name = (choice.get("function") or {}).get("name") if choice.get("type") == "function" else None
@@ -205,11 +189,7 @@ class ChatRequest(BaseModel):
 
 
 def read_request(body: bytes) -> ChatRequest:
-    """Reads the body of a request.
-
-    Raises:
-        RefusedError: It is not JSON, not a request, or requests an unsupported feature.
-    """
+    """Reads the body of a request; refused if it is no request or requests an unsupported feature."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:

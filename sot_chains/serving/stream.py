@@ -29,10 +29,9 @@ _DRAIN_SECONDS = 3.0
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits ``work`` and cancels it if the client disconnects. The request's body must have been read.
+    """Awaits ``work``; cancels it and raises ``ClientDisconnect`` if the client disconnects.
 
-    Raises:
-        ClientDisconnect: It has disconnected. Nothing of ``work`` is left running.
+    The body of the request must have been read.
     """
 
     async def disconnected() -> None:
@@ -50,12 +49,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout_seconds: float) -> bytes:
-    """Reads the body of a request.
-
-    Raises:
-        RefusedError: It is longer than ``max_bytes``, or does not arrive in time.
-        ClientDisconnect: The client has disconnected.
-    """
+    """Reads the body of a request, or refuses it if it is too long or does not arrive in time."""
     body, num_bytes, begin = bytearray(), 0, time.monotonic()
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -105,10 +99,7 @@ async def packets(
 ) -> AsyncGenerator[bytes, None]:
     """Joins events that come within ``pace.seconds``; the first one is passed on at once.
 
-    Args:
-        events: Whole events, or pieces of a text. They are read in one task, and closed in it.
-        pace: Shared by all streams of a server.
-        encode: Makes an event of a piece of a text.
+    ``events`` are whole ones, or pieces of a text, of which ``encode`` makes one. They are read in a task.
     """
     waiting: list[bytes | str] = []
     has_news = asyncio.Event()
@@ -163,17 +154,7 @@ async def event_response(
     pace: Pace,
     encode: Callable[[str], bytes] = str.encode,
 ) -> Response:
-    """Server-sent events, begun once there is the first one: an error before it has a status of its own.
-
-    Args:
-        request: Whose client reads them.
-        events: See :func:`packets`.
-        pace: See :func:`packets`.
-        encode: See :func:`packets`.
-
-    Raises:
-        ClientDisconnect: The client has disconnected before.
-    """
+    """Sends :func:`packets` of events once there is the first: an error before it has a status of its own."""
     sent = packets(events, pace, encode)
 
     async def begin() -> bytes:

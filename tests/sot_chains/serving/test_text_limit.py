@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sot_chains.serving.modes import TextLimit
+from sot_chains.serving.answer import TextLimit
 
 TEXT = st.text("ab\n", max_size=30)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)
