@@ -19,6 +19,7 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.verification import most_likely, token_chooser, verify
+from local_backend.models.architecture import Architecture
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.runner import Forward, decode_width, widest_within
 from local_backend.scheduling.running_batch import RunningBatch
@@ -30,7 +31,7 @@ from local_backend.sequences.sequence import Row, notify_safely
 # prompts and, if the model cannot skip their logits, all prompt columns.
 _MAX_IDLE_COLUMNS = 32
 
-_WARM_UP_TOKENS = (16, 1)  # of a short prompt, and of a decode forward
+_WARM_UP_TOKENS = (16, 1)  # a short prompt, and a decode forward
 
 
 class DecodeLoop:
@@ -44,31 +45,30 @@ class DecodeLoop:
         drafter: Proposes drafts.
         stats: Counts what the loop does.
         width_costs: Forward cost by width; called when a draft has probabilities.
+        architecture: The model's.
         vocabulary_size: How many token ids the model can read.
-        keeps_logits: Whether the model can compute the logits of its last tokens only.
         prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards.
     """
 
     def __init__(
         self,
-        *,
         forward: Forward,
         cache: RaggedKVCache,
         batch: RunningBatch,
         scheduler: Scheduler,
         drafter: Drafter,
+        *,
         stats: EngineStats,
         width_costs: Callable[[], ForwardCost],
+        architecture: Architecture,
         vocabulary_size: int,
-        keeps_logits: bool,
         prefill_chunk_tokens: int,
     ) -> None:
         self._forward, self._cache = forward, cache
         self._batch, self._scheduler = batch, scheduler
         self._drafter, self._stats = drafter, stats
         self._width_costs = width_costs
-        self._vocabulary_size = vocabulary_size
-        self._keeps_logits = keeps_logits
+        self._architecture, self._vocabulary_size = architecture, vocabulary_size
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._errands: deque[tuple[Callable[[], object], Future[None]]] = deque()
 
@@ -78,18 +78,15 @@ class DecodeLoop:
         self._errands.append((errand, done))
         return done
 
-    def warm_up(self, max_positions: int) -> None:
-        """Run forwards of no row, on the loop's thread: the first ones of a thread are slow.
-
-        Args:
-            max_positions: Maximum tokens of a row.
-        """
+    def warm_up(self) -> None:
+        """Run forwards of no row, on the loop's thread: the first ones of a thread are slow."""
         if self._batch:
             return
-        place = self._cache.add_row()
+        slot = self._cache.add_row()
         try:
             for num_tokens in _WARM_UP_TOKENS:
-                logits = self._forward(place, [[0] * min(num_tokens, max_positions)], [EMPTY_DRAFT])
+                token_ids = [0] * min(num_tokens, self._architecture.max_positions)
+                logits = self._forward(slot, [token_ids], [EMPTY_DRAFT])
                 assert logits is not None
                 most_likely(logits)
         finally:
@@ -137,25 +134,25 @@ class DecodeLoop:
         rows = self._batch.prefilling
         if not rows:
             return
-        first_place = len(self._batch.writing)
+        first_slot = len(self._batch.writing)
         num_left = [row.num_to_prefill for row in rows]
-        room = self._cache.most_new_tokens(first_place, len(rows))
+        room = self._cache.most_new_tokens(first_slot, len(rows))
         num_new = min(max(num_left), max(1, self._prefill_chunk_tokens // len(rows)), room)
         # Saves a forward, if no row is decoding that would have to wait and few columns are wasted.
-        is_last = first_place == 0 and max(num_left) <= num_new < room
-        # Without keeps_logits, a merged forward also computes and stores the logits of every prompt column.
-        num_idle = max(num_left) - (min(num_left) if self._keeps_logits else 0)
+        is_last = first_slot == 0 and max(num_left) <= num_new < room
+        # Unless the model can keep the last logits only, a merged forward computes those of all columns.
+        num_idle = max(num_left) - (min(num_left) if self._architecture.keeps_logits else 0)
         if is_last and num_idle <= _MAX_IDLE_COLUMNS:
             self._batch.begin_writing(most_unread=num_new)
             return
         chunks = [
             row.token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)] for row in rows
         ]
-        self._forward(first_place, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
+        self._forward(first_slot, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
         self._stats.num_prefill_forwards += 1
         self._stats.note_forward(len(rows), max(map(len, chunks)), sum(map(len, chunks)))
-        for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_place):
-            self._cache.commit(place, range(len(chunk)))
+        for slot, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_slot):
+            self._cache.commit(slot, range(len(chunk)))
             row.num_cached += len(chunk)
             row.stats.num_prefilled += len(chunk)
             self._stats.num_prefilled_tokens += len(chunk)
@@ -199,12 +196,12 @@ class DecodeLoop:
         num_new = sum(num_unread) + sum(map(len, drafts))
         self._stats.note_forward(len(rows), decode_width(num_unread, drafts), num_new)
         now = time.monotonic()
-        for place, (row, count, draft, outcome) in enumerate(
+        for slot, (row, count, draft, outcome) in enumerate(
             zip(rows, num_unread, drafts, outcomes, strict=True)
         ):
             taken = row.append(outcome.token_ids)
             kept = outcome.accepted[:taken]
-            self._cache.commit(place, [*range(count), *(count + accepted for accepted in kept)])
+            self._cache.commit(slot, [*range(count), *(count + accepted for accepted in kept)])
             row.num_cached += count + len(kept)
             row.stats.num_prefilled += count - 1
             self._stats.num_prefilled_tokens += count - 1

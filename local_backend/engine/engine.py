@@ -102,22 +102,14 @@ class Engine:
         self._width_costs: Callable[[], ForwardCost] = cache(
             lambda: width_costs or forward_cost(model, architecture, with_graphs=cuda_graphs)
         )
-        scheduling = Scheduling.of(scheduling)
-        max_bytes = scheduling.max_cache_bytes
-        memory = MemoryBudget.of(
-            model, architecture, max_rows=max_rows, max_prefix_bytes=max_prefix_bytes, max_bytes=max_bytes
-        )
-        num_token_ids = vocabulary_size(model)
-        rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
-        self.make_row = RowMaker(
-            tokenizer,
-            rules,
-            memory.require,
-            max_positions=self.max_positions,
-            vocabulary_size=num_token_ids,
-        )
         if drafter != "autoregressive":  # now, so that no answer waits for it
             run_in_short_lived_thread(self._width_costs)
+        scheduling = Scheduling.of(scheduling)
+        memory = MemoryBudget.of(model, architecture, max_rows, max_prefix_bytes, scheduling.max_cache_bytes)
+        rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
+        self.make_row = RowMaker(
+            tokenizer, rules, memory.require, self.max_positions, vocabulary_size=vocabulary_size(model)
+        )
         self._cache = RaggedKVCache(
             architecture.num_layers,
             max_rows=max_rows,
@@ -125,19 +117,17 @@ class Engine:
             max_tokens=memory.max_tokens,
         )
         self._running = RunningBatch(self._cache, max_rows)
-        self._scheduler = Scheduler(
-            scheduling, running=self._running, cache=self._cache, memory=memory, stats=self.stats
-        )
+        self._scheduler = Scheduler(scheduling, self._running, self._cache, memory, self.stats)
         self._loop = DecodeLoop(
-            forward=ModelRunner(model, self._cache, architecture, with_graphs=cuda_graphs),
-            cache=self._cache,
-            batch=self._running,
-            scheduler=self._scheduler,
-            drafter=self.drafter,
+            ModelRunner(model, self._cache, architecture, with_graphs=cuda_graphs),
+            self._cache,
+            self._running,
+            self._scheduler,
+            self.drafter,
             stats=self.stats,
             width_costs=self._width_costs,
-            vocabulary_size=num_token_ids,
-            keeps_logits=architecture.keeps_logits,
+            architecture=architecture,
+            vocabulary_size=vocabulary_size(model),
             prefill_chunk_tokens=prefill_chunk_tokens or _prefill_chunk_tokens(model.device),
         )
         self._worker = Worker(self, name="local_backend.Engine")
@@ -164,15 +154,12 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         references: Sequence[Sequence[str] | References | None] | None = None,
     ) -> list[Completion]:
-        """Continue every prompt and wait for all of them.
+        """Continue every prompt and wait for all completions, in the order of the prompts.
 
         Args:
             prompts: Token ids of each prompt.
             params: For all prompts, or one for each.
             references: For each prompt, text that may be copied.
-
-        Returns:
-            Completions in the order of the prompts.
 
         Raises:
             ValueError: A prompt is empty or too long, or the lists differ in length; nothing was run then.
@@ -273,7 +260,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run first forwards, which are slow, on the engine's thread and wait; leaves no statistics."""
-        warm = self._loop.before_next_step(partial(self._loop.warm_up, self.max_positions))
+        warm = self._loop.before_next_step(self._loop.warm_up)
         self._worker.wake()
         warm.result()
 

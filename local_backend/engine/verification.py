@@ -36,8 +36,8 @@ def verify(
 
     Args:
         draft: The guessed tokens.
-        choose: Returns the model's token after a position of the draft; -1 is the row's last token. Called
-            once for each emitted token, in order.
+        choose: Returns the model's token after a node of the draft; -1 is the row's last token. Called once
+            for each emitted token, in order.
         predictions: Passed on to the outcome.
 
     Returns:
@@ -45,21 +45,21 @@ def verify(
     """
     accepted: list[int] = []
     token_ids: list[int] = []
-    place = -1
+    node = -1
     while True:
-        token = choose(place)
+        token = choose(node)
         token_ids.append(token)
-        child = _child_with_token(draft, place, token)
+        child = _child_with_token(draft, node, token)
         if child is None:
             return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft)
         accepted.append(child)
-        place = child
+        node = child
 
 
 def _child_with_token(draft: Draft, parent: int, token: int) -> int | None:
-    for place in range(parent + 1, len(draft.token_ids)):
-        if draft.parents[place] == parent and draft.token_ids[place] == token:
-            return place
+    for node in range(parent + 1, len(draft.token_ids)):
+        if draft.parents[node] == parent and draft.token_ids[node] == token:
+            return node
     return None
 
 
@@ -94,8 +94,8 @@ def most_likely(logits: Tensor) -> Tensor:
         largest = torch.cat([largest, rest], -1)
     first = largest.argmax(-1, keepdim=True) * _BLOCK_SCORES
     # A short last block is padded by repeating its last token, which cannot win a tie against its first copy.
-    place = (first + torch.arange(_BLOCK_SCORES)).clamp_(max=size - 1)
-    token_ids: Tensor = first[..., 0] + logits.gather(-1, place).argmax(-1)
+    index = (first + torch.arange(_BLOCK_SCORES)).clamp_(max=size - 1)
+    token_ids: Tensor = first[..., 0] + logits.gather(-1, index).argmax(-1)
     return token_ids
 
 
@@ -116,18 +116,18 @@ def token_chooser(
             overwritten by the chosen token where that differs.
     """
     if row.takes_most_likely:  # nothing to compute: the batch's most likely tokens are the choices
-        return lambda place: predictions[place + 1]
+        return lambda node: predictions[node + 1]
     path: list[int] = []
 
-    def choose(place: int) -> int:
-        if place >= 0:
-            path.append(draft.token_ids[place])
+    def choose(node: int) -> int:
+        if node >= 0:
+            path.append(draft.token_ids[node])
         if row.error is None:
             try:
-                predictions[place + 1] = _choose(row, path, logits[number, place + 1], predictions[place + 1])
+                predictions[node + 1] = _choose(row, path, logits[number, node + 1], predictions[node + 1])
             except Exception as error:
                 row.error = error
-        return predictions[place + 1]
+        return predictions[node + 1]
 
     return choose
 

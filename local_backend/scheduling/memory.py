@@ -44,7 +44,6 @@ class MemoryBudget:
         cls,
         model: PreTrainedModel,
         architecture: Architecture,
-        *,
         max_rows: int,
         max_prefix_bytes: int,
         max_bytes: int | None,

@@ -63,7 +63,6 @@ class Scheduler:
     def __init__(
         self,
         scheduling: Scheduling,
-        *,
         running: RunningBatch,
         cache: RaggedKVCache,
         memory: MemoryBudget,

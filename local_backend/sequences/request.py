@@ -142,8 +142,8 @@ class RowMaker:
         tokenizer: PreTrainedTokenizerBase,
         rules: LogitsRules,
         require_memory: Callable[[int], None],
-        *,
         max_positions: int,
+        *,
         vocabulary_size: int,
     ) -> None:
         self._tokenizer = tokenizer
