@@ -2,7 +2,8 @@
 
 The pieces add up to what the tokenizer decodes from all tokens at once. Two kinds of tokens cannot be decoded
 one by one: parts of a character, and the byte tokens ``<0x00>`` to ``<0xFF>`` of a vocabulary with byte
-fallback, of which a whole run is text or none is.
+fallback, of which a whole run is text or none is. (``tokenizers.decoders.DecodeStream`` raises for a third of
+random token sequences of such a vocabulary, and cannot be flushed.)
 
 Knows tokenizers. Does not know rows or the model.
 """
@@ -10,10 +11,10 @@ Knows tokenizers. Does not know rows or the model.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+
+from local_backend.sequences.tokenizing import cached_by_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,13 +51,17 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._keeps_special = keep_special_tokens
-        self._vocabulary = _Vocabulary.of(tokenizer)
+        self._special, self._bytes = (
+            # Without them it stands in for a tokenizer and has no text.
+            _read_vocabulary(tokenizer) if hasattr(tokenizer, "added_tokens_decoder") else ({}, ())
+        )
         self._stops = _StopStrings(stop)
-        context = [token for token in context_token_ids if token not in self._vocabulary.special]
+        context = [token for token in context_token_ids if token not in self._special]
         # Bytes of the answer are not decoded together with bytes of the context.
         self._window = context[: self._start_of_run(context)] or context
-        self._num_read = 0  # characters of the window's text that were passed on
-        self._specials: list[tuple[int, str]] = []  # and, among the others, where special tokens are
+        self._specials: list[
+            tuple[int, str]
+        ] = []  # special tokens, and how much of the window's text is before
         self._drop_read()
 
     @property
@@ -72,12 +77,11 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the new text that can no longer change."""
         text, begin = "", 0
-        for place, token in enumerate(token_ids):
-            if token in self._vocabulary.special:
-                text += self._read(token_ids[begin:place])
-                num_before = len(_certain(self._decode(self._window)))
-                self._specials.append((num_before, self._vocabulary.special[token]))
-                begin = place + 1
+        for index, token in enumerate(token_ids):
+            if token in self._special:
+                text += self._read(token_ids[begin:index])
+                self._specials.append((len(_certain(self._decode(self._window))), self._special[token]))
+                begin = index + 1
         return text + self._read(token_ids[begin:])
 
     def finish(self) -> str:
@@ -94,7 +98,7 @@ class Detokenizer:
             text = self._decode(self._window[:run])
         text = _certain(text)
         certain = self._stops.push(self._unread(text))
-        self._specials = [(place, token) for place, token in self._specials if place > len(text)]
+        self._specials = [(index, token) for index, token in self._specials if index > len(text)]
         self._num_read = max(self._num_read, len(text))
         if self._num_read == len(whole):
             self._drop_read()
@@ -103,19 +107,19 @@ class Detokenizer:
     def _unread(self, text: str) -> Pieces:
         """The pieces of the window's text, as far as ``text``, that were not passed on."""
         pieces, start = [], self._num_read
-        for place, token in self._specials:
-            if place <= len(text):
-                pieces += [(text[start:place], True), (token, self._keeps_special)]
-                start = max(start, place)
+        for index, token in self._specials:
+            if index <= len(text):
+                pieces += [(text[start:index], True), (token, self._keeps_special)]
+                start = max(start, index)
         return [*pieces, (text[start:], True)]
 
     def _drop_read(self) -> None:
         """Shorten a window whose text is read to the context of the next tokens."""
         start = max(0, len(self._window) - _CONTEXT_TOKENS)
-        if start < len(self._window) and self._window[start] in self._vocabulary.bytes:
+        if start < len(self._window) and self._window[start] in self._bytes:
             start = self._start_of_run(self._window[: start + 1])
         self._window = self._window[start:]
-        self._num_read = len(self._decode(self._window))
+        self._num_read = len(self._decode(self._window))  # characters that were passed on
 
     def _decode(self, token_ids: list[int]) -> str:
         if not token_ids:
@@ -126,7 +130,7 @@ class Detokenizer:
     def _start_of_run(self, token_ids: Sequence[int]) -> int:
         """Where the run of byte tokens begins with which ``token_ids`` end; their number if there is none."""
         start = len(token_ids)
-        while start and token_ids[start - 1] in self._vocabulary.bytes:
+        while start and token_ids[start - 1] in self._bytes:
             start -= 1
         return start
 
@@ -159,7 +163,7 @@ class _StopStrings:
         for piece, is_text in pieces:
             self._held += piece
             self._is_text += [is_text] * len(piece)
-        found = [place for stop in self.stop if (place := self._held.find(stop)) >= 0]
+        found = [start for stop in self.stop if (start := self._held.find(stop)) >= 0]
         if found:
             self.is_reached = True
             return self._take(min(found))
@@ -188,38 +192,14 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Vocabulary:
-    """The tokens that are not decoded one by one.
-
-    Attributes:
-        special: Special tokens, which are left out of the text, by their ids.
-        bytes: Ids of the byte tokens.
-    """
-
-    special: Mapping[int, str]
-    bytes: Collection[int]
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> _Vocabulary:
-        """Those of ``tokenizer``, looked up again if tokens were added."""
-        if not hasattr(tokenizer, "added_tokens_decoder"):  # it stands in for a tokenizer and has no text
-            return cls({}, frozenset())
-        num_tokens, known = _known.get(tokenizer, (None, None))
-        if known is not None and num_tokens == len(tokenizer):
-            return known
-        added = tokenizer.added_tokens_decoder
-        # What `decode` leaves out.
-        ids = (
-            [token for token in added if added[token].special]
-            if tokenizer.is_fast
-            else tokenizer.all_special_ids
-        )
-        special = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
-        ids_of = tokenizer.get_vocab()
-        vocabulary = cls(special, frozenset(ids_of[name] for name in _BYTE_TOKENS if name in ids_of))
-        _known[tokenizer] = len(tokenizer), vocabulary
-        return vocabulary
-
-
-_known: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, _Vocabulary]] = WeakKeyDictionary()
+@cached_by_tokenizer
+def _read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> tuple[Mapping[int, str], Collection[int]]:
+    """The tokens that are not decoded one by one: special tokens by id, and the ids of byte tokens."""
+    added = tokenizer.added_tokens_decoder
+    # What `decode` leaves out.
+    special = [id for id in added if added[id].special] if tokenizer.is_fast else tokenizer.all_special_ids
+    vocabulary = tokenizer.get_vocab()
+    return (
+        dict(zip(special, tokenizer.convert_ids_to_tokens(special), strict=True)),
+        frozenset(vocabulary[name] for name in _BYTE_TOKENS if name in vocabulary),
+    )

@@ -13,12 +13,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
+
+from local_backend.sequences.tokenizing import cached_by_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,7 +134,7 @@ class GrammarRule:
             raise ValueError("a grammar needs a token that ends the answer: set stop_token_ids")
         self._num_prompt_tokens = num_prompt_tokens
         self._end_token_ids = sorted(end_token_ids)
-        tokens = _tokens_of(tokenizer, vocabulary_size)
+        tokens = _make_tokens(tokenizer, vocabulary_size)
         if tokens.decode_str(tokenizer.encode("a", add_special_tokens=False)).startswith(" "):
             # It writes a space before the first word, which is no part of the text.
             grammar = 'start: " "? answer\n' + _START.sub("answer:", grammar, count=1)
@@ -171,11 +172,9 @@ class GrammarRule:
         self._read = answer
 
 
-def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -> LLTokenizer:
-    """The bytes of each token, in the form of ``llguidance``; made once, which takes up to a second."""
-    size = max(len(tokenizer), vocabulary_size)
-    if tokenizer in _known and _known[tokenizer][0] == (len(tokenizer), size):
-        return _known[tokenizer][1]
+@cached_by_tokenizer
+def _make_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -> LLTokenizer:
+    """The bytes of each token, in the form of ``llguidance``; takes up to a second."""
     if not tokenizer.is_fast:
         raise ValueError(f"a grammar needs a fast tokenizer, but {type(tokenizer).__name__} is not")
     described = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -188,11 +187,10 @@ def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -> LLTo
     ends = (tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
     end = next(token for token in ends if token is not None)
     try:
-        tokens = LLTokenizer(json.dumps(described), n_vocab=size, eos_token=end)
+        size = max(len(tokenizer), vocabulary_size)
+        return LLTokenizer(json.dumps(described), n_vocab=size, eos_token=end)
     except ValueError as error:
         raise ValueError(f"a grammar cannot bound the tokens of this tokenizer: {error}") from error
-    _known[tokenizer] = (len(tokenizer), size), tokens
-    return tokens
 
 
 def _rename_control_tokens(described: dict[str, Any]) -> None:
@@ -213,6 +211,3 @@ def _rename_control_tokens(described: dict[str, Any]) -> None:
         model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
-
-
-_known: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[int, int], LLTokenizer]] = WeakKeyDictionary()

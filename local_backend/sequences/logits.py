@@ -1,9 +1,9 @@
-"""Logits processors of a model's generation config and of users, applied at every place as in ``generate``.
+"""Logits processors of a model's generation config and of users, applied to drafts as in ``generate``.
 
-``transformers`` builds the processors; here they are built for one row at a time and applied to one place at
-a time, after the row's tokens and the path to that place. So they must be pure functions of the preceding
-tokens and the scores. Others (guidance, which runs the model again; watermarks with state; beams) are refused
-when the engine is created.
+``transformers`` builds the processors; here they are built for one row at a time and applied to one node of
+its draft at a time, after the row's tokens and the path to that node. So they must be pure functions of the
+preceding tokens and the scores. Others (guidance, which runs the model again; watermarks with state; beams)
+are refused when the engine is created.
 
 Knows ``transformers``' generation config and processors. Does not know drafts or how a token is chosen.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -27,23 +27,18 @@ LogitsProcessorLike = Callable[[Tensor, Tensor], Tensor]
 """A ``LogitsProcessor`` or function: token ids ``[1, tokens]`` and scores ``[1, vocabulary]`` to scores."""
 
 _FIRST_TOKENS = 256
+# Processors of `transformers` that are no function of the preceding tokens and the scores, and why.
 _REFUSED = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it runs the model a second time for every token "
     "(guidance_scale)",
     "ClassifierFreeGuidanceLogitsProcessor": "it needs a second, unconditional row beside every row",
     "SynthIDTextWatermarkLogitsProcessor": "it remembers earlier calls (watermarking_config)",
-    "WhisperTimeStampLogitsProcessor": "it is made for speech models",
-    "WhisperNoSpeechDetection": "it is made for speech models",
-    "AlternatingCodebooksLogitsProcessor": "it is made for speech models",
-    "DiaClassifierFreeGuidanceLogitsProcessor": "it is made for speech models",
-    "DiaEOSChannelFilterLogitsProcessor": "it is made for speech models",
-    "DiaEOSDelayPatternLogitsProcessor": "it is made for speech models",
 }
-# Settings that change the text but are not logits processors: (whether it is set, what to do instead).
-_REFUSED_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "token_healing": (bool, "heal the prompt before it is given"),
-    "max_time": (lambda value: value is not None, "cancel the call instead"),
-    "num_return_sequences": (lambda value: (value or 1) > 1, "give the prompt that many times"),
+# Settings that change the text but are no logits processors, their value when off, and what to do instead.
+_REFUSED_SETTINGS = {
+    "token_healing": (False, "heal the prompt before it is given"),
+    "max_time": (None, "cancel the call instead"),
+    "num_return_sequences": (1, "give the prompt that many times"),
 }
 
 
@@ -67,7 +62,7 @@ class RowLogits:
 
         Args:
             token_ids: Prompt and emitted tokens; may only grow between calls.
-            path: Draft tokens from the root to the place.
+            path: Draft tokens from the root to a node.
             logits: The model's logits, ``[vocabulary]``; not modified.
 
         Returns:
@@ -93,7 +88,7 @@ class RowLogits:
         return self._token_ids[:, :size]
 
 
-class AnswerPenalties:
+def answer_penalties(num_prompt_tokens: int, presence: float, frequency: float) -> LogitsProcessorLike:
     """Makes tokens less likely that an answer already has, by OpenAI's formula.
 
     Args:
@@ -102,34 +97,23 @@ class AnswerPenalties:
         frequency: Subtracted as often as the answer has the token.
     """
 
-    def __init__(self, num_prompt_tokens: int, presence: float, frequency: float) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._presence, self._frequency = presence, frequency
+    def penalize(token_ids: Tensor, scores: Tensor) -> Tensor:
+        seen, counts = token_ids[0, num_prompt_tokens:].unique(return_counts=True)
+        return scores.index_add(1, seen, -(presence + frequency * counts)[None].to(scores))
 
-    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores ``[1, vocabulary]`` of the token after ``token_ids``, ``[1, tokens]``."""
-        seen, counts = token_ids[0, self._num_prompt_tokens :].unique(return_counts=True)
-        return scores.index_add(1, seen, -(self._presence + self._frequency * counts)[None].to(scores))
+    return penalize
 
 
-class MinTokens:
-    """Rules out the tokens that would end an answer before it has a number of tokens.
+def min_length(num_tokens: int, ending: Iterable[int]) -> LogitsProcessorLike:
+    """Rules out the token ids ``ending`` until prompt and answer have ``num_tokens`` tokens."""
+    ruled_out = torch.tensor(sorted(ending), dtype=torch.long)
 
-    Args:
-        num_prompt_tokens: Tokens before the answer.
-        min_tokens: Tokens that the answer has at least.
-        ending: The token ids that would end it, ``[tokens]``.
-    """
-
-    def __init__(self, num_prompt_tokens: int, min_tokens: int, ending: Tensor) -> None:
-        self._min_length = num_prompt_tokens + min_tokens
-        self._ending = ending
-
-    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores ``[1, vocabulary]`` of the token after ``token_ids``, ``[1, tokens]``."""
-        if token_ids.shape[1] >= self._min_length:
+    def require_more(token_ids: Tensor, scores: Tensor) -> Tensor:
+        if token_ids.shape[1] >= num_tokens:
             return scores
-        return scores.index_fill(1, self._ending.to(scores.device), -torch.inf)
+        return scores.index_fill(1, ruled_out.to(scores.device), -torch.inf)
+
+    return require_more
 
 
 class LogitsRules:
@@ -140,14 +124,13 @@ class LogitsRules:
         processors: Further processors for every row; each replaces one of the same class from the generation
             config, as in ``generate``.
         use_generation_config: Whether the model's generation config applies.
-        device: Where processors run; that of the model unless given.
 
     Attributes:
         end_token_ids: Tokens that end a row.
         stop: Strings that end a row.
 
     Raises:
-        ValueError: The generation config asks for something that cannot be applied place by place.
+        ValueError: The generation config asks for something that cannot be applied to drafted tokens.
         TypeError: A processor cannot be called with token ids and scores.
     """
 
@@ -157,22 +140,20 @@ class LogitsRules:
         processors: Sequence[LogitsProcessorLike] = (),
         *,
         use_generation_config: bool = True,
-        device: torch.device | None = None,
     ) -> None:
-        self._model = model
-        self._device = device or model.device
+        self._model, self._device = model, model.device
         given = getattr(model, "generation_config", None) if use_generation_config else None
         config = copy.deepcopy(given) if given is not None else GenerationConfig()
         config.do_sample = False  # sampling is decided by SamplingParams
         if given is not None:
             refuse_generation_mode(config)
             _refuse_settings(config)
+            cast("Any", model)._prepare_special_tokens(config, device=self._device)
         self._config: Any = config
         self._processors = tuple(_checked(processor) for processor in processors)
-        self.end_token_ids = _as_ids(config.eos_token_id)
-        self.stop = _as_strings(config.stop_strings)
-        if given is not None:
-            cast("Any", model)._prepare_special_tokens(config, device=self._device)
+        ends, stop = config.eos_token_id, config.stop_strings
+        self.end_token_ids = frozenset([ends] if isinstance(ends, int) else ends or ())
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         # The row determines the parameters of the processors, not which ones there are.
         self._is_empty = not self._build((0, 0), 2, ())
 
@@ -187,7 +168,7 @@ class LogitsRules:
             processors: The row's own, applied last.
 
         Raises:
-            ValueError: One of ``processors`` cannot be applied place by place.
+            ValueError: One of ``processors`` cannot be applied to drafted tokens.
             TypeError: One of ``processors`` cannot be called with token ids and scores.
         """
         if self._is_empty and not processors:
@@ -231,10 +212,10 @@ def refuse_generation_mode(config: GenerationConfig) -> None:
 
 
 def refuse_processor(processor: LogitsProcessorLike) -> None:
-    """Check that a processor can be applied to one place of one row.
+    """Check that a processor can be applied to one token of one row.
 
     Raises:
-        ValueError: It is known to need more than the tokens before the place and its scores.
+        ValueError: It is known to need more than the tokens before and the scores.
     """
     for kind in type(processor).__mro__:
         if kind.__name__ in _REFUSED and kind.__module__.startswith("transformers."):
@@ -262,19 +243,9 @@ def _checked(processor: LogitsProcessorLike) -> LogitsProcessorLike:
 
 
 def _refuse_settings(config: GenerationConfig) -> None:
-    for name, (is_asked, instead) in _REFUSED_SETTINGS.items():
-        if is_asked(value := getattr(config, name, None)):
+    for name, (off, instead) in _REFUSED_SETTINGS.items():
+        if (value := getattr(config, name, None)) not in (None, off):
             raise ValueError(
                 f"model.generation_config.{name} = {value!r} is not supported by the engine: "
                 f"set it to None and {instead}"
             )
-
-
-def _as_ids(ids: int | list[int] | None) -> frozenset[int]:
-    if ids is None:
-        return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
-
-
-def _as_strings(strings: str | list[str] | None) -> tuple[str, ...]:
-    return (strings,) if isinstance(strings, str) else tuple(strings or ())

@@ -14,6 +14,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from local_backend.caching.prefix_cache import num_shared
+
 
 @dataclass(slots=True)
 class EngineStats:
@@ -42,13 +44,7 @@ class EngineStats:
     num_padding: int = 0
 
     def note_forward(self, num_rows: int, width: int, num_new_tokens: int) -> None:
-        """Count a forward's positions.
-
-        Args:
-            num_rows: Rows of the forward.
-            width: Positions of each row.
-            num_new_tokens: Tokens read, over all rows.
-        """
+        """Count the positions of a forward of ``num_rows`` rows that reads ``num_new_tokens`` in all."""
         self.num_positions += num_rows * width
         self.num_padding += num_rows * width - num_new_tokens
 
@@ -84,35 +80,25 @@ def copied_spans(
         raise ValueError(f"min_tokens must be at least 1, got {min_tokens}")
     answer = tuple(token_ids)
     wanted = {answer[start : start + min_tokens] for start in range(len(answer) - min_tokens + 1)}
-    places: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+    found: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
     for number, reference in enumerate(map(tuple, references)):
         for start in range(len(reference) - min_tokens + 1):
             if (key := reference[start : start + min_tokens]) in wanted:
-                places[key].append((number, start))
+                found[key].append((number, start))
     spans: list[CopiedSpan] = []
     start = 0
     while start <= len(answer) - min_tokens:
         best: CopiedSpan | None = None
-        for number, place in places.get(answer[start : start + min_tokens], ()):
-            length = _num_equal(answer, start, references[number], place, min_tokens)
+        for number, begin in found.get(answer[start : start + min_tokens], ()):
+            length = num_shared(answer[start:], references[number][begin:])
             if best is None or length > best.num_tokens:
-                best = CopiedSpan(start, length, number, place)
+                best = CopiedSpan(start, length, number, begin)
         if best is None:
             start += 1
         else:
             spans.append(best)
             start += best.num_tokens
     return tuple(spans)
-
-
-def _num_equal(
-    answer: Sequence[int], start: int, reference: Sequence[int], place: int, known_equal: int
-) -> int:
-    length = known_equal
-    limit = min(len(answer) - start, len(reference) - place)
-    while length < limit and answer[start + length] == reference[place + length]:
-        length += 1
-    return length
 
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -158,7 +144,7 @@ class TokenLogprob:
     Attributes:
         token_id: The token.
         logprob: Natural logarithm of its probability under the model.
-        top: The most likely tokens at this place and their log probabilities, likeliest first.
+        top: The most likely tokens in its stead and their log probabilities, likeliest first.
     """
 
     token_id: int

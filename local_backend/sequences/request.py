@@ -11,11 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from local_backend.sequences.detokenizing import Detokenizer
 from local_backend.sequences.grammar import GrammarRule
-from local_backend.sequences.logits import AnswerPenalties, LogitsProcessorLike, LogitsRules, MinTokens
+from local_backend.sequences.logits import LogitsProcessorLike, LogitsRules, answer_penalties, min_length
 from local_backend.sequences.outputs import Update
 from local_backend.sequences.sampling import SamplingParams
 from local_backend.sequences.sequence import STREAM_INTERVAL_SECONDS, Row
@@ -98,7 +96,6 @@ class ReferenceTokens:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._kept: OrderedDict[str, TokenizedTexts] = OrderedDict()
-        self._num_tokens = 0
         self._lock = threading.Lock()
 
     def __call__(self, references: Sequence[str] | References | None) -> TokenizedTexts:
@@ -116,13 +113,10 @@ class ReferenceTokens:
                 return self._kept[handle.digest]
         tokens = tuple(tuple(encode_plain(self._tokenizer, text)) for text in handle.texts)
         with self._lock:
-            if handle.digest in self._kept:  # another thread was faster
-                return self._kept[handle.digest]
-            self._kept[handle.digest] = tokens
-            self._num_tokens += sum(map(len, tokens))
-            while self._num_tokens > self._max_tokens and len(self._kept) > 1:
-                _, dropped = self._kept.popitem(last=False)
-                self._num_tokens -= sum(map(len, dropped))
+            tokens = self._kept.setdefault(handle.digest, tokens)  # another thread may have been faster
+            num_tokens = sum(len(text) for texts in self._kept.values() for text in texts)
+            while num_tokens > self._max_tokens and len(self._kept) > 1:
+                num_tokens -= sum(map(len, self._kept.popitem(last=False)[1]))
         return tokens
 
 
@@ -236,11 +230,11 @@ class RowMaker:
         """The processors that ``params`` ask for, in the order in which they are applied."""
         processors: list[LogitsProcessorLike] = []
         if params.presence_penalty or params.frequency_penalty:
-            processors.append(AnswerPenalties(num_before, params.presence_penalty, params.frequency_penalty))
+            processors.append(answer_penalties(num_before, params.presence_penalty, params.frequency_penalty))
         processors += params.logits_processors
         if params.min_tokens:
-            ending = torch.tensor(sorted(end_token_ids | self._tokens_with(stop)), dtype=torch.long)
-            processors.append(MinTokens(num_prompt_tokens, params.min_tokens, ending))
+            ending = end_token_ids | self._tokens_with(stop)
+            processors.append(min_length(num_prompt_tokens + params.min_tokens, ending))
         if params.grammar is not None:
             bounds = (num_prompt_tokens, end_token_ids, self._vocabulary_size)
             processors.append(GrammarRule(self._tokenizer, params.grammar, *bounds))

@@ -21,7 +21,7 @@ STREAM_INTERVAL_SECONDS = 0.02
 
 
 class State(Enum):
-    """State of a row: WAITING for a place, PREFILLING its prompt, WRITING (decoding), FINISHED."""
+    """State of a row: WAITING for a slot, PREFILLING its prompt, WRITING (decoding), FINISHED."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -66,10 +66,10 @@ class Row:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     _generator: torch.Generator | None = None
-    _untold: list[int] = field(default_factory=list)
-    _num_told: int = 0
-    _num_told_tokens: int = 0
-    _told_seconds: float = 0.0
+    _undecoded: list[int] = field(default_factory=list)
+    _num_sent: int = 0
+    _num_sent_tokens: int = 0
+    _sent_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
@@ -120,7 +120,7 @@ class Row:
         taken = 0
         for token in token_ids:
             self.token_ids.append(token)
-            self._untold.append(token)
+            self._undecoded.append(token)
             taken += 1
             if token in self.end_token_ids or self._reaches_stop():
                 self.finish_reason = "stop"
@@ -141,26 +141,26 @@ class Row:
         return self.detokenizer.stopped
 
     def _detokenize(self) -> None:
-        self.text += self.detokenizer.push(self._untold)
-        self._untold.clear()
+        self.text += self.detokenizer.push(self._undecoded)
+        self._undecoded.clear()
 
-    def _news(self, completion: Completion | None = None) -> Update:
+    def _update(self, completion: Completion | None = None) -> Update:
         """Text and tokens since the last call."""
-        text, self._num_told = self.text[self._num_told :], len(self.text)
-        first = self.num_prompt_tokens + self._num_told_tokens
+        text, self._num_sent = self.text[self._num_sent :], len(self.text)
+        first = self.num_prompt_tokens + self._num_sent_tokens
         token_ids = tuple(self.token_ids[first:])
-        self._num_told_tokens += len(token_ids)
+        self._num_sent_tokens += len(token_ids)
         return Update(text, token_ids, completion)
 
     def emit(self, *, now: float) -> None:
         """Send new text to the listener, at most once per ``min_interval_seconds``."""
         if self.stats.first_token_seconds is None:
             self.stats.first_token_seconds = now
-        elif now - self._told_seconds < self.min_interval_seconds:
+        elif now - self._sent_seconds < self.min_interval_seconds:
             return
         self._detokenize()
-        self._told_seconds = now
-        self.listener(self._news())
+        self._sent_seconds = now
+        self.listener(self._update())
 
     def finish(self, reason: FinishReason) -> None:
         """Send the rest of the text and the completion to the listener."""
@@ -180,7 +180,7 @@ class Row:
             self.logprobs[: self.stats.num_tokens] if self.params.logprobs is not None else None,
             self.references,
         )
-        self.listener(self._news(completion))
+        self.listener(self._update(completion))
 
     def fail(self, error: BaseException) -> None:
         """End the row and send the error to its listener."""

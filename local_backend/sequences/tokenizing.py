@@ -10,9 +10,10 @@ Knows tokenizers and chat templates. Does not know models.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _TAG = re.compile(r"</?([^<>/]+)>")
+
+_T = TypeVar("_T")
+
+
+def cached_by_tokenizer(make: Callable[..., _T]) -> Callable[..., _T]:
+    """Keep what ``make`` finds in a tokenizer until tokens are added or other arguments are given."""
+    known: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, _T]] = WeakKeyDictionary()
+
+    @wraps(make)
+    def find(tokenizer: PreTrainedTokenizerBase, *options: object) -> _T:
+        key = (len(tokenizer), getattr(tokenizer, "chat_template", None), *options)
+        if tokenizer not in known or known[tokenizer][0] != key:
+            known[tokenizer] = key, make(tokenizer, *options)
+        return known[tokenizer][1]
+
+    return find
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -40,7 +57,7 @@ def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str, *, is_reply: boo
     """Token ids of a text in which control tokens are ordinary text, e.g. a document or a reply."""
     token_ids = encode(tokenizer, text)
     text = _without_surrogates(text)
-    control = _ControlTokens.of(tokenizer)
+    control = _control_tokens(tokenizer)
     marked = mark_control_tokens(text, control.in_replies if is_reply else control.in_texts)
     return encode_marked_chat(tokenizer, marked) if marked != text else token_ids
 
@@ -57,7 +74,7 @@ def encode_chat(
         turns: Messages as the template expects them.
         options: Of ``apply_chat_template``, e.g. ``add_generation_prompt`` and ``tools``.
     """
-    control = _ControlTokens.of(tokenizer)
+    control = _control_tokens(tokenizer)
     messages: list[dict[str, Any]] = [_without_surrogates(dict(turn)) for turn in turns]
     options = _without_surrogates(options)
     marked_messages = [
@@ -94,37 +111,24 @@ class _ControlTokens:
     in_texts: re.Pattern[str]
     in_replies: re.Pattern[str]
 
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> _ControlTokens:
-        """Those of ``tokenizer``, looked up again if tokens were added or the template was changed."""
-        template = str(getattr(tokenizer, "chat_template", None) or "")
-        key = (template, len(tokenizer))
-        if tokenizer in _known and _known[tokenizer][0] == key:
-            return _known[tokenizer][1]
-        added = tokenizer.added_tokens_decoder.values()
-        special = {token.content for token in added if token.special}
-        named = getattr(tokenizer, "chat_control_tokens", None)
-        # White space, e.g. Gemma's line feeds, is written by everyone.
-        others = {
-            token.content
-            for token in added
-            if token.content in (template if named is None else named) and token.content.strip()
-        } - special
-        tags = {
-            token
-            for token in others
-            if (tag := _TAG.fullmatch(token)) and {f"<{tag[1]}>", f"</{tag[1]}>"} <= others
-        }
-        control = cls(_any_of(special | others), _any_of((special | others) - tags))
-        _known[tokenizer] = key, control
-        return control
+
+@cached_by_tokenizer
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> _ControlTokens:
+    added = tokenizer.added_tokens_decoder.values()
+    special = {token.content for token in added if token.special}
+    named = getattr(tokenizer, "chat_control_tokens", None)
+    if named is None:
+        named = str(getattr(tokenizer, "chat_template", None) or "")
+    # White space, e.g. Gemma's line feeds, is written by everyone.
+    others = {token.content for token in added if token.content in named and token.content.strip()} - special
+    tags = {
+        token
+        for token in others
+        if (tag := _TAG.fullmatch(token)) and {f"<{tag[1]}>", f"</{tag[1]}>"} <= others
+    }
+    return _ControlTokens(_match_any(special | others), _match_any((special | others) - tags))
 
 
-_known: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[str, int], _ControlTokens]] = (
-    WeakKeyDictionary()
-)
-
-
-def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+def _match_any(tokens: Iterable[str]) -> re.Pattern[str]:
     """Matches any token, the longest where several begin; nothing if there are none."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

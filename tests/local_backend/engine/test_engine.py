@@ -144,20 +144,16 @@ def test_a_common_beginning_is_read_once(engine: Engine, model: LlamaForCausalLM
         ((2, 60), 2),  # much would be read that is nothing, and then one of them writes already
     ],
 )
-@pytest.mark.parametrize("keeps_logits", [True, False])
 def test_the_end_of_a_prompt_is_read_by_the_forward_that_begins_the_answer(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     lengths: Sequence[int],
     num_prefill_forwards: int,
-    keeps_logits: bool,
 ) -> None:
     rng = random.Random(sum(lengths))
     prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in lengths]
     answers = {tuple(prompt): greedy(model, prompt, 20) for prompt in prompts}
     with Engine(model, tokenizer, RandomTrees(answers), prefill_chunk_tokens=48) as engine:
-        assert engine._loop._forward._keeps_logits
-        engine._loop._forward._keeps_logits = keeps_logits  # not every model can leave scores out
         completions = engine.generate(prompts, SamplingParams(max_tokens=20))
         assert engine.stats.num_prefill_forwards == num_prefill_forwards
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -166,16 +162,34 @@ def test_the_end_of_a_prompt_is_read_by_the_forward_that_begins_the_answer(
         assert completion.stats.num_forwards == len(completion.stats.tokens_by_forward)
 
 
+class AllLogits(LlamaForCausalLM):
+    """A model that computes the logits of every token."""
+
+    def forward(  # type: ignore[override]  # that is the point
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: Any = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+    ) -> Any:
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
+
+
+@pytest.mark.parametrize(("lengths", "num_prefill_forwards"), [((60,), 1), ((4, 9, 16), 0)])
 def test_scores_of_a_long_prompt_are_not_computed_where_they_cannot_be_left_out(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: Sequence[int],
+    num_prefill_forwards: int,
 ) -> None:
-    (prompt,) = ragged_prompts(1, seed=2)
-    prompt = [*prompt, *range(20, 60)]
-    with Engine(model, tokenizer) as engine:
-        engine._loop._keeps_logits = False
-        (completion,) = engine.generate([prompt], SamplingParams(max_tokens=5))
-        assert engine.stats.num_prefill_forwards == 1
-    assert completion.token_ids == greedy(model, prompt, 5)
+    prompts = [[9, *range(20, 19 + length)] for length in lengths]
+    all_logits = AllLogits(model.config).eval()
+    all_logits.load_state_dict(model.state_dict())
+    with Engine(all_logits, tokenizer) as engine:
+        completions = engine.generate(prompts, SamplingParams(max_tokens=5))
+        assert engine.stats.num_prefill_forwards == num_prefill_forwards
+    assert [one.token_ids for one in completions] == [greedy(model, prompt, 5) for prompt in prompts]
 
 
 def test_rows_join_while_others_write(engine: Engine, model: LlamaForCausalLM) -> None:
