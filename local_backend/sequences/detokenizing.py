@@ -59,6 +59,7 @@ class Detokenizer:
         context = [token for token in context_token_ids if token not in self._special]
         # Bytes of the answer are not decoded together with bytes of the context.
         self._window = context[: self._start_of_run(context)] or context
+        self._num_read = 0  # characters of the window's text that were passed on
         self._specials: list[
             tuple[int, str]
         ] = []  # special tokens, and how much of the window's text is before
@@ -119,7 +120,7 @@ class Detokenizer:
         if start < len(self._window) and self._window[start] in self._bytes:
             start = self._start_of_run(self._window[: start + 1])
         self._window = self._window[start:]
-        self._num_read = len(self._decode(self._window))  # characters that were passed on
+        self._num_read = len(self._decode(self._window))
 
     def _decode(self, token_ids: list[int]) -> str:
         if not token_ids:
