@@ -60,9 +60,7 @@ class Detokenizer:
         # Bytes of the answer are not decoded together with bytes of the context.
         self._window = context[: self._start_of_run(context)] or context
         self._num_read = 0  # characters of the window's text that were passed on
-        self._specials: list[
-            tuple[int, str]
-        ] = []  # special tokens, and how much of the window's text is before
+        self._specials: list[tuple[int, str]] = []  # and how much of the window's text is before each
         self._drop_read()
 
     @property
