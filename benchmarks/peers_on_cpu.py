@@ -73,10 +73,7 @@ class Contestants:
         if not is_gguf(options.model):
             return Path(options.model)
         folder = Path(self._stack.enter_context(TemporaryDirectory()))
-        # A model read from a GGUF file cannot be saved, but a new one with the same weights can.
-        fresh = cast("Any", type(model)(model.config)).to(model.dtype)
-        fresh.load_state_dict(model.state_dict())
-        fresh.save_pretrained(folder)
+        model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
 

@@ -203,14 +203,13 @@ class _Attention:
 
     def split(self, states: Tensor) -> Tensor:
         """``[tokens, heads, head size]`` to ``[rows, heads, new, head size]``."""
-        return states.unflatten(0, (self.num_rows, self.num_new)).transpose(1, 2)
+        return states.view(self.num_rows, self.num_new, *states.shape[1:]).transpose(1, 2)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """``[rows, heads, new, head size]`` to ``[tokens, heads * head size]``."""
         is_causal = self.mask is None and self.num_new > 1
-        return attend(query, keys, values, self.mask, is_causal=is_causal).reshape(
-            len(query) * self.num_new, -1
-        )
+        attended = attend(query, keys, values, self.mask, is_causal=is_causal)
+        return attended.reshape(self.num_rows * self.num_new, -1)
 
 
 @dataclass(slots=True)
