@@ -159,8 +159,8 @@ def _router(name: str) -> Any:
     return RulesRouter() if name == "rules" else auto_router()
 
 
-def _progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+def _progress(questions: Sequence[Any], model: str) -> Iterable[Any]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, what, total=total, console=Console(stderr=True), transient=True)
+    return track(questions, model, console=Console(stderr=True), transient=True)

@@ -7,14 +7,14 @@ answers as they grow; a file or a pipe gets the finished answers, without contro
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, nullcontext
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
 _COLORS = {_PLAIN: "blue", _SOT: "green"}
 _FRAMES_PER_SECOND = 12
+_Texts: TypeAlias = dict[str, dict[Point | None, str]]  # of each point so far, by title; None: a plain answer
 _Run: TypeAlias = tuple[
     AIMessage, int | None
 ]  # an answer, and the forward passes it took if they are counted
@@ -70,15 +71,17 @@ async def compare(
     plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, profile=UNFILTERED, retries=once)
     chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     console.print(Text(f"Question: {printable(question)}", style="bold"))
-    board = _Board(chains)
-    live = Live(board, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
+    texts: _Texts = {title: {} for title in chains}
+    live = Live(
+        console=console,
+        refresh_per_second=_FRAMES_PER_SECOND,
+        transient=True,
+        get_renderable=lambda: _board(texts),
+    )
     with live if console.is_terminal else nullcontext():
-        runs = {
-            title: await _run(chain, question, board.texts[title], forwards)
-            for title, chain in chains.items()
-        }
+        runs = {title: await _run(chain, question, texts[title], forwards) for title, chain in chains.items()}
     if console.is_terminal:
-        console.print(board)
+        console.print(_board(texts))
     else:
         for title, (message, _) in runs.items():
             console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(message.text)}"))
@@ -105,23 +108,18 @@ async def _run(
     return stream.message, forwards() - forwards_before if forwards else None
 
 
-class _Board:
-    """The panels on the screen, side by side; rendered again for each frame."""
-
-    def __init__(self, titles: Iterable[str]) -> None:
-        # The text of each point so far, by the panel's title; a plain answer is all of one point.
-        self.texts: dict[str, dict[Point | None, str]] = {title: {} for title in titles}
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = Table.grid(expand=True, padding=(0, 1))
-        for _ in self.texts:
-            grid.add_column(ratio=1)
-        panels = (
-            Panel(_written(texts), title=title, border_style=_COLORS[title])
-            for title, texts in self.texts.items()
+def _board(texts: _Texts) -> Table:
+    """The panels on the screen, side by side; made again for each frame."""
+    grid = Table.grid(expand=True, padding=(0, 1))
+    for _ in texts:
+        grid.add_column(ratio=1)
+    grid.add_row(
+        *(
+            Panel(_written(of_one), title=title, border_style=_COLORS[title])
+            for title, of_one in texts.items()
         )
-        grid.add_row(*panels)
-        yield grid
+    )
+    return grid
 
 
 def _written(texts: dict[Point | None, str]) -> Group:

@@ -11,17 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question.
+    """One question."""
 
-    Attributes:
-        text: As a user would send it.
-        category: Results are grouped by it.
-        name: Identifies the question in tables.
-    """
-
-    text: str
-    category: str
-    name: str
+    text: str  # as a user would send it
+    category: str  # results are grouped by it
+    name: str  # identifies the question in tables
 
 
 def read_questions(path: Path | str) -> list[Question]:

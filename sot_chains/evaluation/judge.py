@@ -101,14 +101,9 @@ def make_request(criterion: str, question: str, first: str, second: str) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The judgements of our answer against another, in both orders.
+    """The judgements of our answer against another, in both orders."""
 
-    Attributes:
-        ours_first: The outcome with our answer in first position.
-        ours_second: The outcome with our answer in second position.
-    """
-
-    ours_first: Outcome
+    ours_first: Outcome  # with our answer in first position
     ours_second: Outcome
 
     @property

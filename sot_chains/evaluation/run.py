@@ -25,9 +25,7 @@ from sot_chains.providers import Provider
 from sot_chains.router.route import Route
 from sot_chains.router.rules import PLAINLY
 
-Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
 _ORDERS: tuple[tuple[Literal["plain", "sot"], ...], ...] = (("sot", "plain"), ("plain", "sot"))
-_NUM_JUDGED_AT_ONCE = 8
 
 
 async def evaluate(
@@ -39,7 +37,7 @@ async def evaluate(
     judge: Judge | None = None,
     criteria: Sequence[str] = CRITERIA,
     before_each: Callable[[], None] = lambda: None,
-    watch: Watch = lambda items, what, total: items,
+    watch: Callable[[Sequence[Question], str], Iterable[Question]] = lambda questions, label: questions,
 ) -> Evaluation:
     """Collects the answers and has them judged.
 
@@ -51,16 +49,16 @@ async def evaluate(
         judge: Compares SoT with plain; without one only speed is measured.
         criteria: The criteria it judges by.
         before_each: Called before each answer, to clear the model's cache of the last one.
-        watch: Wraps the items of a loop to show progress; is told what they are for and how many.
+        watch: Wraps the questions to each model, given its label, to show progress.
     """
-    by_model = {}
+    by_model: dict[str, list[QuestionResult]] = {}
     for label, model in models.items():
         chains = {
             "plain": SkeletonOfThought(model, router=PLAINLY),
             "sot": SkeletonOfThought(model, router="always"),
         }
-        results: list[QuestionResult] = []
-        for number, question in enumerate(watch(questions, f"{label} answers", len(questions))):
+        by_model[label] = []
+        for number, question in enumerate(watch(questions, label)):
             answers: dict[Mode, TimedAnswer] = {}
             for mode in _ORDERS[number % 2]:  # they take turns in going first
                 key = make_key(kind="answer", model=label, mode=mode, question=question.text)
@@ -70,18 +68,12 @@ async def evaluate(
                     if not kept["failure"]:  # a resumed run retries failures
                         store.put(key, kept)
                 answers[mode] = TimedAnswer(**kept)
-            results.append(QuestionResult(question, answers))
-        if router is not None:
-            results = [await _with_route(one, router, label, store) for one in results]
-        if judge is not None:
-            groups = [
-                results[start : start + _NUM_JUDGED_AT_ONCE]
-                for start in range(0, len(results), _NUM_JUDGED_AT_ONCE)
-            ]
-            results = []
-            for group in watch(groups, "Judging", len(groups)):
-                results += await gather_or_cancel(_judged(one, judge, criteria) for one in group)
-        by_model[label] = results
+            result = QuestionResult(question, answers)
+            if router is not None:
+                result = await _with_route(result, router, label, store)
+            if judge is not None and not result.failure:
+                result = await _judged(result, judge, criteria)
+            by_model[label].append(result)
     return Evaluation(by_model, judge.label if judge else None)
 
 
@@ -122,8 +114,6 @@ async def _with_route(
 
 
 async def _judged(result: QuestionResult, judge: Judge, criteria: Sequence[str]) -> QuestionResult:
-    if result.failure:
-        return result
     sot, plain = result.answers["sot"].text, result.answers["plain"].text
     compared = await gather_or_cancel(
         judge.compare(criterion, result.question.text, sot, plain) for criterion in criteria

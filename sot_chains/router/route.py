@@ -17,22 +17,13 @@ from sot_chains.prompts.conversation import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A router's decision for one question.
+    """A router's decision for one question."""
 
-    Attributes:
-        use_sot: Whether to use Skeleton-of-Thought; otherwise the model answers plainly.
-        reason: The reason, for people to read.
-        confidence: How sure the router is of ``use_sot``, from 0 (no idea) to 1 (certain).
-        router: The name of the router that decided.
-        is_graph: Whether points build on each other: the outline may mark what they need, and the answer has
-            a conclusion.
-    """
-
-    use_sot: bool
-    reason: str
-    confidence: float
-    router: str
-    is_graph: bool = False
+    use_sot: bool  # whether to use Skeleton-of-Thought; otherwise the model answers plainly
+    reason: str  # for people to read
+    confidence: float  # of use_sot, from 0 (no idea) to 1 (certain)
+    router: str  # the name of the router that decided
+    is_graph: bool = False  # points may build on each other, and the answer has a conclusion
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.confidence <= 1.0:

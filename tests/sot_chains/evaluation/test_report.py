@@ -178,7 +178,7 @@ def test_killed_and_taken_up_it_comes_to_the_same_report(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "key-for-tests")
     answerer, judge = servers
-    judge.pause_seconds = 0.01
+    judge.pause_seconds = 0.2
     command = [
         sys.executable,
         "-m",
@@ -187,13 +187,29 @@ def test_killed_and_taken_up_it_comes_to_the_same_report(
     ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while len(judge.requests) < 12 and process.poll() is None and time.monotonic() < deadline:
+    # The second question is being judged, eight calls at once.
+    while len(judge.requests) < 20 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait(20)
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out" / "report.md").exists()
-    num_answered, num_judged = len(answerer.requests), len(judge.requests)
+    judge.pause_seconds = 0.2
+    command = [
+        sys.executable,
+        "-m",
+        "langchain_parallel_decoding.command",
+        *_arguments(tmp_path, answerer, judge),
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    # The second question is being judged, eight calls at once.
+    while len(judge.requests) < 20 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait(20)
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out" / "report.md").exists()
     judge.pause_seconds = 0.0
 
     def finished() -> list[str]:
@@ -203,9 +219,13 @@ def test_killed_and_taken_up_it_comes_to_the_same_report(
         ]
 
     first = finished()
-    assert len(answerer.requests) == num_answered  # no answer was written twice
-    assert len(judge.requests) < num_judged + 12 * len(QUESTIONS)
+    asked = [json.dumps(request, sort_keys=True) for request in answerer.requests]
+    assert len(set(asked)) == len(asked)  # no answer was written twice
+    num_judged = len({json.dumps(request, sort_keys=True) for request in judge.requests})
+    assert num_judged == 12 * len(QUESTIONS)
+    assert len(judge.requests) <= num_judged + 8  # what was judged when it was killed
     assert finished() == first
+    assert len(answerer.requests) == len(asked)
 
 
 @pytest.mark.parametrize(
