@@ -40,14 +40,16 @@ class Tasks:
                 self._ended = asyncio.get_running_loop().create_future()
                 await self._ended
         finally:
-            await cancel_and_wait(self._tasks)
+            if self._num_running:
+                await cancel_and_wait(self._tasks)
         if self._error is not None:
             raise self._error
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._num_running -= 1
-        if not task.cancelled() and self._error is None:
-            self._error = task.exception()
+        if not task.cancelled():
+            error = task.exception()  # asked for, it counts as seen
+            self._error = self._error or error
         has_ended = self._error is not None or self._num_running == 0
         if has_ended and self._ended is not None and not self._ended.done():
             self._ended.set_result(None)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from operator import attrgetter
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
@@ -52,15 +53,15 @@ class Answer:
         self._call_options = call_options
         self._conclusion = options.conclusion
         self._fault: str | None = None  # of the outline
-        self._marks = MarkReader()
+        self._marks: MarkReader | None = None
         self._part_of: dict[int, Part] = {}  # by the number of the point
         self._messages = Messages(options, conversation)
         self._caller = Caller(options, call_options)
         self._record = AnswerRecord(options)
         self._order = ReadingOrder(self._record.parts)
         self._writer = PointWriter(options, self._caller, self._record, self._order, call_options.arrivals)
-        self._given = self._given_points()
-        self._whole = whole_points(call_options.resume, self._given)
+        self._given = self._given_points() if options.thoughts or call_options.resume else ()
+        self._whole = whole_points(call_options.resume, self._given) if call_options.resume else {}
 
     async def write(self) -> AIMessage:
         """Writes the answer to its end.
@@ -118,9 +119,11 @@ class Answer:
 
     def message(self) -> AIMessage:
         """The finished answer."""
-        shown = [part for part in self._record.parts if part.status != "omitted"]
-        text = AnswerText(self._messages.templates.separator).whole((part.point, part.text) for part in shown)
-        return AIMessage(content=text, **self._record.particulars(self.message_id))
+        text, written = AnswerText(self._messages.templates.separator), ""
+        for part in self._record.parts:
+            if part.status != "omitted":
+                written += text.add(part.point, part.text)
+        return AIMessage(content=written, **self._record.particulars(self.message_id))
 
     def last_chunk(self) -> AIMessageChunk:
         """The last chunk of a stream of the text, which carries everything besides the text."""
@@ -174,47 +177,50 @@ class Answer:
         if self._given:
             return
         record, request = self._record, self._messages.outline()
-        call = record.skeleton_call = record.begin(Call("skeleton", "skeleton"))
+        call = record.skeleton_call = Call("skeleton", "skeleton")
+        record.calls.append(call)
         record.plain_share = self._messages.plain_share(request)
         most_alike = self._options.profile.most_alike
-        reader = OutlineReader(lambda: call.reply_start, self._messages.max_points, most_alike)
+        reader = OutlineReader(self._messages.max_points, most_alike)
         async with aclosing(self._caller.stream(call, request)) as pieces:
             async for piece in pieces:
                 if piece is None:
                     reader.restart()
                     continue
+                reader.reply_start = call.reply_start
                 reader.feed(piece)
                 if self._options.eager:
-                    for part in self._begin(self._marked(reader.take())):
+                    for part in self._begin(reader.take()):
                         yield part
                 if reader.is_over:
                     break
         reader.end(is_cut=reader.is_over or call.is_cut_off)
         fault = find_fault(reader.headings, self._messages.templates.example_headings)
-        points = self._marked(reader.take())
+        points, record.skeleton_reply = reader.take(), reader.text
         if fault and not record.parts:
-            self._fault = fault
-            record.skeleton, record.skeleton_reply = reader.skeleton, reader.text
+            self._fault, record.skeleton = fault, reader.skeleton
             return
         for part in self._begin(points):
             yield part
-        record.note_outline(reader.text)
-
-    def _marked(self, points: list[Point]) -> list[Point]:
-        """The next points of the outline, with what they build on if the model may mark that."""
-        return [self._marks.read(point) for point in points] if self._messages.marks_needs else points
+        because = f", {record.router_reason}" if record.router_reason else ""
+        record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{because}"
 
     def _begin(self, points: Sequence[Point]) -> list[Part]:
         """Adds ``points`` to the skeleton, and to the answer as parts of it."""
         if not points:
             return []
+        if self._messages.marks_needs and not self._given:
+            self._marks = self._marks or MarkReader()
+            points = list(map(self._marks.read, points))
         if self._conclusion == "first" and not self._record.parts:
             self._begin_conclusion()
-        self._record.skeleton = Skeleton((*self._record.skeleton, *points))
-        parts = [take_over(Part(point), self._whole.get(point.text)) for point in points]
-        self._part_of.update((point.number, part) for point, part in zip(points, parts, strict=True))
+        self._record.skeleton = Skeleton((*self._record.skeleton.points, *points))
+        parts = list(map(Part, points))
+        self._part_of.update(zip(map(attrgetter("number"), points), parts, strict=True))
         for point, part in zip(points, parts, strict=True):
-            part.needs = [self._part_of[number] for number in point.needs]
+            part.needs = list(map(self._part_of.__getitem__, point.needs))
+            if whole := self._whole.get(point.text):
+                take_over(part, whole)
             self._writer.announce(part)
         return parts
 

@@ -42,6 +42,7 @@ class Messages:
         self._local = wrapped.local if wrapped else None
         self._bound = wrapped.bound if wrapped else {}
         self._caches_prefix = isinstance(options.provider, VendorProvider)
+        self._takes_parameters = self._local is not None or self._profile.presence_penalty > 0
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
     def outline(self) -> Request:
@@ -58,10 +59,7 @@ class Messages:
             templates.skeleton_request(self._conversation.question, prefill=True) + needs,
             templates.skeleton_opening,
             start,
-            [
-                (request, start, reply.removeprefix(start))
-                for request, reply in templates.skeleton_examples(prefill=True)
-            ],
+            self._outline_examples() if templates.examples else (),
             prefix=SharedPrefix(0, self._key) if self._caches_prefix else None,
             bounds=profile.outline,
             parameters=parameters,
@@ -80,11 +78,11 @@ class Messages:
             text + templates.needed.format(points=_written(part.needs)) if part.needs else text,
             templates.expansion_opening,
             templates.expansion_reply_start(point),
-            self._point_examples,
+            self._point_examples if templates.examples else (),
             point,
-            None if self._options.eager else self._shared_prefix(skeleton),
+            self._shared_prefix(skeleton) if self._caches_prefix and not self._options.eager else None,
             bounds,
-            self._parameters(bounds),
+            self._parameters(bounds) if self._takes_parameters else {},
         )
 
     def thought(self, thought: Thought, part: Part) -> Request:
@@ -109,7 +107,9 @@ class Messages:
 
     def plain_share(self, request: Request) -> float:
         """How much shorter than ``request`` the user's own is, by characters."""
-        own = sum(len(str(message.text)) for message in self._conversation.messages)
+        own = 0
+        for message in self._conversation.messages:
+            own += len(str(message.text))
         return own / max(1, own - len(self._conversation.question) + len(request.text or ""))
 
     def _parameters(self, bounds: ReplyBounds) -> dict[str, Any]:
@@ -127,6 +127,11 @@ class Messages:
             return {}
         return {name: value for name, value in wanted.items() if value and not own.get(name)}
 
+    def _outline_examples(self) -> list[tuple[str, str, str]]:
+        start = self.templates.skeleton_prefill
+        turns = self.templates.skeleton_examples(prefill=True)
+        return [(request, start, reply.removeprefix(start)) for request, reply in turns]
+
     @cached_property
     def _point_examples(self) -> list[tuple[str, str, str]]:
         templates, detail = self.templates, self._options.detail
@@ -139,7 +144,7 @@ class Messages:
 
     def _shared_prefix(self, skeleton: Skeleton) -> SharedPrefix | None:
         """What the requests for the points of ``skeleton`` have in common, for providers that cache it."""
-        if not self._caches_prefix or len(skeleton) < 2:
+        if len(skeleton) < 2:
             return None
         if self._prefix is None or self._prefix[0] is not skeleton:
             shared = self.templates.num_shared(

@@ -20,6 +20,8 @@ from sot_chains.filters.sentences import WholeSentences
 from sot_chains.outline.words import ends_sentence
 from sot_chains.providers.loops import LoopGuard
 
+_STOPPED_BY: dict[type, StoppedBy] = {OverrunFilter: "overrun", LoopGuard: "loop"}
+
 
 class PlainInsteadError(Exception):
     """A point failed, and the failure policy wants a plain answer instead of all points."""
@@ -72,30 +74,41 @@ class PointWriter:
         """
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
-        name = f"point_{part.point.number}" if part.point else part.kind
-        call = part.call = self._record.begin(Call(name, "plain" if part.kind == "plain" else "points"))
-        text = self._filtered(part)
+        asked = request()
+        call, text = self._begin(part), self._filtered(part)
         try:
-            async with aclosing(self._caller.stream(call, request())) as pieces:
-                async for piece in pieces:
-                    if piece is None:
-                        part.pieces.clear()
-                        text = self._filtered(part)
-                    elif new := text.feed(piece):
-                        self._add(part, new)
-                    if text.ended_by or part.status is not None:
-                        break
-            self._add(part, text.end(is_cut=call.is_cut_off))
+            for may_prefill in (True, False):
+                async with aclosing(self._caller.stream(call, asked, may_prefill=may_prefill)) as pieces:
+                    async for piece in pieces:
+                        if piece is None:
+                            part.pieces.clear()
+                            text = self._filtered(part)
+                        elif new := text.feed(piece):
+                            part.pieces.append(new)
+                            self._tell(part, new)
+                        if text.ended_by or part.status is not None:
+                            break
+                self._add_rest(part, text, is_cut=call.is_cut_off)
+                if part.pieces or call.reply_start is None or not may_prefill:
+                    break
+                # The model had nothing to add to what was begun for it: it begins its own reply.
+                call, text = self._begin(part), self._filtered(part)
         except Exception as error:  # the failure policy decides what happens to the part
-            self._add(part, text.end())
+            self._add_rest(part, text)
             self._fail(part, call, error)
         except asyncio.CancelledError:
-            self._add(part, text.end())
+            self._add_rest(part, text)
             raise
         else:
-            part.stopped_by = _name(text.ended_by)
+            part.stopped_by = _STOPPED_BY.get(type(text.ended_by))
             self._end(part, call)
         self._order.wake()
+
+    def _begin(self, part: Part) -> Call:
+        name = f"point_{part.point.number}" if part.point else part.kind
+        part.call = Call(name, "plain" if part.kind == "plain" else "points")
+        self._record.calls.append(part.call)
+        return part.call
 
     async def _has_what_it_needs(self, part: Part) -> bool:
         """Waits for the parts that ``part`` builds on; if one of them has failed, so has it."""
@@ -140,10 +153,10 @@ class PointWriter:
             advice = "; raise max_tokens" if call.is_out_of_tokens else ""
             part.end("cut", f"the model was stopped before the end: {ended}{advice}")
 
-    def _add(self, part: Part, text: str) -> None:
-        if text:
-            part.pieces.append(text)
-            self._tell(part, text)
+    def _add_rest(self, part: Part, text: Pipeline, *, is_cut: bool = False) -> None:
+        if rest := text.end(is_cut=is_cut):
+            part.pieces.append(rest)
+            self._tell(part, rest)
 
     def _tell(self, part: Part, text: str) -> None:
         if self._record.first_text_seconds is None and (text or part.point):
@@ -172,12 +185,3 @@ class PointWriter:
                 part.end("omitted", reason)
             case _:
                 part.end("cut" if part.pieces else "failed", reason)
-
-
-def _name(ended_by: TextFilter | None) -> StoppedBy | None:
-    match ended_by:
-        case OverrunFilter():
-            return "overrun"
-        case LoopGuard():
-            return "loop"
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from sot_chains.answering.state import Part
 from sot_chains.outline.skeleton import Point
@@ -98,7 +98,3 @@ class AnswerText:
         self._has_text |= bool(text)
         self._has_any |= bool(written or text)
         return written + text
-
-    def whole(self, texts: Iterable[tuple[Point | None, str]]) -> str:
-        """The finished answer, from each point and its text."""
-        return "".join(self.add(point, text) for point, text in texts)

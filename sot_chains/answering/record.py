@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from graphlib import TopologicalSorter
+from operator import attrgetter
 from typing import Any
 
 from langchain_core.messages.ai import UsageMetadata
 
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
-from sot_chains.calls.trace import Call, Failure, SotTrace, total_usage
-from sot_chains.calls.usage import Cost, added, cost_of, tokens_of
+from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace, total_usage
+from sot_chains.calls.usage import Cost, Tokens, added, cost_of, tokens_of
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -49,17 +49,6 @@ class AnswerRecord:
         self.first_text_seconds: float | None = None
         self.plain_share = 0.0
 
-    def begin(self, call: Call) -> Call:
-        """Takes ``call`` into the record."""
-        self.calls.append(call)
-        return call
-
-    def note_outline(self, reply: str) -> None:
-        """Records that the outline is whole, and the route that follows from it."""
-        because = f", {self.router_reason}" if self.router_reason else ""
-        self.skeleton_reply = reply
-        self.route_reason = f"the skeleton has {len(self.skeleton)} points{because}"
-
     def cut_outline(self, reason: str) -> None:
         """Records that the outline is not whole: the answer has the points that were begun."""
         self.is_cut, self.route_reason = True, reason
@@ -79,8 +68,10 @@ class AnswerRecord:
     @property
     def has_any(self) -> bool:
         """Whether any point, or the plain answer, has text, or is complete without."""
-        parts = [part for part in self.parts if part.kind != "conclusion"]
-        return any(part.pieces or part.status == "complete" for part in parts)
+        for part in self.parts:
+            if part.kind != "conclusion" and (part.pieces or part.status == "complete"):
+                return True
+        return False
 
     def end_parts(self, reason: str) -> None:
         """Ends the parts that have not ended with the text they have."""
@@ -93,82 +84,100 @@ class AnswerRecord:
         self.has_failed, self.seconds = True, seconds
         self.end_parts(reason)
 
-    @property
-    def model_name(self) -> str:
-        """What the server calls the model, or else what we do."""
-        names = [call.model_name for call in self.calls if call.model_name]
-        return names[-1] if names else self._options.provider.model_name
-
     def particulars(self, message_id: str) -> dict[str, Any]:
         """What the finished message carries besides its text."""
         trace = self.trace()
+        model_name = None
+        for call in self.calls:
+            model_name = call.model_name or model_name
         return {
             "id": message_id,
             "usage_metadata": trace["usage"],
-            "response_metadata": {"model_name": self.model_name, "sot": trace},
+            "response_metadata": {
+                "model_name": model_name or self._options.provider.model_name,
+                "sot": trace,
+            },
         }
 
     def trace(self) -> SotTrace:
-        """The record as plain values."""
-        parts = {part.kind: part for part in self.parts}
-        plain, conclusion = parts.get("plain"), parts.get("conclusion")
-        points = [part.trace() for part in self.parts if part.point]
-        concluded = conclusion.trace() if conclusion else None
-        failures = [
-            Failure(number=p["number"], label=p["label"], status=p["status"], reason=p["reason"] or "")
-            for p in (*points, *([concluded] if concluded else ()))
-            if p["status"] != "complete"
-        ]
-        if plain and plain.status and plain.status != "complete":
-            failures = [
-                Failure(number=0, label="plain answer", status=plain.status, reason=plain.reason or "")
-            ]
-        is_graph = self.is_graph or any(part.point and part.needs for part in self.parts)
+        """The record as plain values. Written as one loop over parts: an answer has many of them."""
+        plain: Part | None = None
+        conclusion: PointTrace | None = None
+        points: list[PointTrace] = []
+        failures: list[Failure] = []
+        is_graph = self.is_graph
+        for part in self.parts:
+            traced = part.trace()
+            if part.point:
+                points.append(traced)
+                is_graph = is_graph or bool(part.needs)
+            elif part.kind == "plain":
+                plain = part
+                traced["label"] = "plain answer"
+            else:
+                conclusion = traced
+            if traced["status"] != "complete" and (part.status or not plain):
+                failures.append(
+                    Failure(
+                        number=traced["number"],
+                        label=traced["label"],
+                        status=traced["status"],
+                        reason=traced["reason"] or "",
+                    )
+                )
         call = self.skeleton_call
-        begun = [one for one in self.calls if one.is_begun]
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
+        num_calls = num_requests = 0
+        for one in self.calls:
+            num_calls += one.is_begun
+            num_requests += one.num_requests
         return SotTrace(
             route="plain" if plain else "graph" if is_graph else "sot",
             route_reason=self.route_reason,
             is_complete=not failures and not self.is_cut and not self.has_failed,
             failures=failures,
-            skeleton=[point.text for point in self.skeleton],
+            skeleton=list(map(attrgetter("text"), self.skeleton.points)),
             skeleton_reply=self.skeleton_reply,
             skeleton_call=call.trace() if call else None,
             points=points,
-            conclusion=concluded,
+            conclusion=conclusion,
             plain_call=plain.call.trace() if plain and plain.call else None,
             plain_stopped_by=plain.stopped_by if plain else None,
             seconds=self.seconds,
             first_text_seconds=self.first_text_seconds,
             # At most the whole time, which is less where points are written while the outline still is.
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
-            num_calls=len(begun),
-            num_requests=sum(one.num_requests for one in begun),
-            usage=total_usage(begun),
-            cost=self._cost(begun, call.usage if call and points else None),
+            num_calls=num_calls,
+            num_requests=num_requests,
+            usage=total_usage(self.calls),
+            cost=self._cost(call.usage if call and points else None),
         )
 
-    def _cost(self, begun: list[Call], outline: UsageMetadata | None) -> Cost:
+    def _cost(self, outline: UsageMetadata | None) -> Cost:
         stages: dict[str, list[UsageMetadata | None]] = {}
-        for call in begun:
-            stages.setdefault(call.stage, []).append(call.usage)
-        estimates = [call.estimated for call in self.calls if call.estimated]
-        return cost_of(
-            {stage: tokens_of(usages) for stage, usages in stages.items()},
-            reduce(added, estimates) if estimates else None,
-            self._options.price,
-            round(outline["input_tokens"] * self.plain_share) if outline else None,
-        )
+        estimated: Tokens | None = None
+        for call in self.calls:
+            if call.is_begun:
+                stages.setdefault(call.stage, []).append(call.usage)
+            if call.estimated:
+                estimated = added(call.estimated, estimated)
+        tokens: dict[str, Tokens] = {}
+        for stage, usages in stages.items():
+            tokens[stage] = tokens_of(usages)
+        plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
+        return cost_of(tokens, estimated, self._options.price, plain_input)
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""
-        seconds = {
-            id(part): part.call.end_seconds - part.call.start_seconds if part.call else 0.0
-            for part in self.parts
-        }
-        if any(part.needs for part in self.parts):
-            needs = {id(part): [id(needed) for needed in part.needs] for part in self.parts}
-            for part in TopologicalSorter(needs).static_order():  # no recursion: a graph may be long
-                seconds[part] += max((seconds[needed] for needed in needs[part]), default=0.0)
-        return max(seconds.values(), default=0.0)
+        longest, has_needs = 0.0, False
+        for part in self.parts:
+            longest, has_needs = max(longest, part.seconds), has_needs or bool(part.needs)
+        if not has_needs:
+            return longest
+        by_id = {id(part): part for part in self.parts}
+        needs = {id(part): [id(needed) for needed in part.needs] for part in self.parts}
+        ends: dict[int, float] = {}
+        for number in TopologicalSorter(needs).static_order():  # no recursion: a graph may be long
+            begin = max((ends[needed] for needed in needs[number]), default=0.0)
+            ends[number] = begin + by_id[number].seconds
+        return max(ends.values())

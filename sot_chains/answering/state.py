@@ -66,6 +66,11 @@ class Part:
             await self._ended.wait()
 
     @property
+    def seconds(self) -> float:
+        """How long the last attempt of its call took."""
+        return self.call.end_seconds - self.call.start_seconds if self.call else 0.0
+
+    @property
     def text(self) -> str:
         """Its text so far."""
         return "".join(self.pieces)

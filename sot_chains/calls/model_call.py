@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from sot_chains.calls.options import AnswerOptions, CallOptions
-from sot_chains.calls.rate_limits import Limiter, log_wait
+from sot_chains.calls.rate_limits import log_wait
 from sot_chains.calls.reply import ReplyReader
 from sot_chains.calls.request import Request
 from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
@@ -49,13 +49,16 @@ class Caller:
         self._vendor = provider if isinstance(provider, VendorProvider) else None
         self._wrapped = provider if isinstance(provider, LangChainProvider) else None
         self._limiter = limiter if limiter and not limiter.is_unlimited else None
+        self._is_limited = self._limiter is not None or call_options.limit is not None
         self._is_heard = not nobody_listens(call_options.config)
 
     def now(self) -> float:
         """Seconds since the answer was begun."""
         return time.perf_counter() - self._begin
 
-    async def stream(self, call: Call, request: Request) -> AsyncGenerator[str | None, None]:
+    async def stream(
+        self, call: Call, request: Request, *, may_prefill: bool = True
+    ) -> AsyncGenerator[str | None, None]:
         """Makes ``call`` and yields its text, or ``None`` to discard it because another attempt follows.
 
         If an attempt fails whose text has been read, the next one continues it, if the model continues
@@ -64,7 +67,7 @@ class Caller:
         Raises:
             Exception: What the last attempt failed with.
         """
-        num_attempts, read, may_prefill = 0, "", True
+        num_attempts, read = 0, ""
         while True:
             num_attempts += 1
             prefill = may_prefill and self._options.prefills
@@ -79,20 +82,23 @@ class Caller:
             reply = ReplyReader(blank, is_open=not is_begun and self._options.opens_reasoning)
             try:
                 async with (
-                    self._admitted(call, request, messages),
+                    self._admitted(call, request, messages) if self._is_limited else _AT_ONCE,
                     aclosing(self._deltas(call, request, messages)) as deltas,
                 ):
                     async for delta in deltas:
                         text = reply.feed(delta.text) if delta.text else ""
-                        if reply.takes_back and not call.is_read:
-                            read = ""
-                            yield None
+                        if reply.reasoning.has_discarded:
+                            reply.reasoning.has_discarded = False
+                            if not call.is_read:
+                                read = ""
+                                yield None
                         if text:
                             read += text
                             yield text
                     if text := reply.end():
                         yield text
                 self._learn(call, reply)
+                return
             except PrefillRefusedError:
                 if not prefill:
                     raise
@@ -108,10 +114,6 @@ class Caller:
                     raise
                 log_wait(pause, f"{call.name} is retried after: {error}")
                 await asyncio.sleep(pause)
-            else:
-                if reply.has_text or not (is_begun and call.stage == "points"):
-                    return
-                may_prefill = False  # the model had nothing to add to a begun reply: it begins its own
             if not call.is_read:
                 read = ""
                 yield None
@@ -172,25 +174,18 @@ class Caller:
         is_taken = self._wrapped is None or self._wrapped.takes_stop
         return is_taken and not self._options.expectations.refuses_stop
 
-    def _admitted(
-        self, call: Call, request: Request, messages: Sequence[BaseMessage]
-    ) -> AbstractAsyncContextManager[None]:
-        """Waits until the bound on calls in flight and the rate limits admit a call."""
-        if self._limiter is None and self._call_options.limit is None:
-            return _AT_ONCE
-        return self._admitted_by(self._limiter, call, request, messages)
-
     @asynccontextmanager
-    async def _admitted_by(
-        self, limiter: Limiter | None, call: Call, request: Request, messages: Sequence[BaseMessage]
+    async def _admitted(
+        self, call: Call, request: Request, messages: Sequence[BaseMessage]
     ) -> AsyncIterator[None]:
+        """Waits until the bound on calls in flight and the rate limits admit a call."""
         async with self._call_options.limit or _AT_ONCE:
-            if limiter is None:
+            if self._limiter is None:
                 yield
                 return
-            permit = await limiter.admit(
+            permit = await self._limiter.admit(
                 self._call_options.question_number,
-                self._expected_tokens(call, request, messages) if limiter.counts_tokens else 0,
+                self._expected_tokens(call, request, messages) if self._limiter.counts_tokens else 0,
                 longest_wait_seconds=self._options.retries.longest_wait_seconds,
             )
             try:

@@ -110,7 +110,7 @@ class AnswerOptions:
     @property
     def price(self) -> Price | None:
         """What the model costs, if the user has said so."""
-        return price_for(self.provider.model_name, self.prices)
+        return price_for(self.provider.model_name, self.prices) if self.prices else None
 
     def policy(self, point: Point | None, error: Exception) -> Policy:
         """What to do about a point that failed; a call without a point is always tried again."""
@@ -172,8 +172,8 @@ class CallOptions:
         deadline_seconds = parameters.pop("deadline_seconds", None)
         if deadline_seconds is not None and not deadline_seconds > 0:
             raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
-        resume = _trace_to_resume(parameters.pop("resume", None))
-        return cls(parameters, limit, deadline_seconds, resume)
+        resume = parameters.pop("resume", None)
+        return cls(parameters, limit, deadline_seconds, _trace_to_resume(resume) if resume else None)
 
 
 def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:

@@ -29,7 +29,11 @@ class ReplyReader:
         Raises:
             ProviderError: The reply does not begin as expected.
         """
-        return self._new(self.reasoning.feed(piece))
+        text = self.reasoning.feed(piece)
+        if self._rest and text:
+            text = self._without_beginning(text)
+        self.has_text = self.has_text or bool(text.strip())
+        return text
 
     def end(self) -> str:
         """The rest, after the last piece.
@@ -37,25 +41,16 @@ class ReplyReader:
         Raises:
             ProviderError: The reply ended before the end of what was read already.
         """
-        text = self._new(self.reasoning.end())
+        text = self.reasoning.end()
+        if self._rest and text:
+            text = self._without_beginning(text)
+        self.has_text = self.has_text or bool(text.strip())
         if self._rest.strip():
             raise _other_reply()
         return text
 
-    @property
-    def takes_back(self) -> bool:
-        """Whether what was given out has turned out to be reasoning. Asked once: then it is forgotten."""
-        if not self.reasoning.has_discarded:
-            return False
-        self.reasoning.has_discarded = False
-        return True
-
-    def _new(self, text: str) -> str:
-        """What of ``text`` follows the beginning that was read already."""
-        self.has_text = self.has_text or (bool(text) and not text.isspace())
+    def _without_beginning(self, text: str) -> str:
         rest = self._rest
-        if not rest or not text:
-            return text
         if not rest.strip() and text[:1].strip():  # blanks where it goes on may be left out
             self._rest = ""
             return text

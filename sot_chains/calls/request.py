@@ -55,10 +55,8 @@ class Request:
             messages = list(self.conversation.messages)
         else:
             text = self.text if prefill else self.text + self.opening
-            examples = self.examples if shows_examples else ()
-            turns = [
-                (asked, begun + rest) if prefill else (asked + self.opening, rest.lstrip())
-                for asked, begun, rest in examples
-            ]
+            turns: list[tuple[str, str]] = []
+            for asked, begun, rest in self.examples if shows_examples else ():
+                turns.append((asked, begun + rest) if prefill else (asked + self.opening, rest.lstrip()))
             messages = self.conversation.asking(text, examples=turns)
         return [*messages, AIMessage(content=start)] if start else messages

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Literal, TypedDict
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
 from sot_chains.calls.usage import Cost, Tokens, added, num_tokens
-from sot_chains.providers.base import Delta, is_filtered, is_out_of_tokens
+from sot_chains.providers.base import CUT_OFF, Delta, is_out_of_tokens
 
 Status = Literal["complete", "cut", "failed", "omitted"]
 StoppedBy = Literal["overrun", "loop", "length"]
@@ -187,7 +186,7 @@ class Call:
     @property
     def is_cut_off(self) -> bool:
         """Whether the model was stopped before the end of its reply."""
-        return is_out_of_tokens(self.finish_reason) or is_filtered(self.finish_reason)
+        return self.finish_reason is not None and self.finish_reason.lower() in CUT_OFF
 
     @property
     def text(self) -> str:
@@ -217,13 +216,16 @@ class Call:
 
 def total_usage(calls: Iterable[Call]) -> UsageMetadata | None:
     """The tokens of all ``calls`` together, ``None`` if none of them reported any."""
-    reported = [call.usage for call in calls if call.usage is not None]
-    if not reported:
-        return None
-    if any(len(usage) > 3 for usage in reported):  # with details
-        return reduce(add_usage, reported)
-    return UsageMetadata(
-        input_tokens=sum(usage["input_tokens"] for usage in reported),
-        output_tokens=sum(usage["output_tokens"] for usage in reported),
-        total_tokens=sum(usage["total_tokens"] for usage in reported),
-    )
+    total: UsageMetadata | None = None
+    for call in calls:
+        if call.usage is None or total is None:
+            total = total or call.usage
+        elif len(call.usage) > 3 or len(total) > 3:  # with details
+            total = add_usage(total, call.usage)
+        else:
+            total = UsageMetadata(
+                input_tokens=total["input_tokens"] + call.usage["input_tokens"],
+                output_tokens=total["output_tokens"] + call.usage["output_tokens"],
+                total_tokens=total["total_tokens"] + call.usage["total_tokens"],
+            )
+    return total

@@ -17,14 +17,19 @@ class HeadingFilter:
 
     def __init__(self, point: Point) -> None:
         self._point = point
+        self._first = point.text[:1].casefold()
         self._held = ""
         self._deciding = True
 
     def feed(self, piece: str) -> str:
         """The text that can be shown now that ``piece`` has arrived."""
         self._held += piece
-        if self._deciding and not self._decide(ended=False):
-            return ""
+        if self._deciding:
+            first = self._held[:1]
+            if first.isalpha() and first.casefold() != self._first:  # the usual case
+                self._deciding = False
+            elif not self._decide(ended=False):
+                return ""
         shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
         self._held = self._held[len(shown) :]
         return shown

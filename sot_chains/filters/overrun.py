@@ -31,21 +31,30 @@ class OverrunFilter:
         self.is_over = False
         self._number = point.number
         self._headings = headings
-        self._held = "\n"  # from where another point may begin; a text begins with a line
-        self._num_extra = 1  # held characters that are not part of the text
+        self._held = ""  # from where another point may begin
+        self._is_begun = False
+        self._num_extra = 0  # held characters that are not part of the text
         self._is_code = False
         self._has_line = False
         self._next_in_list = 0
 
     def feed(self, piece: str) -> str:
         """The text that is sure to belong to the point."""
+        if not self._is_begun:
+            self._is_begun = True
+            first = piece[0].casefold()
+            self._has_line = first.isalpha()
+            for heading in self._headings:
+                self._has_line = self._has_line and not heading.startswith(first)
+            if not self._has_line:  # a text begins with a line, which may be that of another point
+                self._held, self._num_extra = "\n", 1
         if not (self._held or _MAY_BEGIN.search(piece)):  # the usual case
             return piece
         return self._read(self._held + piece, is_last=False)
 
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece."""
-        return self._read(self._held, is_last=True).rstrip()
+        return self._read(self._held, is_last=True).rstrip() if self._held else ""
 
     def _read(self, text: str, *, is_last: bool) -> str:
         end, self._held = len(text), ""

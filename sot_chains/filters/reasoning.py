@@ -55,6 +55,7 @@ _LONE = re.compile("|".join(map(re.escape, _LONE_CLOSINGS)), re.IGNORECASE)
 _OPENING = re.compile("|".join(re.escape(block.opening) for block in _CERTAIN), re.IGNORECASE)
 _LONGEST_TAG = max(len(block.closing) for block in _BLOCKS)
 _FIRST_CHARACTERS = "".join({block.opening[0] for block in _BLOCKS}).lower()
+_NO_TEXT = f"{_FIRST_CHARACTERS} \t\r\n"  # what the text of an answer does not begin with, as far as is known
 _QUOTES = "`'\"“”‘’«»()（）「」"
 
 
@@ -84,15 +85,18 @@ class ReasoningFilter:
 
     def feed(self, piece: str) -> str:
         """The text of the answer that is certain now."""
-        if not self._at_start and not self._held and self._block is None and not _has_tag_start(piece):
-            self._given.append(piece)  # the usual case
-            return piece
+        if not self._held and self._block is None and not ("<" in piece or "[" in piece or "◁" in piece):
+            if self._at_start and not self._is_answer and piece[:1].lower() not in _NO_TEXT:
+                self._at_start = False
+            if not self._at_start:  # the usual case
+                self._given.append(piece)
+                return piece
         self._held += piece
         return self._read(is_last=False)
 
     def end(self) -> str:
         """The rest, after the last piece."""
-        return self._read(is_last=True)
+        return self._read(is_last=True) if self._held or self._block else ""
 
     def _read(self, *, is_last: bool) -> str:
         given: list[str] = []

@@ -6,7 +6,7 @@ Knows skeletons, not models: what a reply was begun with is asked of the caller.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from sot_chains.outline.list_parser import OutlineParser, read_marker
 from sot_chains.outline.skeleton import Point, Skeleton
@@ -44,7 +44,8 @@ def find_fault(headings: Sequence[str], example_headings: Collection[str]) -> st
     if len(headings) < 2:
         found = "1 usable point" if headings else "no usable points"
         return f"the skeleton has {found}, fewer than 2"
-    if 2 * sum(heading.casefold() in example_headings for heading in headings) >= len(headings):
+    num_copied = sum(map(example_headings.__contains__, map(str.casefold, headings)))
+    if 2 * num_copied >= len(headings):
         return "the skeleton copies the headings of the examples"
     words = statistics.median(map(num_words, headings))
     if words > _MAX_WORDS:
@@ -59,16 +60,16 @@ class OutlineReader:
     until a second one is certain, because fewer than two make no outline.
 
     Args:
-        reply_start: Returns what the reply was begun with, asked when its text begins. A model may continue
-            it or start again.
         max_points: How many points to take, at least 2; ``None`` takes all.
         most_alike: See :class:`~sot_chains.outline.list_parser.OutlineParser`.
+
+    Attributes:
+        reply_start: What the reply was begun with, set before its text. A model may continue it or start
+            again.
     """
 
-    def __init__(
-        self, reply_start: Callable[[], str | None], max_points: int | None, most_alike: float = 1.0
-    ) -> None:
-        self._reply_start = reply_start
+    def __init__(self, max_points: int | None = None, most_alike: float = 1.0) -> None:
+        self.reply_start: str | None = None
         self._most_alike = most_alike
         self._max_points = max_points
         self._given: list[str] = []
@@ -97,7 +98,7 @@ class OutlineReader:
     def _begin(self) -> None:
         """Reads the first line, behind what the reply was begun with unless it has a marker of its own."""
         first, self._first_line = self._first_line or "", None
-        start = self._reply_start() or ""
+        start = self.reply_start or ""
         self._parser.feed(first if read_marker(first.strip()) else start + first)
 
     def end(self, *, is_cut: bool = False) -> None:
@@ -139,11 +140,12 @@ class OutlineReader:
         """The points that have become certain since the last call."""
         if not self._given and not self._has_two():
             return []
-        given = {heading.casefold() for heading in self._given}
-        new = [heading for heading in self._parser.headings[len(given) :] if heading.casefold() not in given]
-        num_before = len(given)
-        self._given = [*self._given, *new][: self._max_points]
-        return [Point(number, text) for number, text in enumerate(self._given, 1) if number > num_before]
+        given, new = set(map(str.casefold, self._given)), list[Point]()
+        for heading in self._parser.headings[len(given) :]:
+            if heading.casefold() not in given and len(self._given) != self._max_points:
+                self._given.append(heading)
+                new.append(Point(len(self._given), heading))
+        return new
 
     def _has_two(self) -> bool:
         headings = self._parser.headings

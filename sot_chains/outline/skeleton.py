@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from sot_chains.outline.list_parser import OutlineParser, read_marker
 
@@ -46,12 +47,12 @@ class Skeleton:
     @cached_property
     def text(self) -> str:
         """The points as a numbered list, one a line: what the expansion requests show the model."""
-        return "\n".join(f"{point.number}. {point.text}" for point in self.points)
+        return "\n".join(map("{0.number}. {0.text}".format, self.points))
 
     @cached_property
     def folded(self) -> tuple[str, ...]:
         """The headings with case folded, to compare with."""
-        return tuple(point.text.casefold() for point in self.points)
+        return tuple(map(str.casefold, map(attrgetter("text"), self.points)))
 
     def first(self, count: int | None) -> Skeleton:
         """The skeleton without the points after the first ``count``; ``None`` keeps all."""

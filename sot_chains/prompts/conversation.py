@@ -34,10 +34,10 @@ class Conversation:
             ValueError: There is no human message, or the last one has no text.
         """
         messages = tuple(map(_cleaned, _messages(model_input)))
-        place = next(
-            (i for i in reversed(range(len(messages))) if isinstance(messages[i], HumanMessage)), None
-        )
-        if place is None:
+        place = len(messages) - 1
+        while place >= 0 and not isinstance(messages[place], HumanMessage):
+            place -= 1
+        if place < 0:
             kinds = [message.type for message in messages]
             raise ValueError(f"there is no question: expected a human message, got messages of types {kinds}")
         question = str(messages[place].text).strip()
@@ -70,7 +70,8 @@ class Conversation:
             examples: Pairs of request and reply, inserted after the system messages.
         """
         question = self.messages[self.place]
-        asked = question.model_copy(update={"content": _with_text(question.content, request)})
+        content = request if isinstance(question.content, str) else _with_text(question.content, request)
+        asked = question.model_copy(update={"content": content})
         messages = [*self.messages[: self.place], asked, *self.messages[self.place + 1 :]]
         if examples:
             num_system = next(
@@ -98,14 +99,14 @@ def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
     )
 
 
-def _with_text(content: str | list[str | dict[Any, Any]], text: str) -> str | list[str | dict[Any, Any]]:
-    if isinstance(content, str):
-        return text
+def _with_text(content: list[str | dict[Any, Any]], text: str) -> str | list[str | dict[Any, Any]]:
     others = [block for block in content if isinstance(block, dict) and block.get("type") != "text"]
     return [*others, {"type": "text", "text": text}] if others else text
 
 
 def _cleaned(message: BaseMessage) -> BaseMessage:
+    if isinstance(message.content, str) and message.content.isascii():  # the usual case
+        return message
     content = _without_surrogates(message.content)
     return message if content == message.content else message.model_copy(update={"content": content})
 

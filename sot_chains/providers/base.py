@@ -99,6 +99,7 @@ _OUT_OF_TOKENS = frozenset(
 _FILTERED = frozenset(
     {"content_filter", "safety", "refusal", "recitation", "prohibited_content", "blocklist"}
 )
+CUT_OFF = _OUT_OF_TOKENS | _FILTERED
 
 
 def is_out_of_tokens(finish_reason: str | None) -> bool:

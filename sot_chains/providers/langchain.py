@@ -37,10 +37,10 @@ class LangChainProvider:
     @property
     def supports_prefill(self) -> bool:
         """Whether every wrapped model has the attribute ``supports_assistant_prefill`` set to ``True``."""
-        return all(
-            isinstance(model, ContinuesReplies) and model.supports_assistant_prefill is True
-            for model in self.models
-        )
+        for model in self.models:
+            if not (isinstance(model, ContinuesReplies) and model.supports_assistant_prefill is True):
+                return False
+        return True
 
     @cached_property
     def local(self) -> LocalChatModel | None:
@@ -108,7 +108,7 @@ class LangChainProvider:
                 # Fast path for plain text: searching content blocks for text is slow.
                 text=chunk.content if isinstance(chunk.content, str) else str(chunk.text),
                 usage=chunk.usage_metadata,
-                finish_reason=_finish_reason_of(metadata),
+                finish_reason=_finish_reason_of(metadata) if metadata else None,
                 response_metadata=metadata or None,
                 reasoning=_reasoning_of(chunk),
             )
@@ -140,10 +140,12 @@ _FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason")
 
 
 def _finish_reason_of(metadata: Mapping[str, Any]) -> str | None:
+    for name in _FINISH_REASONS:
+        if isinstance(reason := metadata.get(name), str) and reason:
+            return reason
     incomplete = metadata.get("incomplete_details")  # of OpenAI's Responses API
-    reported = [metadata.get(name) for name in _FINISH_REASONS]
-    reported.append(incomplete.get("reason") if isinstance(incomplete, Mapping) else None)
-    return next((reason for reason in reported if isinstance(reason, str) and reason), None)
+    reason = incomplete.get("reason") if isinstance(incomplete, Mapping) else None
+    return reason if isinstance(reason, str) else None
 
 
 def _reasoning_of(message: AIMessage) -> str:

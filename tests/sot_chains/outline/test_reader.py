@@ -25,7 +25,8 @@ def pieces(text: str, lengths: list[int]) -> list[str]:
 
 def read(text: str, lengths: list[int], start: str | None, most: int | None) -> list[Point]:
     """The points that a reader gives out, each of which must stay."""
-    reader = OutlineReader(lambda: start, most)
+    reader = OutlineReader(most)
+    reader.reply_start = start
     given: list[Point] = []
     for piece in pieces(text, lengths):
         reader.feed(piece)
@@ -69,7 +70,7 @@ def test_points_given_out_do_not_depend_on_how_the_text_is_cut(
 
 
 def test_a_point_is_given_out_once_the_next_one_begins() -> None:
-    reader = OutlineReader(lambda: None, None)
+    reader = OutlineReader()
     begun = []
     for character in "1. Sleep\n2. Food\n3. Sport\n":
         reader.feed(character)
@@ -100,7 +101,7 @@ def test_a_reply_that_was_begun(reply: str, expected: list[str]) -> None:
 
 @given(texts, texts, cuts)
 def test_another_attempt_adds_to_what_was_given_out(first: str, second: str, lengths: list[int]) -> None:
-    reader = OutlineReader(lambda: None, 5)
+    reader = OutlineReader(5)
     reader.feed(first)
     given = reader.take()
     reader.restart()
@@ -147,13 +148,13 @@ def test_an_outline_in_any_style_cut_at_every_byte(
     content = whole.encode()
     for end in range(len(content)):
         text = content[:end].decode(errors="ignore")
-        cut = OutlineReader(lambda: None, None)
+        cut = OutlineReader()
         cut.feed(text)
         cut.end(is_cut=True)
         assert cut.headings == headings[: len(cut.headings)]
         parsed = [point.text for point in parse_skeleton(text)]
         assert parsed[:-1] == headings[: len(parsed[:-1])]  # the last may not be whole
-    reader = OutlineReader(lambda: None, None)
+    reader = OutlineReader()
     for character in whole:
         reader.feed(character)
         reader.take()
@@ -187,7 +188,7 @@ def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | No
     ],
 )
 def test_half_a_heading_is_no_point(reply: str, headings: list[str]) -> None:
-    reader = OutlineReader(lambda: None, None)
+    reader = OutlineReader()
     reader.feed(reply)
     reader.end(is_cut=True)
     assert reader.headings == headings
