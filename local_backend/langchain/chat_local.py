@@ -7,28 +7,26 @@ chat templates. Does not know decoding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AliasChoices, ConfigDict, Field
 
 from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
-from local_backend.langchain.batch_progress import BatchedChatModel
 from local_backend.langchain.chat_format import (
     PARAMETERS,
     opens_reasoning,
     text_model_profile,
     with_digest_of_references,
 )
-from local_backend.langchain.reply import Reply, ReplyFormat, reply_prompt, warm_up
+from local_backend.langchain.engine_chat import EngineChatModel
+from local_backend.langchain.reply import ReplyFormat, reply_prompt, warm_up
 from local_backend.langchain.structured import with_structured_output
 from local_backend.langchain.tools import takes_tools
 from local_backend.models.default_model import MODEL_NAME
@@ -46,7 +44,7 @@ else:
 _DEFAULT_MAX_TOKENS = 1024  # a small model that repeats itself would fill all its positions
 
 
-class ChatLocal(BatchedChatModel):
+class ChatLocal(EngineChatModel):
     """A chat model that runs locally, on an :class:`~local_backend.engine.engine.Engine`.
 
     Make one with :meth:`default` or :meth:`from_pretrained`, or pass your own engine. A final ``AIMessage``
@@ -55,8 +53,8 @@ class ChatLocal(BatchedChatModel):
     Attributes:
         engine: Decodes; shared by all users of this model. :meth:`close` closes it.
         model_name: The model's name in metadata.
-        max_tokens: Maximum tokens of an answer, also called ``max_new_tokens``; by default 1,024. ``None`` is
-            as many as the model has positions for. A truncated answer has ``finish_reason`` ``"length"``.
+        max_tokens: Maximum tokens of an answer, also called ``max_new_tokens``; ``None`` is as many as the
+            model has positions for. A truncated answer has ``finish_reason`` ``"length"``.
         temperature: 0 is greedy.
         top_p: Sample among the most likely tokens that together have this probability.
         top_k: Sample among this many most likely tokens; 0 is all.
@@ -67,22 +65,18 @@ class ChatLocal(BatchedChatModel):
         stop: Stop strings; an answer ends before them.
         logprobs: Whether ``response_metadata["logprobs"]`` has log probabilities, in OpenAI's format.
         top_logprobs: How many of the most likely tokens to include at each position.
-        scheduling: Order of admission when there are more requests than rows, passed to the engine when the
-            model is made. ``None`` keeps the engine's.
+        scheduling: Order of admission, passed to the engine when the model is made; ``None`` keeps its own.
         progress: Whether ``batch`` and ``abatch`` show a progress bar when they take long.
 
-    The attributes from ``max_tokens`` to ``top_logprobs`` may also be given per call, and so may
-    ``references``: texts the answer may copy from, as a list or as :class:`~local_backend.References`.
-    Cache keys and traces contain their number and digest instead of the texts. A ``grammar`` given per call
-    bounds the answer, see :class:`~local_backend.SamplingParams`.
+    A call may also set the attributes from ``max_tokens`` to ``top_logprobs``, a ``grammar`` that bounds the
+    answer (see :class:`~local_backend.SamplingParams`) and ``references``, texts the answer may copy from, as
+    a list or as :class:`~local_backend.References`. Cache keys and traces hold their number and digest only.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     supports_assistant_prefill: ClassVar[bool] = True
 
-    engine: Engine = Field(exclude=True, repr=False)
-    model_name: str = "local"
     max_tokens: int | None = Field(
         default=_DEFAULT_MAX_TOKENS, validation_alias=AliasChoices("max_tokens", "max_new_tokens")
     )
@@ -173,16 +167,6 @@ class ChatLocal(BatchedChatModel):
         warm_up(chat)
         return chat
 
-    def close(self) -> None:
-        """Close the engine; calls still running raise."""
-        self.engine.close()
-
-    def __enter__(self) -> ChatLocal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def opens_reasoning(self) -> bool:
         """Whether the chat template begins each reply with a block of reasoning."""
@@ -197,10 +181,6 @@ class ChatLocal(BatchedChatModel):
     def num_parameters(self) -> int:
         """How many weights the model has."""
         return sum(weights.numel() for weights in self.engine.model.parameters())
-
-    @property
-    def _num_rows(self) -> int:
-        return self.engine.max_rows
 
     @property
     def _llm_type(self) -> str:
@@ -221,16 +201,8 @@ class ChatLocal(BatchedChatModel):
         return super()._get_llm_string(stop=stop, **with_digest_of_references(kwargs))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = LangSmithParams(
-            ls_provider="local_backend",
-            ls_model_name=kwargs.get("model", self.model_name),
-            ls_model_type="chat",
-        )
-        params["ls_temperature"] = kwargs.get("temperature", self.temperature)
-        if (max_tokens := kwargs.get("max_tokens", self.max_tokens)) is not None:
-            params["ls_max_tokens"] = max_tokens
-        if stop or self.stop:
-            params["ls_stop"] = stop or self.stop
+        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params["ls_provider"] = "local_backend"
         return params
 
     def _resolve_model_profile(self) -> ModelProfile:
@@ -258,7 +230,7 @@ class ChatLocal(BatchedChatModel):
 
         Args:
             tools: Functions, pydantic classes, LangChain's tools or OpenAI's.
-            tool_choice: ``"any"`` or a tool's name forces a call, whose arguments then follow their schema;
+            tool_choice: ``"any"`` or a tool's name forces a call, whose arguments follow the tool's schema;
                 ``"none"`` forbids calls. By default the model decides.
             kwargs: Further arguments of each call.
 
@@ -274,18 +246,18 @@ class ChatLocal(BatchedChatModel):
     ) -> Runnable[LanguageModelInput, Any]:
         """A model whose answers are objects that follow ``schema``, which bounds their tokens.
 
-        The question is extended by the schema, so that the model reads descriptions, too.
+        The schema is appended to the question, so that the model reads its descriptions.
 
         Args:
             schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
             include_raw: Return a dictionary of ``raw``, ``parsed`` and ``parsing_error``.
-            method: ``"json_schema"`` works with every model; ``"json_mode"`` bounds the answer only to be a
-                JSON object; ``"function_calling"`` forces a call of a tool, see :meth:`bind_tools`, where the
-                chat template takes tools, and is ``"json_schema"`` elsewhere.
-            kwargs: ``strict`` is accepted, schemas always are.
+            method: ``"json_schema"`` works with every model; ``"json_mode"`` only requires a JSON object;
+                ``"function_calling"`` forces a tool call where the chat template takes tools, and is
+                ``"json_schema"`` elsewhere.
+            kwargs: ``strict`` is accepted; schemas always are strict.
 
         Raises:
-            ValueError: The schema, the method or an argument is unknown, or cannot be used.
+            ValueError: The schema, the method or an argument is unknown or cannot be used.
         """
         if method == "function_calling":
             if takes_tools(self.engine.tokenizer):
@@ -294,57 +266,3 @@ class ChatLocal(BatchedChatModel):
         if unknown := kwargs.keys() - {"strict"}:
             raise ValueError(f"unknown arguments {sorted(unknown)}; there are include_raw, method and strict")
         return with_structured_output(self, schema, method=method, include_raw=include_raw)
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        reply = Reply(self, messages, stop, kwargs)
-        for update in self.engine.stream(reply.row):
-            if update.completion is not None:
-                return reply.result(update.completion)
-        raise RuntimeError("the engine ended a row without a completion")
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        reply = Reply(self, messages, stop, kwargs)
-        async for update in self.engine.astream(reply.row):
-            if update.completion is not None:
-                return reply.result(update.completion)
-        raise RuntimeError("the engine ended a row without a completion")
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        reply = Reply(self, messages, stop, kwargs)
-        for update in self.engine.stream(reply.row):
-            if (chunk := reply.chunk(update)) is not None:
-                yield chunk
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        reply = Reply(self, messages, stop, kwargs)
-        updates = self.engine.astream(reply.row)
-        try:
-            async for update in updates:
-                if (chunk := reply.chunk(update)) is not None:
-                    yield chunk
-        finally:
-            await cast("Any", updates).aclose()

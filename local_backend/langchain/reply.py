@@ -40,7 +40,7 @@ from local_backend.langchain.tools import (
     tool_format,
 )
 from local_backend.sequences.grammar import Alternative, alternatives_grammar, ignored_keywords
-from local_backend.sequences.outputs import Completion, Update
+from local_backend.sequences.outputs import Update
 from local_backend.sequences.sequence import Row
 from local_backend.sequences.tokenizing import encode_continuation
 
@@ -225,8 +225,10 @@ class Reply:
             return None
         return ChatGenerationChunk(message=message)
 
-    def result(self, completion: Completion) -> ChatResult:
-        """The whole message."""
+    def result(self, last: Update) -> ChatResult:
+        """The whole message, from the last update."""
+        completion = last.completion
+        assert completion is not None
         chunk = self.chunk(Update(completion.text, completion=completion))
         assert chunk is not None
         return ChatResult(generations=[ChatGeneration(message=message_chunk_to_message(chunk.message))])

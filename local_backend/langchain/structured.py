@@ -59,13 +59,7 @@ def instruction(schema: Mapping[str, Any]) -> str:
 def with_structured_output(
     model: BaseChatModel, schema: Any, *, method: str, include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
-    """A model whose answers are objects that follow ``schema``.
-
-    Args:
-        model: Takes ``response_format``.
-        schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
-        method: ``"json_schema"``, or ``"json_mode"``, which bounds answers only to be JSON objects.
-        include_raw: Return ``{"raw": message, "parsed": object or None, "parsing_error": error or None}``.
+    """See :meth:`~local_backend.ChatLocal.with_structured_output`; ``model`` takes ``response_format``.
 
     Raises:
         ValueError: The method is unknown, or ``schema`` is no schema.
@@ -118,23 +112,21 @@ def warn_of_ignored(keywords: Sequence[str]) -> None:
 def _check_whole(result: list[Generation]) -> None:
     """Raise if an answer has ended before it was complete; parsers would mend it silently."""
     message = getattr(result[0], "message", None)
-    reason = message.response_metadata.get("finish_reason") if isinstance(message, AIMessage) else None
-    if reason is None:  # it is still being written
-        return
+    if not isinstance(message, AIMessage) or not (reason := message.response_metadata.get("finish_reason")):
+        return  # it is still being written
     text = result[0].text
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
-        usage = message.usage_metadata if isinstance(message, AIMessage) else None
-        num_tokens = f" after {usage['output_tokens']} tokens" if usage else ""
+        num_tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else "some"
         cause = (
             "max_tokens or the model's positions were reached: raise max_tokens, or ask for less"
             if reason == "length"
             else "a stop string ended it: call without stop"
         )
         raise OutputParserException(
-            f"the answer was cut off{num_tokens}, before its JSON was complete; {cause}. It ends with "
-            f"{text[-200:]!r}",
+            f"the answer was cut off after {num_tokens} tokens, before its JSON was complete; {cause}. "
+            f"It ends with {text[-200:]!r}",
             llm_output=text,
         ) from error
 
