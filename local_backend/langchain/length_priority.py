@@ -1,15 +1,15 @@
-"""A chat model on vLLM whose shorter answers are begun first: the predicted length is the request's priority.
+"""A chat model on vLLM that starts shorter answers first: the predicted length is the request's priority.
 
 ::
 
     vllm serve MODEL --scheduling-policy priority
     chat = LengthPriority(model=ChatOpenAI(base_url=..., model=...), tokens_per_second=40)
 
-vLLM begins the request with the lowest priority number. Here that number is a deadline: the time of arrival
-plus a multiple of the time that the answer is predicted to take alone. So a request cannot be overtaken for
-ever, by however many short ones, and no clients have to agree on anything but the clock.
+vLLM starts the request with the lowest priority number. Here that number is a deadline: the time of arrival
+plus a multiple of the time that the answer is predicted to take alone. So short requests cannot overtake a
+long one for ever, and clients need to agree on nothing but the clock.
 
-Knows the text of a request. Does not know what else waits.
+Knows the text of a request. Does not know which others wait.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
         predictor: Predicts from the prompt; one that learns is told of every complete answer.
         encode: The token ids that the predictor reads; it learns from bytes as well as from tokens.
         tokens_per_second: How fast the server writes one answer.
-        stretch: The deadline's multiple of the time alone; 0 is first come, and the higher it is, the more
-            short answers overtake long ones.
+        stretch: The deadline's multiple of the time alone; 0 is first come, more favours short answers.
         unknown_tokens: The length assumed without a prediction.
     """
 
@@ -54,11 +53,10 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
     stretch: float = Field(default=16.0, ge=0)
     unknown_tokens: float = Field(default=256.0, ge=0)
 
-    def priority_of(self, input: LanguageModelInput, *, max_tokens: int | None = None) -> int:
+    def priority(self, input: LanguageModelInput, *, max_tokens: int | None = None) -> int:
         """The deadline of a request that arrives now, in milliseconds."""
-        prompt = self.encode(_text_of(input))
-        params = SamplingParams(max_tokens=max_tokens) if max_tokens else None
-        prediction = self.predictor.predict([prompt], [params] if params else None)[0]
+        params = [SamplingParams(max_tokens=max_tokens)] if max_tokens else None
+        prediction = self.predictor.predict([self.encode(_input_text(input))], params)[0]
         num_tokens = prediction.num_tokens if prediction else self.unknown_tokens
         seconds_alone = min(num_tokens, max_tokens or num_tokens) / self.tokens_per_second
         return round(1000 * (time.time() + self.stretch * seconds_alone))
@@ -66,7 +64,7 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
     def invoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
-        """Ask, and wait for the answer."""
+        """Call the model and wait for the answer."""
         message: AIMessage = self.model.invoke(input, config, **self._with_priority(input, kwargs))
         self._learn(input, message)
         return message
@@ -82,7 +80,7 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessage]:
-        """Ask, and yield the answer as it is written."""
+        """Call the model and yield the answer as it is written."""
         whole: AIMessageChunk | None = None
         for chunk in self.model.stream(input, config, **self._with_priority(input, kwargs)):
             whole = chunk if whole is None else whole + chunk
@@ -103,17 +101,17 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
 
     def _with_priority(self, input: LanguageModelInput, given: dict[str, Any]) -> dict[str, Any]:
         max_tokens = given.get("max_tokens") or getattr(self.model, "max_tokens", None)
-        priority = self.priority_of(input, max_tokens=max_tokens)
+        priority = self.priority(input, max_tokens=max_tokens)
         own = getattr(self.model, "extra_body", None) or {}  # what a call gives replaces it
         return {**given, "extra_body": {"priority": priority, **own, **(given.get("extra_body") or {})}}
 
     def _learn(self, input: LanguageModelInput, message: AIMessage) -> None:
         reason = message.response_metadata.get("finish_reason")
         if message.usage_metadata and reason == "stop" and isinstance(self.predictor, LearningPredictor):
-            self.predictor.observe(self.encode(_text_of(input)), message.usage_metadata["output_tokens"])
+            self.predictor.observe(self.encode(_input_text(input)), message.usage_metadata["output_tokens"])
 
 
-def _text_of(input: LanguageModelInput) -> str:
+def _input_text(input: LanguageModelInput) -> str:
     """The messages' texts and roles, from the first on: prompts of one template begin alike."""
     if isinstance(input, str):
         return f"human: {input}"

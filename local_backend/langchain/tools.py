@@ -270,7 +270,9 @@ class CallReader:
         """
         if finish_reason is not None:
             text = self._specials_at_end.sub("", text)
-        content, more, calls = "", {}, []
+        content = ""
+        more: dict[str, str] = {}
+        calls: list[ToolCallChunk] = []
         # One by one, so that an error leaves what is before it.
         for letter in [*text, *([None] if finish_reason is not None else [])]:
             self._unread += letter or ""
@@ -284,7 +286,8 @@ class CallReader:
                     if field == "reasoning_content":
                         more[field] = more.get(field, "") + value
                     else:
-                        calls.append(_make_chunk(*value, self._num_calls + len(calls)))
+                        name, arguments = value
+                        calls.append(_make_chunk(name, arguments, self._num_calls + len(calls)))
             except (ValueError, KeyError) as error:
                 if self._is_bound:
                     raise OutputParserException(

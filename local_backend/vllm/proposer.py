@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from local_backend.drafting.copy_chain import CopyChain
@@ -32,31 +33,30 @@ _NUM_EARLIER_ANSWERS, _MIN_ANSWER_TOKENS = 64, 8
 _MAX_REFERENCE_SETS = 256
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Row:
     """One request as the drafter sees it; see :class:`~local_backend.drafting.drafter.RowView`.
 
-    Args:
+    Attributes:
         token_ids: Prompt and the tokens emitted so far.
         num_prompt_tokens: Tokens of the prompt.
         references: Token ids of the texts to copy from; without any, the prompt is copied.
+        room: Positions left.
     """
 
-    def __init__(
-        self, token_ids: list[int], num_prompt_tokens: int, references: Sequence[Sequence[int]]
-    ) -> None:
-        self.token_ids = token_ids
-        self.num_prompt_tokens = num_prompt_tokens
-        self.references = references
-        self.room = 0
+    token_ids: list[int]
+    num_prompt_tokens: int
+    references: Sequence[Sequence[int]]
+    room: int = 0
 
 
 class StepCost:
-    """What a drafted token must promise, from how long vLLM's steps take with more and with fewer tokens.
+    """The acceptance probability at which a drafted token pays, from the measured time of vLLM's steps.
 
     One more token in a step is worth its time if it is accepted more often than the step's tokens are emitted
     in that time. On a GPU with few requests a token is nearly free; on a CPU with many it costs as much as
-    it can save. Steps are fitted by a line, the older the less. How fast tokens are emitted is asked of that
-    line, for as many requests as there are now: their number changes faster than steps are forgotten.
+    it can save. A line is fitted to the steps, with less weight on older ones. The rate of emitted tokens is
+    read off that line for the current number of requests, which changes faster than steps are forgotten.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,8 @@ class ReferenceCopyProposer:
         self._last_step: tuple[list[str], int, float] = ([], 0, 0.0)  # its requests, tokens and beginning
         self._rows: dict[str, _Row] = {}
         self._answers: deque[tuple[int, ...]] = deque(maxlen=_NUM_EARLIER_ANSWERS)
-        self._references: OrderedDict[tuple[str, ...], tuple[tuple[int, ...], ...]] = OrderedDict()
+        # Equal references give the same object, which is indexed once.
+        self._encode_references = lru_cache(maxsize=_MAX_REFERENCE_SETS)(self._encode)
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Does nothing: there is no model to load."""
@@ -125,81 +126,44 @@ class ReferenceCopyProposer:
         # vLLM gives a custom proposer neither the names of the requests nor their parameters, and refuses
         # logits processors beside speculation, which would be the other way to them: its caller has both.
         runner = sys._getframe(1).f_locals["self"]
-        return self.propose_for(
-            runner.input_batch.req_ids,
-            [len(sampled) for sampled in sampled_token_ids],
-            lambda index, start: token_ids_cpu[index, start : num_tokens_no_spec[index]].tolist(),
-            runner.requests,
-        )
-
-    def propose_for(
-        self,
-        names: Sequence[str],
-        num_sampled: Sequence[int],
-        tokens_of: Callable[[int, int], list[int]],
-        requests: Mapping[str, Any],
-    ) -> list[list[int]]:
-        """:meth:`propose` with what vLLM knows of the requests.
-
-        Args:
-            names: Of the requests of the batch.
-            num_sampled: How many tokens each of them has emitted in the last step.
-            tokens_of: The tokens of a request, by its index, from a position on.
-            requests: vLLM's state of each request that has not ended, by its name.
-        """
+        names = list(runner.input_batch.req_ids)
+        num_sampled = [len(sampled) for sampled in sampled_token_ids]
         now = time.perf_counter()
         last_names, num_tokens, began = self._last_step
-        if last_names == list(names) and all(num_sampled):  # nothing but decoding, and no pause before it
+        if last_names == names and all(num_sampled):  # nothing but decoding, and no pause before it
             self._cost.add(num_tokens, now - began, sum(num_sampled), len(names))
-        self._forget_all_but(requests)
-        self._drafter.min_probability = self.min_probability_of(len(names))
+        self._forget_all_but(runner.requests)
+        self._drafter.min_probability = self._cost.min_probability(len(names))
         proposals: list[list[int]] = []
-        for index, does_decode in enumerate(num_sampled):
+        for index, name in enumerate(names):
             draft = EMPTY_DRAFT
-            if does_decode:
-                (draft,) = self._drafter.propose([self._advance(names[index], index, tokens_of, requests)])
+            if num_sampled[index]:
+                token_ids = token_ids_cpu[index, : num_tokens_no_spec[index]]
+                (draft,) = self._drafter.propose([self._advance(name, token_ids, runner.requests[name])])
             proposals.append(list(draft.token_ids))
-        self._last_step = (list(names), sum(1 + len(each) for each in proposals), now)
+        self._last_step = (names, sum(1 + len(each) for each in proposals), now)
         return proposals
 
-    def min_probability_of(self, num_requests: int) -> float:
-        """A token is drafted if it is accepted with this probability, all before it included."""
-        return self._cost.min_probability(num_requests)
-
-    def _advance(
-        self,
-        name: str,
-        index: int,
-        tokens_of: Callable[[int, int], list[int]],
-        requests: Mapping[str, Any],
-    ) -> _Row:
-        """The row of a request, after the last step."""
+    def _advance(self, name: str, token_ids: Any, request: Any) -> _Row:
+        """The row of a request whose tokens are now ``token_ids``."""
         if name not in self._rows:
-            self._rows[name] = self._begin(tokens_of(index, 0), requests[name])
+            self._rows[name] = self._make_row(token_ids.tolist(), request)
         row = self._rows[name]
-        new = tokens_of(index, len(row.token_ids))
+        new = token_ids[len(row.token_ids) :].tolist()
         row.token_ids.extend(new)
         row.room = self._max_positions - len(row.token_ids)
         self._drafter.observe([row], [Outcome((), tuple(new))])
         return row
 
-    def _begin(self, token_ids: list[int], request: Any) -> _Row:
+    def _make_row(self, token_ids: list[int], request: Any) -> _Row:
         num_prompt_tokens = len(request.prompt_token_ids or token_ids)
         texts = ((request.sampling_params and request.sampling_params.extra_args) or {}).get("references")
-        return _Row(token_ids, num_prompt_tokens, self._tokens_of_texts(texts))
-
-    def _tokens_of_texts(self, texts: object) -> tuple[tuple[int, ...], ...]:
-        """Token ids of references; equal references give the same object, which is indexed once."""
         texts = [texts] if isinstance(texts, str) else texts
         key = tuple(str(text) for text in texts if text) if isinstance(texts, Sequence) else ()
-        if key not in self._references:
-            self._references[key] = tuple(
-                tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in key
-            )
-            if len(self._references) > _MAX_REFERENCE_SETS:
-                self._references.popitem(last=False)
-        self._references.move_to_end(key)
-        return self._references[key]
+        return _Row(token_ids, num_prompt_tokens, self._encode_references(key))
+
+    def _encode(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
     @cached_property
     def _tokenizer(self) -> Any:

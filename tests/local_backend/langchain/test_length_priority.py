@@ -103,8 +103,8 @@ def test_shorter_answers_come_first_but_not_for_ever(server: Server, monkeypatch
     lengths.observe(model.encode(f"human: {long}"), 400)
     now = 1e9
     monkeypatch.setattr("time.time", lambda: now)
-    first = model.priority_of(long)
-    assert model.priority_of(short) < first
+    first = model.priority(long)
+    assert model.priority(short) < first
     now += 5 * 400 / 10  # whoever comes so much later cannot overtake it
-    assert model.priority_of(short) > first
-    assert model.priority_of(long, max_tokens=2) < model.priority_of(long)
+    assert model.priority(short) > first
+    assert model.priority(long, max_tokens=2) < model.priority(long)
