@@ -40,7 +40,7 @@ from local_backend.scheduling.lengths import (
     MAX_QUANTILE,
     ObservedLengths,
     Prediction,
-    quantile_of,
+    empirical_quantile,
 )
 from local_backend.training import fingerprint
 
@@ -128,13 +128,13 @@ def write_log(engine: Engine, path: Path, count: int, *, temperature: float) -> 
                 for number, _ in chunk
             ]
             # Long prompts last: a forward is as wide as its longest row.
-            order = sorted(range(len(chunk)), key=lambda place: len(chunk[place][1][1]))
+            order = sorted(range(len(chunk)), key=lambda index: len(chunk[index][1][1]))
             completions = engine.generate(
-                [chunk[place][1][1] for place in order], [params[place] for place in order]
+                [chunk[index][1][1] for index in order], [params[index] for index in order]
             )
             answers = dict(zip(order, completions, strict=True))
-            for place, (_, (task, prompt)) in enumerate(chunk):
-                log.add(prompt, len(answers[place].token_ids), params[place], task=task)
+            for index, (_, (task, prompt)) in enumerate(chunk):
+                log.add(prompt, len(answers[index].token_ids), params[index], task=task)
             bar.update(progress, advance=len(chunk))
 
 
@@ -157,12 +157,12 @@ def measure(
     prompts = [example.prompt_ids for example in held_out]
     actual = [example.num_tokens for example in held_out]
     # The best constant on the very answers it is measured on, so no real constant does better.
-    constant = Prediction(quantile_of(actual, 0.5), quantile_of(actual, MAX_QUANTILE))
+    constant = Prediction(empirical_quantile(actual, 0.5), empirical_quantile(actual, MAX_QUANTILE))
     observed = ObservedLengths()
     for example in learned:
         observed.observe(example.prompt_ids, example.num_tokens)
     asked = PerceptionInAdvance(engine).predict(prompts)
-    ways: dict[str, Sequence[Prediction | None]] = {
+    predictors: dict[str, Sequence[Prediction | None]] = {
         "constant": [constant] * len(actual),
         "perception": asked,
         "observed": observed.predict(prompts),
@@ -170,10 +170,10 @@ def measure(
     }
     if embed is not None:
         features = TextEmbeddings(engine.tokenizer, embed)
-        ways["embedding"] = fit_lengths(features, learned).predict(prompts)
+        predictors["embedding"] = fit_lengths(features, learned).predict(prompts)
     errors = {
         name: LengthErrors.of([one or constant for one in predictions], actual)
-        for name, predictions in ways.items()
+        for name, predictions in predictors.items()
     }
     light = errors["hidden_state"].pinball_loss
     return {
@@ -186,7 +186,7 @@ def measure(
         "perception_answered_share": round(sum(one is not None for one in asked) / len(asked), 4),
         "num_learned": len(learned),
         "paper_acc_100": PAPER_ACC_100,
-        "median_tokens": quantile_of(actual, 0.5),
+        "median_tokens": empirical_quantile(actual, 0.5),
         "share_at_limit": round(sum(length == _MAX_TOKENS for length in actual) / len(actual), 4),
     }
 

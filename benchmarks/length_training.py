@@ -30,7 +30,7 @@ from local_backend.lengths.trained import QUANTILES, Features, HiddenStates, Qua
 from local_backend.models.loading import load
 from local_backend.offline.jsonl import read_lines
 from local_backend.offline.prompt_file import read_prompts
-from local_backend.scheduling.lengths import MAX_QUANTILE, LengthPredictor, Prediction, quantile_of
+from local_backend.scheduling.lengths import MAX_QUANTILE, LengthPredictor, Prediction, empirical_quantile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -249,7 +249,7 @@ def _report(
 ) -> None:
     """Print the errors of the predictor and of the best constant as one JSON line."""
     known = [example.num_tokens for example in learned]
-    constant = Prediction(quantile_of(known, 0.5), quantile_of(known, MAX_QUANTILE))
+    constant = Prediction(empirical_quantile(known, 0.5), empirical_quantile(known, MAX_QUANTILE))
     actual = [example.num_tokens for example in measured]
     predictions = predictor.predict([example.prompt_ids for example in measured])
     figures = {

@@ -59,8 +59,8 @@ METHODS: dict[str, dict[str, Any]] = {
 class LongDrafts(ReferenceCopyProposer):
     """Drafts without regard to what the steps cost."""
 
-    def min_probability_of(self, num_requests: int) -> float:
-        """Nearly nothing."""
+    def min_probability(self, num_requests: int) -> float:
+        """A low one."""
         return 0.05
 
 

@@ -3,7 +3,7 @@
 Requests arrive at random (Poisson) and keep vLLM's slots busy for a share of the time. Their lengths are
 those of Vicuna-7B's answers to Alpaca prompts, divided by ``--scale``; the model must write exactly so many
 tokens. What it writes does not matter, so no forward is computed: what is measured is vLLM's scheduler. All
-ways replay the same arrivals in one process of vLLM. Priority is the deadline of
+policies replay the same arrivals in one process of vLLM. Priority is the deadline of
 :class:`~local_backend.langchain.length_priority.LengthPriority`; predictions are the mean of answers to
 the same prompt at other temperatures, as in :mod:`benchmarks.replicas`, which simulates this. The bound is
 the shortest first with lengths that are known.
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """All ways on the same arrivals."""
+    """All policies on the same arrivals."""
     rng = random.Random(options.seed)
     lengths, siblings = read_answers(DATA)
     predictions = predict_from_siblings(siblings)
@@ -80,7 +80,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     arrivals: list[float] = []
     for _ in drawn:
         arrivals.append((arrivals[-1] if arrivals else 0.0) + rng.expovariate(rate))
-    ways = {"first_come": arrivals, "bound": num_tokens} | {
+    policies = {"first_come": arrivals, "bound": num_tokens} | {
         f"stretch_{stretch:g}": [
             arrival + stretch * each for arrival, each in zip(arrivals, predicted, strict=True)
         ]
@@ -90,7 +90,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "slots": options.slots,
         "num_tokens": num_tokens,
         "arrivals": arrivals,
-        "priorities": {way: [round(1000 * each) for each in deadlines] for way, deadlines in ways.items()},
+        "priorities": {
+            policy: [round(1000 * each) for each in deadlines] for policy, deadlines in policies.items()
+        },
     }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(TINY_MODEL), "utf-8")
@@ -98,10 +100,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     summary: dict[str, Any] = {
         name: getattr(options, name) for name in ("slots", "load", "requests", "scale", "seed")
     }
-    summary |= {way: _summarize(times, arrivals, num_tokens) for way, times in found.items()}
-    for way in ways:
-        gain = 1 - summary[way]["mean_steps"] / summary["first_come"]["mean_steps"]
-        summary[way]["mean_under_first_come"] = round(gain, 3)
+    summary |= {policy: _summarize(times, arrivals, num_tokens) for policy, times in found.items()}
+    for policy in policies:
+        gain = 1 - summary[policy]["mean_steps"] / summary["first_come"]["mean_steps"]
+        summary[policy]["mean_under_first_come"] = round(gain, 3)
     return summary
 
 
@@ -124,7 +126,7 @@ def _summarize(
 
 
 def _run_vllm(work: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
-    """For each way, the steps after which each request had its first token and its last."""
+    """For each policy, the steps after which each request had its first token and its last."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -141,7 +143,7 @@ def _run_vllm(work: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
     engine = llm.llm_engine
     engine.engine_core.engine_core.model_executor.execute_model = _compute_nothing
     found: dict[str, list[tuple[int, int]]] = {}
-    for way, priorities in work["priorities"].items():
+    for policy, priorities in work["priorities"].items():
         firsts: dict[int, int] = {}
         lasts: dict[int, int] = {}
         step = num_arrived = 0
@@ -156,7 +158,7 @@ def _run_vllm(work: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
                     detokenize=False,
                 )
                 engine.add_request(
-                    f"{way} {num_arrived}",
+                    f"{policy} {num_arrived}",
                     {"prompt_token_ids": [1] * NUM_PROMPT_TOKENS},
                     params,
                     priority=priorities[num_arrived],
@@ -168,7 +170,7 @@ def _run_vllm(work: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
                 firsts.setdefault(number, step)
                 if output.finished:
                     lasts[number] = step
-        found[way] = [(firsts[number], lasts[number]) for number in range(len(priorities))]
+        found[policy] = [(firsts[number], lasts[number]) for number in range(len(priorities))]
     return found
 
 

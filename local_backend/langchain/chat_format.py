@@ -152,7 +152,7 @@ def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedToken
     return {"content": content, "refusal": None}
 
 
-def text_of(turn: dict[str, Any]) -> str:
+def message_text(turn: dict[str, Any]) -> str:
     """The text of one message.
 
     Raises:

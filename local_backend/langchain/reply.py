@@ -25,9 +25,9 @@ from local_backend.langchain.chat_format import (
     answer_metadata,
     answer_usage,
     chat_prompt,
+    message_text,
     opened_reasoning,
     sampling_params,
-    text_of,
 )
 from local_backend.langchain.structured import ANY_OBJECT, instruction, response_schema, warn_of_ignored
 from local_backend.langchain.tools import (
@@ -140,7 +140,7 @@ def reply_prompt(
         raise ValueError("there is no message to answer: give at least one")
     turns = template_turns(convert_to_openai_messages(list(messages)))
     for turn in turns:
-        turn["content"] = text_of(turn)
+        turn["content"] = message_text(turn)
     if not form.tools and any("tool_calls" in turn for turn in turns):
         require_tools(tokenizer)
     asked = [turn for turn in turns if turn["role"] == "user"]

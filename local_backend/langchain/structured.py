@@ -66,7 +66,7 @@ def with_structured_output(
     """
     response_format: dict[str, Any] = {"type": "json_object"}
     if method == "json_schema":
-        json_schema = json_schema_of(schema)
+        json_schema = find_json_schema(schema)
         name = json_schema.get("title", "answer")
         response_format = {"type": "json_schema", "json_schema": {"name": name, "schema": json_schema}}
     elif method != "json_mode":
@@ -87,7 +87,7 @@ def with_structured_output(
     return RunnableMap(raw=bound) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
 
 
-def json_schema_of(schema: Any) -> dict[str, Any]:
+def find_json_schema(schema: Any) -> dict[str, Any]:
     """The JSON schema of what LangChain takes as one.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from local_backend.langchain.chat_format import chat_prompt, text_of
+from local_backend.langchain.chat_format import chat_prompt, message_text
 from local_backend.offline.jsonl import read_lines
 from local_backend.sequences.outputs import Trajectory
 from local_backend.sequences.tokenizing import encode
@@ -50,7 +50,9 @@ def record_prompt(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list
             )
         messages = given.get("messages") or [{"role": "user", "content": given.get("question")}]
         try:
-            return chat_prompt(tokenizer, [{**turn, "content": text_of(dict(turn))} for turn in messages])
+            return chat_prompt(
+                tokenizer, [{**turn, "content": message_text(dict(turn))} for turn in messages]
+            )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"the chat template rejects the messages ({error}): expected a list of "

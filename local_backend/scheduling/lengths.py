@@ -85,7 +85,7 @@ class AnswerLengthLog(Protocol):
         ...
 
 
-def quantile_of(values: Collection[float], quantile: float) -> float:
+def empirical_quantile(values: Collection[float], quantile: float) -> float:
     """The smallest of ``values`` that at least a share ``quantile`` of them do not exceed.
 
     It is the constant prediction with the lowest pinball loss on them.
@@ -163,7 +163,7 @@ class ObservedLengths:
             return None
         if deepest.prediction is None:
             deepest.prediction = Prediction(
-                quantile_of(deepest.lengths, 0.5), quantile_of(deepest.lengths, MAX_QUANTILE)
+                empirical_quantile(deepest.lengths, 0.5), empirical_quantile(deepest.lengths, MAX_QUANTILE)
             )
         return deepest.prediction
 

@@ -47,9 +47,9 @@ class _Scripted:
         self.reply: list[int] = []
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
-        place = token_ids.shape[1] - len(self.prompt)
+        index = token_ids.shape[1] - len(self.prompt)
         scores = torch.full_like(scores, -torch.inf)
-        scores[0, self.reply[min(place, len(self.reply) - 1)]] = 0
+        scores[0, self.reply[min(index, len(self.reply) - 1)]] = 0
         return scores
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from local_backend.scheduling.lengths import (
     Prediction,
-    quantile_of,
+    empirical_quantile,
 )
 
 
@@ -20,7 +20,7 @@ from local_backend.scheduling.lengths import (
     st.integers(1, 500),
 )
 def test_no_constant_loses_less_than_the_quantile(lengths: list[int], quantile: float, other: int) -> None:
-    best = quantile_of(lengths, quantile)
+    best = empirical_quantile(lengths, quantile)
     assert best in lengths
     assert sum(length <= best for length in lengths) >= quantile * len(lengths) - 1e-9
 
@@ -32,8 +32,8 @@ def test_no_constant_loses_less_than_the_quantile(lengths: list[int], quantile: 
 
 
 def test_the_quantile_of_ten_values_is_one_of_them() -> None:
-    assert quantile_of(range(1, 11), 0.9) == 9
-    assert quantile_of([7], 0.1) == 7
+    assert empirical_quantile(range(1, 11), 0.9) == 9
+    assert empirical_quantile([7], 0.1) == 7
 
 
 @pytest.mark.parametrize("wrong", [(-1, 5), (5, 4), (1, math.inf), (math.nan, 4)])
@@ -44,6 +44,6 @@ def test_a_prediction_that_says_nothing_sensible_is_refused(wrong: tuple[float, 
 
 def test_a_quantile_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
-        quantile_of([1], 1.0)
+        empirical_quantile([1], 1.0)
     with pytest.raises(ValueError, match="at least one value"):
-        quantile_of([], 0.5)
+        empirical_quantile([], 0.5)

@@ -34,7 +34,7 @@ class Runner:
         self._set(len(self.input_batch.req_ids) - 1, prompt)
 
     def end(self, name: str) -> None:
-        """As vLLM does: the last request of the batch takes the place of the one that has ended."""
+        """As vLLM does: the last request of the batch moves to the index of the one that has ended."""
         names = self.input_batch.req_ids
         index, last = names.index(name), len(names) - 1
         self._set(index, self.tokens[last, : self.lengths[last]].tolist())
@@ -78,12 +78,12 @@ def test_the_prompt_is_copied_and_nothing_beyond_the_limit() -> None:
 def test_drafts_grow_with_acceptance() -> None:
     runner = Runner(proposer(max_draft_tokens=30))
     runner.add("a", [*DOCUMENT, 7, 8])
-    sizes, place = [], 10
-    new = DOCUMENT[place : place + 2]
-    while (place := place + len(new)) < 50:
+    sizes, index = [], 10
+    new = DOCUMENT[index : index + 2]
+    while (index := index + len(new)) < 50:
         proposed = runner.emit({"a": new})["a"]
         sizes.append(len(proposed))
-        new = [*proposed, DOCUMENT[place + len(proposed)]] if place + len(proposed) < 60 else [3]
+        new = [*proposed, DOCUMENT[index + len(proposed)]] if index + len(proposed) < 60 else [3]
     assert max(sizes) > sizes[0]
 
 
