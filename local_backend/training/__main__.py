@@ -13,19 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from local_backend import training
 from local_backend.models.loading import bf16_is_fast
-from local_backend.training import (
-    CollectOptions,
-    LossOptions,
-    NoiseOptions,
-    StoredTrajectories,
-    TuneOptions,
-    collect_trajectories,
-    evaluate,
-    load_for_training,
-    train_round,
-    tune,
-)
 from local_backend.training.tuning import read_prompts_for
 
 if TYPE_CHECKING:
@@ -109,7 +98,7 @@ def _add_training(command: argparse.ArgumentParser) -> None:
 
 
 def _tune(given: argparse.Namespace) -> None:
-    tune(
+    training.tune(
         given.model,
         given.prompts,
         given.output,
@@ -117,31 +106,30 @@ def _tune(given: argparse.Namespace) -> None:
         limit=given.limit,
         examples=given.examples,
         template=given.template,
-        max_hours=given.max_hours,
     )
 
 
 def _train(given: argparse.Namespace) -> None:
-    model, tokenizer = load_for_training(given.model)
-    trajectories = StoredTrajectories(given.trajectories, model, tokenizer)
-    train_round(model, tokenizer, trajectories, given.output, _options(given))
+    model, tokenizer = training.load_for_training(given.model)
+    trajectories = training.StoredTrajectories(given.trajectories, model, tokenizer)
+    training.train_round(model, tokenizer, trajectories, given.output, _options(given))
     print(f"written to {given.output / 'model'}")
 
 
 def _collect(given: argparse.Namespace) -> None:
-    options = CollectOptions(
+    options = training.CollectOptions(
         block_size=given.block_size,
         max_tokens=given.max_tokens,
         max_rows=given.rows,
         with_iterates=not given.answers_only,
     )
     model, tokenizer, prompts = _load(given)
-    print(json.dumps(collect_trajectories(model, tokenizer, prompts, given.output, options)))
+    print(json.dumps(training.collect_trajectories(model, tokenizer, prompts, given.output, options)))
 
 
 def _evaluate(given: argparse.Namespace) -> None:
     model, tokenizer, prompts = _load(given)
-    figures = evaluate(
+    figures = training.evaluate(
         model,
         tokenizer,
         prompts,
@@ -153,15 +141,15 @@ def _evaluate(given: argparse.Namespace) -> None:
 
 
 def _load(given: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[list[int]]]:
-    model, tokenizer = load_for_training(given.model)
+    model, tokenizer = training.load_for_training(given.model)
     prompts = read_prompts_for(
         model, tokenizer, given.prompts, given.max_tokens, limit=given.limit, template=given.template
     )
     return model, tokenizer, prompts
 
 
-def _options(given: argparse.Namespace) -> TuneOptions:
-    return TuneOptions(
+def _options(given: argparse.Namespace) -> training.TuneOptions:
+    return training.TuneOptions(
         num_rounds=getattr(given, "rounds", 1),
         num_steps=given.steps,
         batch_size=given.batch_size,
@@ -171,11 +159,14 @@ def _options(given: argparse.Namespace) -> TuneOptions:
         last_layers=given.last_layers,
         bf16=not given.float32 and bf16_is_fast(),
         activation_checkpointing=given.activation_checkpointing,
+        max_hours=getattr(given, "max_hours", None),
         num_held_out=getattr(given, "held_out", 64),
         save_steps=given.save_steps,
-        noise=NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
-        losses=LossOptions(given.global_weight, given.local_weight, given.ar_weight, given.divergence),
-        collect=CollectOptions(
+        noise=training.NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
+        losses=training.LossOptions(
+            given.global_weight, given.local_weight, given.ar_weight, given.divergence
+        ),
+        collect=training.CollectOptions(
             block_size=given.block_size,
             max_tokens=given.max_tokens,
             with_iterates=given.stored_share > 0,

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,14 +78,7 @@ def evaluate(
 ) -> Evaluation:
     """Decode held-out prompts with Jacobi decoding and measure.
 
-    Args:
-        model: The model to measure.
-        tokenizer: Its tokenizer.
-        prompts: Token ids of prompts it was not trained on.
-        max_tokens: Maximum tokens of an answer.
-        block_size: Guesses in the Jacobi block.
-        quality: Rates the answers.
-        num_timed: Number of prompts, run one by one, on which to time against autoregressive decoding.
+    The first ``num_timed`` prompts, one by one, are also timed against autoregressive decoding.
 
     Raises:
         ValueError: There is no prompt, or one is empty or too long.
@@ -227,13 +221,20 @@ class Exam:
         tokenizer: PreTrainedTokenizerBase,
         prompts: Sequence[Sequence[int]],
         options: CollectOptions,
-        quality: MakeQuality | None,
+        make_quality: MakeQuality | None,
     ) -> None:
-        self._tokenizer, self._prompts, self._options = tokenizer, prompts, options
+        self._prompts = prompts
         params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0)
         with Engine(plain, tokenizer) as engine:
             self._plain_answers = [one.token_ids for one in engine.generate(prompts, params)]
-        self._quality = quality(prompts) if quality else self._share_of_plain_answers
+        self._evaluate = partial(
+            evaluate,
+            tokenizer=tokenizer,
+            prompts=prompts,
+            max_tokens=options.max_tokens,
+            block_size=options.block_size,
+            quality=make_quality(prompts) if make_quality else self._share_of_plain_answers,
+        )
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """What is logged during training."""
@@ -243,17 +244,6 @@ class Exam:
         """All figures, timed ones too."""
         evaluation = self._evaluate(model, num_timed=min(_NUM_TIMED, len(self._prompts)))
         return evaluation, likeness(model, self._prompts, evaluation.answers, self._plain_answers)
-
-    def _evaluate(self, model: PreTrainedModel, *, num_timed: int = 0) -> Evaluation:
-        return evaluate(
-            model,
-            self._tokenizer,
-            self._prompts,
-            max_tokens=self._options.max_tokens,
-            block_size=self._options.block_size,
-            quality=self._quality,
-            num_timed=num_timed,
-        )
 
     def _share_of_plain_answers(self, completions: Sequence[Completion]) -> float:
         pairs = zip(completions, self._plain_answers, strict=True)

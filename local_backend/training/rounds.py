@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from local_backend.drafting.drafter import require_at_least
 from local_backend.models.architecture import Architecture
@@ -43,6 +37,7 @@ DEFAULT_MODEL = "default"  # instead of a path
 # Options that do not affect the weights: they may change when work is resumed. Rounds may be added later.
 WITHOUT_EFFECT = (
     "options.num_rounds",
+    "options.max_hours",
     "options.save_steps",
     "options.activation_checkpointing",
     "options.collect.max_rows",
@@ -65,6 +60,7 @@ class TuneOptions:
             trains all, and the embeddings.
         bf16: Whether to train in mixed precision; by default if the machine is fast at it.
         activation_checkpointing: Whether to recompute activations in the backward pass, to save memory.
+        max_hours: Pause after this long, measuring included; another call trains the model further.
         num_held_out: Prompts held out for measuring, at most a fifth of them.
         num_evaluations: How often speed and quality are measured in a round.
         save_steps: Steps between two checkpoints.
@@ -84,6 +80,7 @@ class TuneOptions:
     last_layers: int | None = None
     bf16: bool = field(default_factory=bf16_is_fast)
     activation_checkpointing: bool = False
+    max_hours: float | None = None
     num_held_out: int = 64
     num_evaluations: int = 2
     save_steps: int = 100
@@ -93,26 +90,12 @@ class TuneOptions:
     collect: CollectOptions = field(default_factory=CollectOptions)
 
     def __post_init__(self) -> None:
-        counts = (
-            "num_rounds",
-            "num_steps",
-            "batch_size",
-            "accumulation_steps",
-            "num_held_out",
-            "num_evaluations",
-            "save_steps",
-            "lora_rank",
-            "last_layers",
-        )
-        given = {name: getattr(self, name) for name in counts}
-        require_at_least(1, **{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in vars(self).items() if type(value) is int and name != "seed"}
+        require_at_least(1, **given)
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
-
-    @property
-    def examples_per_step(self) -> int:
-        """Examples of an optimizer step."""
-        return self.batch_size * self.accumulation_steps
+        if self.max_hours is not None and not self.max_hours > 0:
+            raise ValueError(f"max_hours must be above 0, got {self.max_hours}")
 
 
 def train_round(
@@ -126,18 +109,11 @@ def train_round(
     deadline: float = math.inf,
     tell: Callable[[str], None] = print,
 ) -> bool:
-    """Train on one round's trajectories and write the model to ``folder/model``; resumable.
+    """Train a model on its own trajectories and write it to ``folder/model``; resumable.
 
-    Args:
-        model: The model, trained in place.
-        tokenizer: Its tokenizer.
-        trajectories: Its own trajectories.
-        folder: Checkpoints go to ``folder/checkpoints``, measurements to ``folder/history.json``.
-        options: How it is trained.
-        measure: Called ``num_evaluations`` times during training.
-        deadline: When to pause, by ``time.monotonic()``: the model is written to ``folder/unfinished`` then,
-            and another call trains it further.
-        tell: Called with progress messages.
+    The folder also gets ``checkpoints`` and ``history.json``, with what ``measure`` returned at
+    ``num_evaluations`` steps. After ``deadline``, by ``time.monotonic()``, training pauses: the model is
+    written to ``folder/unfinished``, and another call trains it further.
 
     Returns:
         Whether the round is complete.
@@ -146,9 +122,21 @@ def train_round(
         ValueError: The folder holds a round on other trajectories, of another model or with other options;
             or there is no trajectory.
     """
-    examples = make_examples(trajectories, options)
-    claim_round(folder, model, tokenizer, trajectories, options)
-    tokens_per_step = examples.mean_tokens() * options.examples_per_step
+    examples = NoisyExamples(
+        trajectories,
+        options.num_steps * options.batch_size * options.accumulation_steps,
+        options.batch_size,
+        noise=options.noise if options.losses.needs_copies else None,
+        with_next=options.losses.local_weight > 0,
+        seed=options.seed,
+    )
+    wanted = {
+        "model": fingerprint(model, tokenizer),
+        "trajectories": digest(trajectories[number] for number in range(len(trajectories))),
+        "options": asdict(options),
+    }
+    claim(folder / "round.json", wanted, may_differ=WITHOUT_EFFECT)
+    tokens_per_step = examples.mean_tokens() * len(examples) / options.num_steps
     tell(f"training: {options.num_steps} steps of about {tokens_per_step:,.0f} tokens")
     trained = trainable(model, options)
     checkpoints = folder / "checkpoints"
@@ -169,34 +157,6 @@ def train_round(
     is_complete = trainer.state.global_step >= options.num_steps
     write_model(trained, tokenizer, folder / ("model" if is_complete else "unfinished"))
     return is_complete
-
-
-def make_examples(trajectories: Trajectories, options: TuneOptions) -> NoisyExamples:
-    """The examples of a round, in order."""
-    return NoisyExamples(
-        trajectories,
-        options.num_steps * options.examples_per_step,
-        options.batch_size,
-        noise=options.noise if options.losses.needs_copies else None,
-        with_next=options.losses.local_weight > 0,
-        seed=options.seed,
-    )
-
-
-def claim_round(
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    trajectories: Trajectories,
-    options: TuneOptions,
-) -> None:
-    """Check that the folder holds this round, if any; see :func:`train_round`."""
-    wanted = {
-        "model": fingerprint(model, tokenizer),
-        "trajectories": digest(trajectories[number] for number in range(len(trajectories))),
-        "options": asdict(options),
-    }
-    claim(folder / "round.json", wanted, may_differ=WITHOUT_EFFECT)
 
 
 class _Schedule(TrainerCallback):
@@ -247,8 +207,7 @@ def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
 def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model with float32 weights, on the GPU if there is one, and its tokenizer.
 
-    Args:
-        path: A folder, a GGUF file, or a name on the model hub; ``"default"`` is the default model.
+    ``path`` is a folder, a GGUF file, or a name on the model hub; ``"default"`` is the default model.
 
     Raises:
         OSError: There is no such model.

@@ -72,14 +72,8 @@ def packed_losses(logits: Tensor, batch: PackedBatch, options: LossOptions) -> d
 class ConsistencyTrainer(Trainer):
     """Trains on packed examples: the AR loss on clean text, consistency losses on noisy copies.
 
-    Args:
-        model: A decoder-only causal language model, with or without adapters of ``peft``.
-        arguments: ``transformers``' training arguments.
-        examples: The training examples, in order.
-        losses: Weights and divergence.
-        pad_id: The padding token.
-        measure: Called with the model when ``Trainer`` evaluates; what it returns is logged.
-        options: Further arguments of ``Trainer``.
+    The model may have adapters of ``peft``. When ``Trainer`` evaluates, ``measure`` is called with it, and
+    what that returns is logged.
 
     Raises:
         ValueError: The model does not take masks and positions; says why.

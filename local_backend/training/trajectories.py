@@ -168,16 +168,10 @@ def collect_trajectories(
     accept: Accept | None = None,
     deadline: float = math.inf,
 ) -> dict[str, int]:
-    """Decode every prompt and store its trajectory; resumes an interrupted call.
+    """Decode every prompt and store its trajectory in a folder; resumes an interrupted call.
 
-    Args:
-        model: The model to decode with; see :class:`~local_backend.Engine` for supported models.
-        tokenizer: Its tokenizer.
-        prompts: Token ids, see :func:`~local_backend.offline.prompt_file.read_prompts`.
-        folder: Where to store the trajectories.
-        options: How they are collected.
-        accept: A filter in addition to the checks for faults.
-        deadline: No further part is begun after this time, by ``time.monotonic()``.
+    ``accept`` filters answers in addition to the checks for faults. After ``deadline``, by
+    ``time.monotonic()``, no further part is begun.
 
     Returns:
         The number of trajectories ``"kept"``, and for each fault that of answers left out.

@@ -43,6 +43,7 @@ from local_backend.training.trajectory_store import KEPT, StoredTrajectories
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Prompts = list[list[int]]  # token ids
 Records = str | Path | Iterable[Mapping[str, Any]]
 
 
@@ -83,7 +84,6 @@ def tune(
     quality: MakeQuality | None = None,
     accept: Accept | None = None,
     template: str | None = None,
-    max_hours: float | None = None,
     tell: Callable[[str], None] = print,
 ) -> Report:
     """Tune a causal language model for consistency on its own trajectories; resumes what it began.
@@ -98,7 +98,6 @@ def tune(
         quality: Given held-out prompts, returns a measure of answers; by default, the share of equal ones.
         accept: Which answers are worth learning from.
         template: A user's message with fields of the prompts' records, see ``read_prompts``.
-        max_hours: Pause after this long, measuring included; another call trains the model further.
         tell: Called with messages about progress and results.
 
     Raises:
@@ -106,15 +105,10 @@ def tune(
         TimeoutError: The time was up before training began; what was collected is kept.
     """
     options = options or TuneOptions()
-    deadline = time.monotonic() + 3600 * _check_hours(max_hours)
-    model, tokenizer = _load_other(model_path, output, options)
-    token_ids = read_prompts_for(
-        model, tokenizer, prompts, options.collect.max_tokens, limit=limit, template=template
+    deadline = time.monotonic() + 3600 * (options.max_hours or math.inf)
+    model, tokenizer, (train_prompts, held_out), references = _prepare(
+        model_path, output, options, prompts, examples, limit=limit, template=template
     )
-    train_prompts, held_out = split_held_out(token_ids, options)
-    references = _read_references(model, tokenizer, examples)
-    _claim(output / "work", model, tokenizer, options, prompts=token_ids, examples=references)
-
     exam = Exam(model, tokenizer, held_out, options.collect, quality)
     measuring = time.monotonic()
     before, plain = exam.grade(model)
@@ -131,6 +125,43 @@ def tune(
     report = Report(before, after, plain, tuned, history, rounds.counts, is_complete)
     write_whole(output / "report.json", json.dumps(report.as_dict(), indent=1) + "\n")
     return report
+
+
+def _prepare(
+    model_path: str | Path,
+    output: Path,
+    options: TuneOptions,
+    prompts: Records,
+    examples: Records | None,
+    *,
+    limit: int | None,
+    template: str | None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[Prompts, Prompts], list[Trajectory]]:
+    """Load the model, read prompts and examples; the folder must be new or hold this work."""
+    if output.resolve() == Path(model_path).resolve():
+        raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
+    model, tokenizer = load_for_training(model_path)
+    last_layers_of(model, options.last_layers or 0)
+    max_tokens = options.collect.max_tokens
+    token_ids = read_prompts_for(model, tokenizer, prompts, max_tokens, limit=limit, template=template)
+    prompts_apart = split_held_out(token_ids, options)
+    references: list[Trajectory] = []
+    if examples is not None:
+        limits = PackedForward(model)
+        references = read_examples(
+            examples,
+            tokenizer,
+            max_positions=limits.max_positions,
+            vocabulary_size=limits.vocabulary_size,
+        )
+    wanted = {
+        "model": fingerprint(model, tokenizer),
+        "prompts": digest(token_ids),
+        "examples": digest(references),
+        "options": asdict(options),
+    }
+    claim(output / "work" / "tuning.json", wanted, may_differ=WITHOUT_EFFECT)
+    return model, tokenizer, prompts_apart, references
 
 
 def read_prompts_for(
@@ -155,23 +186,7 @@ def read_prompts_for(
     )
 
 
-def _read_references(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Records | None
-) -> list[Trajectory]:
-    if examples is None:
-        return []
-    forward = PackedForward(model)
-    return read_examples(
-        examples,
-        tokenizer,
-        max_positions=forward.max_positions,
-        vocabulary_size=forward.vocabulary_size,
-    )
-
-
-def split_held_out(
-    prompts: Sequence[list[int]], options: TuneOptions
-) -> tuple[list[list[int]], list[list[int]]]:
+def split_held_out(prompts: Sequence[list[int]], options: TuneOptions) -> tuple[Prompts, Prompts]:
     """Prompts to train on and held-out prompts, drawn at random; the same for the same seed.
 
     Raises:
@@ -251,41 +266,6 @@ class _Rounds:
             deadline=self.deadline,
             tell=self.tell,
         )
-
-
-def _check_hours(max_hours: float | None) -> float:
-    if max_hours is not None and not max_hours > 0:
-        raise ValueError(f"max_hours must be above 0, got {max_hours}")
-    return max_hours or math.inf
-
-
-def _load_other(
-    path: str | Path, output: Path, options: TuneOptions
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model that is not in the output folder and has the layers to be trained."""
-    if output.resolve() == Path(path).resolve():
-        raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
-    model, tokenizer = load_for_training(path)
-    last_layers_of(model, options.last_layers or 0)
-    return model, tokenizer
-
-
-def _claim(
-    work: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    options: TuneOptions,
-    *,
-    prompts: Sequence[Sequence[int]],
-    examples: Sequence[Trajectory],
-) -> None:
-    wanted = {
-        "model": fingerprint(model, tokenizer),
-        "prompts": digest(prompts),
-        "examples": digest(examples),
-        "options": asdict(options),
-    }
-    claim(work / "tuning.json", wanted, may_differ=WITHOUT_EFFECT)
 
 
 def _describe_counts(counts: Mapping[str, int]) -> str:

@@ -159,9 +159,10 @@ def test_a_command_that_is_killed_ends_with_the_weights_of_one_that_is_not(folde
 def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(folder: Path, rank: int | None) -> None:
     prompts = _prompts_file(folder)
     options = replace(TOY, lora_rank=rank)
+    short = replace(options, max_hours=1e-9)
     tune(folder / "plain", prompts, folder / "whole", options, tell=lambda _: None)
     with pytest.raises(TimeoutError, match="the time was up after 0 of"):
-        tune(folder / "plain", prompts, folder / "cut", options, max_hours=1e-9, tell=lambda _: None)
+        tune(folder / "plain", prompts, folder / "cut", short, tell=lambda _: None)
     model, tokenizer = load_for_training(folder / "plain")
     train_prompts, _ = split_held_out(
         read_prompts(prompts, tokenizer, max_positions=1024, max_tokens=12), options
@@ -169,7 +170,7 @@ def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(folder: Path, 
     trajectories = folder / "cut" / "work" / "round-0" / "trajectories"
     collect_trajectories(model, tokenizer, train_prompts, trajectories, options.collect)
     told: list[str] = []
-    report = tune(folder / "plain", prompts, folder / "cut", options, max_hours=1e-9, tell=told.append)
+    report = tune(folder / "plain", prompts, folder / "cut", short, tell=told.append)
     assert not report.is_complete
     assert any("the same command trains the model further" in line for line in told)
     plain, paused = _weights(folder / "plain"), _weights(folder / "cut")
