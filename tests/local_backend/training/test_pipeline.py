@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from transformers import (
     modeling_utils,
 )
 
+import local_backend
 from benchmarks.jacobi_tasks import TASKS, draw_cases
+from benchmarks.jacobi_tasks.plain import make_model
 from local_backend import ChatLocal
 from local_backend.kernels import prepacked
 from local_backend.training import (
     CollectOptions,
     LossOptions,
     NoiseOptions,
+    Report,
     Trajectory,
     TuneOptions,
     collect_trajectories,
@@ -41,7 +45,9 @@ from local_backend.training import (
 )
 from local_backend.training.__main__ import main
 from local_backend.training.checkpoints import has_model, write_model
+from local_backend.training.trainer import ConsistencyTrainer
 from local_backend.training.tuning import split_held_out
+from tests.local_backend.training.conftest import SHAPE
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 TOY = TuneOptions(
@@ -59,7 +65,21 @@ TOY = TuneOptions(
 
 @pytest.fixture
 def folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
-    """A model whose answers end soon."""
+    """A folder with a model whose answers end soon."""
+    _write_plain(model, tokenizer, tmp_path / "plain")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, tuned without an interruption."""
+    folder = tmp_path_factory.mktemp("whole")
+    _write_plain(make_model(SHAPE, tokenizer), tokenizer, folder / "plain")
+    tune(folder / "plain", _prompts_file(folder), folder / "tuned", TOY, tell=lambda _: None)
+    return folder / "tuned"
+
+
+def _write_plain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,9 +87,8 @@ def folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path
                 parameter.normal_(0, 0.4)
     assert model.generation_config is not None
     model.generation_config.eos_token_id = list(range(0, len(tokenizer), 7))
-    model.save_pretrained(tmp_path / "plain")
-    tokenizer.save_pretrained(tmp_path / "plain")
-    return tmp_path
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _prompts_file(folder: Path, count: int = 24) -> Path:
@@ -79,19 +98,31 @@ def _prompts_file(folder: Path, count: int = 24) -> Path:
     return path
 
 
+def _tune(folder: Path, options: TuneOptions = TOY, name: str = "tuned", **more: Any) -> Report:
+    return tune(
+        folder / "plain", _prompts_file(folder), folder / name, options, **{"tell": lambda _: None, **more}
+    )
+
+
 def _weights(folder: Path) -> dict[str, Any]:
     return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
 
 
-def test_prompts_become_a_tuned_model(folder: Path) -> None:
-    told: list[str] = []
-    report = tune(folder / "plain", _prompts_file(folder), folder / "tuned", TOY, tell=told.append)
+def _changed(folder: Path) -> set[str]:
     plain, tuned = _weights(folder / "plain"), _weights(folder / "tuned")
     assert plain.keys() == tuned.keys()  # the same architecture
-    assert any(not torch.equal(plain[name], tuned[name]) for name in plain)
-    assert [record["step"] for record in report.history] == [0, 4, 8]
-    assert any("steps of about" in line for line in told[:-1])
-    written = json.loads((folder / "tuned" / "report.json").read_text())
+    return {name for name in plain if not torch.equal(plain[name], tuned[name])}
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    weights, others = _weights(one), _weights(other)
+    return all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_prompts_become_a_tuned_model(whole: Path) -> None:
+    assert _changed(whole.parent)
+    written = json.loads((whole / "report.json").read_text())
+    assert [record["step"] for record in written["history"]] == [0, 4, 8]
     assert written["before"]["quality"] == 1.0
     assert written["plain"]["same_answers"] == written["plain"]["rouge_l"] == 1
     assert written["tuned"]["same_answers"] == written["after"]["quality"]
@@ -101,35 +132,46 @@ def test_prompts_become_a_tuned_model(folder: Path) -> None:
     assert len(written["counts"]) == 2
 
 
+# Interrupted -------------------------------------------------------------------------------------
+
+
 class _KilledError(Exception):
     """Stands for the process being killed."""
 
 
-@pytest.mark.parametrize("killed_at", [3, 7])
-def test_killed_and_resumed_it_ends_with_the_same_weights(
-    folder: Path, killed_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from local_backend.training.trainer import ConsistencyTrainer
+def _dying(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The function, killed at its call number ``at``."""
+    calls = count(1)
 
-    prompts = _prompts_file(folder)
-    tune(folder / "plain", prompts, folder / "whole", TOY, tell=lambda _: None)
-    original = ConsistencyTrainer.compute_loss
-    num_steps = 0
-
-    def dying(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == killed_at:
+    def dies(*args: Any, **options: Any) -> Any:
+        if next(calls) == at:
             raise _KilledError
-        return original(self, *args, **options)
+        return function(*args, **options)
 
+    return dies
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        (ConsistencyTrainer, "compute_loss", 3),
+        (ConsistencyTrainer, "compute_loss", 7),
+        # While a checkpoint is written: weights and optimizer are there, what is written last is not.
+        (ConsistencyTrainer, "_save_rng_state", 2),
+        # While the model is written: its configuration is there, its weights are not.
+        (modeling_utils, "safe_save_file", 3),
+    ],
+)
+def test_killed_and_resumed_it_ends_with_the_same_weights(
+    folder: Path, whole: Path, killed: tuple[Any, str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, at = killed
     with monkeypatch.context() as patch:
-        patch.setattr(ConsistencyTrainer, "compute_loss", dying)
+        patch.setattr(owner, name, _dying(getattr(owner, name), at))
         with pytest.raises(_KilledError):
-            tune(folder / "plain", prompts, folder / "cut", TOY, tell=lambda _: None)
-    tune(folder / "plain", prompts, folder / "cut", TOY, tell=lambda _: None)
-    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+            _tune(folder)
+    _tune(folder)
+    assert _are_equal(folder / "tuned", whole)
 
 
 @pytest.mark.slow  # four processes that import torch
@@ -151,34 +193,69 @@ def test_a_command_that_is_killed_ends_with_the_weights_of_one_that_is_not(folde
         process.wait()
         assert not (folder / "cut" / "report.json").exists()
     subprocess.run([*command, "--output", str(folder / "cut")], check=True, capture_output=True)
-    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert _are_equal(folder / "whole", folder / "cut")
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(folder: Path, rank: int | None) -> None:
-    prompts = _prompts_file(folder)
+def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(
+    folder: Path, whole: Path, rank: int | None
+) -> None:
     options = replace(TOY, lora_rank=rank)
+    if rank:
+        _tune(folder, options, "whole")
+        whole = folder / "whole"
     short = replace(options, max_hours=1e-9)
-    tune(folder / "plain", prompts, folder / "whole", options, tell=lambda _: None)
     with pytest.raises(TimeoutError, match="the time was up after 0 of"):
-        tune(folder / "plain", prompts, folder / "cut", short, tell=lambda _: None)
+        _tune(folder, short)
     model, tokenizer = load_for_training(folder / "plain")
-    train_prompts, _ = split_held_out(
-        read_prompts(prompts, tokenizer, max_positions=1024, max_tokens=12), options
-    )
-    trajectories = folder / "cut" / "work" / "round-0" / "trajectories"
-    collect_trajectories(model, tokenizer, train_prompts, trajectories, options.collect)
+    prompts = read_prompts(_prompts_file(folder), tokenizer, max_positions=1024, max_tokens=12)
+    trajectories = folder / "tuned" / "work" / "round-0" / "trajectories"
+    collect_trajectories(model, tokenizer, split_held_out(prompts, options)[0], trajectories, options.collect)
     told: list[str] = []
-    report = tune(folder / "plain", prompts, folder / "cut", short, tell=told.append)
-    assert not report.is_complete
+    assert not _tune(folder, short, tell=told.append).is_complete
     assert any("the same command trains the model further" in line for line in told)
-    plain, paused = _weights(folder / "plain"), _weights(folder / "cut")
-    assert any(not torch.equal(plain[name], paused[name]) for name in plain)  # one step was taken
-    report = tune(folder / "plain", prompts, folder / "cut", options, tell=lambda _: None)
-    assert report.is_complete
-    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert _changed(folder)  # one step was taken
+    assert _tune(folder, options).is_complete
+    assert _are_equal(folder / "tuned", whole)
+
+
+def test_further_rounds_may_be_asked_for_later(folder: Path, whole: Path) -> None:
+    _tune(folder, replace(TOY, num_rounds=1))
+    _tune(folder)
+    assert _are_equal(folder / "tuned", whole)
+
+
+def test_work_with_other_options_is_refused(folder: Path) -> None:
+    options = replace(TOY, num_rounds=1, num_steps=1)
+    _tune(folder, options)
+    with pytest.raises(ValueError, match=r"options\.num_steps 1 \(asked for 4\)"):
+        _tune(folder)
+    with pytest.raises(ValueError, match="examples"):
+        _tune(folder, options, examples=[{"prompt": "a", "answer": "b"}])
+    # What the weights do not depend on may change.
+    _tune(folder, replace(options, save_steps=9, collect=replace(options.collect, max_rows=2)))
+
+
+def test_a_round_goes_on_with_its_own_work_alone(folder: Path) -> None:
+    def train(some: list[Trajectory], options: TuneOptions) -> None:
+        model, tokenizer = load_for_training(folder / "plain")
+        train_round(model, tokenizer, some, folder / "round", options, tell=lambda _: None)
+
+    some = [Trajectory((5, 6), (7, 8, 9)), Trajectory((6, 7), (8, 9, 10))]
+    train(some, replace(TOY, num_steps=2))
+    with pytest.raises(ValueError, match="trajectories"):
+        train(some[:1] * 2, replace(TOY, num_steps=2))
+    with pytest.raises(ValueError, match=r"options\.learning_rate"):
+        train(some, replace(TOY, num_steps=2, learning_rate=0.5))
+    with torch.no_grad():
+        other = AutoModelForCausalLM.from_pretrained(folder / "plain")
+        other.lm_head.weight.mul_(1.1)
+        other.save_pretrained(folder / "plain")
+    with pytest.raises(ValueError, match="model"):
+        train(some, replace(TOY, num_steps=2))
+
+
+# Variants ----------------------------------------------------------------------------------------
 
 
 def test_chat_local_and_transformers_load_what_was_tuned(tmp_path: Path) -> None:
@@ -201,95 +278,44 @@ def test_chat_local_and_transformers_load_what_was_tuned(tmp_path: Path) -> None
     assert answer == reader.decode(generated, skip_special_tokens=True)
 
 
-def test_adapters_are_trained_and_merged(folder: Path) -> None:
-    options = replace(TOY, lora_rank=2, num_rounds=1, accumulation_steps=2)
-    tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
-    plain, tuned = _weights(folder / "plain"), _weights(folder / "tuned")
-    changed = {name for name in plain if not torch.equal(plain[name], tuned[name])}
-    assert changed
-    assert all("proj" in name for name in changed)  # linear layers alone
-    assert (folder / "tuned" / "work" / "round-0" / "adapter" / "adapter_config.json").exists()
-
-
 @pytest.mark.parametrize("rank", [None, 2])
 def test_only_the_last_layers_are_trained(folder: Path, rank: int | None) -> None:
-    options = replace(TOY, num_rounds=1, last_layers=1, lora_rank=rank)
-    tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
-    plain, tuned = _weights(folder / "plain"), _weights(folder / "tuned")
-    changed = {name for name in plain if not torch.equal(plain[name], tuned[name])}
+    options = replace(TOY, num_rounds=1, last_layers=1, lora_rank=rank, accumulation_steps=2)
+    _tune(folder, options)
+    changed = _changed(folder)
     assert changed
     assert all(".layers.1." in name for name in changed)  # of two
-    too_many = replace(options, last_layers=3)
+    if rank:  # adapters of linear layers alone, which are merged
+        assert all("proj" in name for name in changed)
+        assert (folder / "tuned" / "work" / "round-0" / "adapter" / "adapter_config.json").exists()
     with pytest.raises(ValueError, match="the model has 2 layers"):
-        tune(folder / "plain", _prompts_file(folder), folder / "other", too_many, tell=lambda _: None)
+        _tune(folder, replace(options, last_layers=3), "other")
 
 
-def test_work_with_other_options_is_refused(folder: Path) -> None:
-    prompts = _prompts_file(folder)
-    options = replace(TOY, num_rounds=1, num_steps=1)
-    tune(folder / "plain", prompts, folder / "tuned", options, tell=lambda _: None)
-    with pytest.raises(ValueError, match=r"options\.num_steps 1 \(asked for 4\)"):
-        tune(folder / "plain", prompts, folder / "tuned", TOY, tell=lambda _: None)
-    examples = [{"prompt": "a", "answer": "b"}]
-    with pytest.raises(ValueError, match="examples"):
-        tune(folder / "plain", prompts, folder / "tuned", options, examples=examples, tell=lambda _: None)
-    # What the weights do not depend on may change.
-    less = replace(options, save_steps=9, collect=replace(options.collect, max_rows=2))
-    tune(folder / "plain", prompts, folder / "tuned", less, tell=lambda _: None)
-
-
-def test_a_round_goes_on_with_its_own_work_alone(folder: Path) -> None:
-    def train(some: list[Trajectory], options: TuneOptions) -> None:
-        model, tokenizer = load_for_training(folder / "plain")
-        train_round(model, tokenizer, some, folder / "round", options, tell=lambda _: None)
-
-    some = [Trajectory((5, 6), (7, 8, 9)), Trajectory((6, 7), (8, 9, 10))]
-    train(some, replace(TOY, num_steps=2))
-    with pytest.raises(ValueError, match="trajectories"):
-        train(some[:1] * 2, replace(TOY, num_steps=2))
-    with pytest.raises(ValueError, match=r"options\.learning_rate"):
-        train(some, replace(TOY, num_steps=2, learning_rate=0.5))
-    with torch.no_grad():
-        other = AutoModelForCausalLM.from_pretrained(folder / "plain")
-        other.lm_head.weight.mul_(1.1)
-        other.save_pretrained(folder / "plain")
-    with pytest.raises(ValueError, match="model"):
-        train(some, replace(TOY, num_steps=2))
-
-
-@pytest.mark.parametrize("what", ["model", "checkpoint"])
-def test_killed_while_writing_it_resumes_and_ends_with_the_same_weights(
-    folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("asked", "steps"), [(3, [0, 1, 3, 4]), (9, [0, 1, 2, 3, 4])])
+def test_speed_is_measured_as_often_as_asked_for_and_weights_keep_their_type(
+    folder: Path, asked: int, steps: list[int]
 ) -> None:
-    from local_backend.training.trainer import ConsistencyTrainer
-
-    options = replace(TOY, num_rounds=1)
-    prompts = _prompts_file(folder)
-    tune(folder / "plain", prompts, folder / "whole", options, tell=lambda _: None)
-    with monkeypatch.context() as patch:
-        if what == "model":  # its configuration is there by then, its weights are not
-            patch.setattr(modeling_utils, "safe_save_file", _dies)
-        else:  # weights and optimizer are there, what is written last is not
-            save = ConsistencyTrainer._save_rng_state
-            num_saved = 0
-
-            def dying(self: Any, folder: str) -> None:
-                nonlocal num_saved
-                num_saved += 1
-                if num_saved == 2:
-                    raise _KilledError
-                save(self, folder)
-
-            patch.setattr(ConsistencyTrainer, "_save_rng_state", dying)
-        with pytest.raises(_KilledError):
-            tune(folder / "plain", prompts, folder / "cut", options, tell=lambda _: None)
-    tune(folder / "plain", prompts, folder / "cut", options, tell=lambda _: None)
-    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    AutoModelForCausalLM.from_pretrained(folder / "plain").bfloat16().save_pretrained(folder / "plain")
+    report = _tune(folder, replace(TOY, num_rounds=1, num_evaluations=asked))
+    assert [record["step"] for record in report.history] == steps
+    assert {weight.dtype for weight in _weights(folder / "tuned").values()} == {torch.bfloat16}
 
 
-def _dies(*_: Any, **__: Any) -> None:
-    raise _KilledError
+def test_right_answers_are_learned_from_and_wrong_ones_left_out(folder: Path) -> None:
+    cases = islice(draw_cases(TASKS["word_problems"], "train", seed=2), 6)
+    examples = [{"prompt": case.prompt, "answer": case.answer} for case in cases]
+    (counts,) = _tune(
+        folder,
+        replace(TOY, num_rounds=1),
+        examples=examples,
+        accept=lambda prompts, _: [number % 2 == 0 for number in range(len(prompts))],
+    ).counts
+    assert counts["rejected"] > 0
+    assert counts["kept"] > 0
+    with pytest.raises(ValueError, match="record 1 has no answer"):
+        _tune(folder, name="other", examples=[{"prompt": "a"}])
+    assert not (folder / "other").exists()
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
@@ -299,7 +325,7 @@ def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
     """As larger ones than this are, by which what was laid out before a step would be wrong behind it."""
     monkeypatch.setattr(prepacked, "_LEAST_WEIGHTS", 1)
     options = replace(TOY, num_rounds=1, num_evaluations=2, learning_rate=0.1)
-    report = tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
+    report = _tune(folder, options)
     assert [record["step"] for record in report.history] == [0, 2, 4]
     assert report.history[-1]["tokens_per_forward"] == report.after.tokens_per_forward
 
@@ -316,52 +342,6 @@ def test_a_model_is_written_over_an_earlier_one(
         assert has_model(tmp_path)
         assert not (tmp_path / "unfinished").exists()
         assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template["tool_use"] == "b"
-
-
-def test_speed_is_measured_as_often_as_asked_for_and_at_the_end(folder: Path) -> None:
-    for asked, steps in ((3, [0, 1, 3, 4]), (9, [0, 1, 2, 3, 4])):
-        options = replace(TOY, num_rounds=1, num_evaluations=asked)
-        output = folder / f"measured-{asked}"
-        report = tune(folder / "plain", _prompts_file(folder), output, options, tell=lambda _: None)
-        assert [record["step"] for record in report.history] == steps
-
-
-def test_weights_keep_the_type_they_are_stored_in(folder: Path) -> None:
-    AutoModelForCausalLM.from_pretrained(folder / "plain").bfloat16().save_pretrained(folder / "plain")
-    options = replace(TOY, num_rounds=1)
-    tune(folder / "plain", _prompts_file(folder), folder / "tuned", options, tell=lambda _: None)
-    assert {weight.dtype for weight in _weights(folder / "tuned").values()} == {torch.bfloat16}
-
-
-def test_further_rounds_may_be_asked_for_later(folder: Path) -> None:
-    prompts = _prompts_file(folder)
-    first = replace(TOY, num_rounds=1)
-    tune(folder / "plain", prompts, folder / "one", first, tell=lambda _: None)
-    tune(folder / "plain", prompts, folder / "one", TOY, tell=lambda _: None)
-    tune(folder / "plain", prompts, folder / "both", TOY, tell=lambda _: None)
-    one, both = _weights(folder / "one"), _weights(folder / "both")
-    assert all(torch.equal(one[name], both[name]) for name in one)
-
-
-def test_right_answers_are_learned_from_and_wrong_ones_left_out(folder: Path) -> None:
-    cases = islice(draw_cases(TASKS["word_problems"], "train", seed=2), 6)
-    examples = [{"prompt": case.prompt, "answer": case.answer} for case in cases]
-    options = replace(TOY, num_rounds=1)
-    report = tune(
-        folder / "plain",
-        _prompts_file(folder),
-        folder / "tuned",
-        options,
-        examples=examples,
-        accept=lambda prompts, _: [number % 2 == 0 for number in range(len(prompts))],
-        tell=lambda _: None,
-    )
-    (counts,) = report.counts
-    assert counts["rejected"] > 0
-    assert counts["kept"] > 0
-    with pytest.raises(ValueError, match="record 1 has no answer"):
-        tune(folder / "plain", _prompts_file(folder), folder / "other", examples=[{"prompt": "a"}])
-    assert not (folder / "other").exists()
 
 
 # Bad input ---------------------------------------------------------------------------------------
@@ -482,13 +462,10 @@ def test_the_command_evaluates(folder: Path, capsys: pytest.CaptureFixture[str])
     assert figures["num_prompts"] == 4
 
 
-def test_importing_the_package_does_not_import_training() -> None:
-    code = (
-        "import sys, local_backend; local_backend.Engine; "
-        "assert not [name for name in sys.modules if name.startswith('local_backend.training')]; "
-        "assert 'datasets' not in sys.modules and 'peft' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_no_other_part_imports_training() -> None:
+    package = Path(local_backend.__file__).parent
+    others = [path for path in package.rglob("*.py") if path.parent.name != "training"]
+    assert not [path for path in others if "local_backend.training" in path.read_text("utf-8")]
 
 
 def test_without_the_extra_an_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
