@@ -123,8 +123,7 @@ def tokens_of(usages: Iterable[UsageMetadata | None]) -> Tokens:
 
 def added(one: Tokens, other: Tokens | None) -> Tokens:
     """The sum of two counts."""
-    if other is None:
-        return one
+    other = other or NO_TOKENS
     return Tokens(
         input_tokens=one["input_tokens"] + other["input_tokens"],
         output_tokens=one["output_tokens"] + other["output_tokens"],
@@ -162,29 +161,24 @@ def cost_of(
     everything = added(reported, estimated)
     uncached: Tokens = {**everything, "cached_tokens": 0, "cache_write_tokens": 0}
     paid = price.of(everything) if price else None
+    num_out = stages["points"]["output_tokens"] if "points" in stages else 0
+    overhead = None
+    if plain_input_tokens and num_out:
+        plain: Tokens = {**NO_TOKENS, "input_tokens": plain_input_tokens, "output_tokens": num_out}
+        plain_price = price.of(plain) if price else 0.0
+        overhead = Overhead(
+            plain_input_tokens=plain_input_tokens,
+            input_ratio=everything["input_tokens"] / plain_input_tokens,
+            output_ratio=everything["output_tokens"] / num_out,
+            price_ratio=paid / plain_price if paid is not None and plain_price else None,
+        )
     return Cost(
         stages=dict(stages),
         reported=reported,
         estimated=estimated,
         price=paid,
         saved_by_cache=price.of(uncached) - paid if price and paid is not None else None,
-        overhead=_overhead(stages, everything, price, plain_input_tokens),
-    )
-
-
-def _overhead(
-    stages: Mapping[str, Tokens], everything: Tokens, price: Price | None, plain_input_tokens: int | None
-) -> Overhead | None:
-    num_out = stages["points"]["output_tokens"] if "points" in stages else 0
-    if not plain_input_tokens or not num_out:
-        return None
-    plain: Tokens = {**NO_TOKENS, "input_tokens": plain_input_tokens, "output_tokens": num_out}
-    plain_price = price.of(plain) if price else 0.0
-    return Overhead(
-        plain_input_tokens=plain_input_tokens,
-        input_ratio=everything["input_tokens"] / plain_input_tokens,
-        output_ratio=everything["output_tokens"] / num_out,
-        price_ratio=price.of(everything) / plain_price if price and plain_price else None,
+        overhead=overhead,
     )
 
 

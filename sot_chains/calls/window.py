@@ -1,4 +1,4 @@
-"""Requests or tokens spent in a sliding window. Pure: the caller passes the time, and nothing waits."""
+"""Tokens spent in a sliding window. Pure: the caller passes the time, and nothing waits."""
 
 from __future__ import annotations
 
@@ -8,58 +8,45 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Spent:
-    """Units reserved at one moment; tokens are corrected once the server reports the actual number."""
+    """Tokens reserved at one moment, corrected once the server reports the actual number."""
 
     at: float
-    units: int
+    tokens: int
 
 
 class Window:
-    """At most ``limit`` units, requests or tokens, in any window of ``seconds``.
+    """At most ``limit`` tokens in any window of ``seconds``.
 
     A leaky bucket would allow up to twice the limit in one window (its saved capacity plus the refill), so
     every reservation is kept for a whole window.
-
-    Args:
-        limit: Units in a window.
-        seconds: Length of a window.
     """
 
     def __init__(self, limit: int, seconds: float) -> None:
         self.limit = limit
         self.seconds = seconds
-        self.total = 0
         self._spent: deque[Spent] = deque()
+        self._total = 0
 
-    def seconds_until(self, units: int, now: float) -> float:
-        """Seconds until ``units`` fit; ``0.0`` if they fit now.
-
-        More units than the limit never fit: for those, the seconds until the window is empty.
-        """
-        missing = units - self.num_left(now)
-        if missing <= 0 or not self._spent:
-            return 0.0
-        for spent in self._spent:
-            missing -= spent.units
-            if missing <= 0:
-                break
-        return max(spent.at + self.seconds - now, 0.0) or 1e-4  # exactly at the edge it still counts
-
-    def num_left(self, now: float) -> int:
-        """Units that fit now; negative if more were used than reserved."""
+    def seconds_until(self, tokens: int, now: float) -> float:
+        """Seconds until ``tokens``, at most ``limit``, fit; ``0.0`` if they fit now."""
         while self._spent and now - self._spent[0].at > self.seconds:
-            self.total -= self._spent.popleft().units
-        return self.limit - self.total
+            self._total -= self._spent.popleft().tokens
+        missing = tokens - (self.limit - self._total)
+        for spent in self._spent if missing > 0 else ():
+            missing -= spent.tokens
+            if missing <= 0:
+                return max(spent.at + self.seconds - now, 0.0) or 1e-4  # exactly at the edge it still counts
+        return 0.0
 
-    def spend(self, units: int, now: float) -> Spent:
-        """Reserves ``units``."""
-        spent = Spent(now, units)
+    def spend(self, tokens: int, now: float) -> Spent:
+        """Reserves ``tokens``."""
+        spent = Spent(now, tokens)
         self._spent.append(spent)
-        self.total += units
+        self._total += tokens
         return spent
 
-    def correct(self, spent: Spent, units: int) -> None:
-        """Replaces the reserved units by those actually used."""
+    def correct(self, spent: Spent, tokens: int) -> None:
+        """Replaces the reserved tokens by those actually used."""
         if any(one is spent for one in self._spent):
-            self.total += units - spent.units
-        spent.units = units
+            self._total += tokens - spent.tokens
+        spent.tokens = tokens

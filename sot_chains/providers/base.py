@@ -19,13 +19,8 @@ from langchain_core.runnables import RunnableConfig
 class RateLimits:
     """Rate limits from the headers of a response; ``None`` where a header is missing.
 
-    Attributes:
-        requests: Requests allowed per window.
-        requests_left: Requests left in the current window.
-        requests_reset_seconds: Seconds until all requests are available again.
-        tokens: Tokens allowed per window.
-        tokens_left: Tokens left in the current window.
-        tokens_reset_seconds: Seconds until all tokens are available again.
+    Each limit is the number allowed in a window, the number left in this one, and the seconds until all are
+    available again.
     """
 
     requests: int | None = None
@@ -38,24 +33,20 @@ class RateLimits:
     def pause_seconds(self, window_seconds: float) -> float:
         """Seconds until a request and its tokens are available again; ``0.0`` if they are now.
 
+        Vendors refill continuously but report when the whole limit is restored, which may take minutes.
+
         Args:
             window_seconds: The length of the window in which the server counts.
         """
         pause = 0.0
-        if self.requests_left == 0:
-            pause = _refill(self.requests_reset_seconds, self.requests, 1, window_seconds)
-        if self.tokens_left == 0:
-            pause = max(pause, _refill(self.tokens_reset_seconds, self.tokens, 1000, window_seconds))
+        for wanted, limit, left, reset_seconds in (
+            (1, self.requests, self.requests_left, self.requests_reset_seconds),
+            (1000, self.tokens, self.tokens_left, self.tokens_reset_seconds),
+        ):
+            if left == 0:
+                part = wanted / limit * window_seconds if limit else window_seconds
+                pause = max(pause, part if reset_seconds is None else min(part, reset_seconds))
         return pause
-
-
-def _refill(reset_seconds: float | None, limit: int | None, wanted: int, window_seconds: float) -> float:
-    """Seconds until ``wanted`` units of an exhausted limit are available again.
-
-    Vendors refill continuously but report when the whole limit is restored, which may take minutes.
-    """
-    part = wanted / limit * window_seconds if limit else window_seconds
-    return min(part, reset_seconds if reset_seconds is not None else part)
 
 
 @dataclass(slots=True, frozen=True)

@@ -68,7 +68,7 @@ class ChatRun:
 
     def __init__(self, manager: AsyncCallbackManagerForLLMRun, message_id: str | None) -> None:
         self._manager = manager
-        self._token_manager = _for(manager, "on_llm_new_token")
+        self._token_manager = _narrowed(manager, "on_llm_new_token")
         self._message_id = message_id or f"lc_run--{manager.run_id}"
         self._pieces: list[str] = []
         self.message: AIMessage | None = None
@@ -76,26 +76,23 @@ class ChatRun:
     async def wrote(self, text: str) -> None:
         """Reports ``text`` as the next piece of the answer."""
         self._pieces.append(text)
-        if self._token_manager:
+        if self._token_manager.handlers:
             chunk = AIMessageChunk(content=text, id=self._message_id)
             await self._token_manager.on_llm_new_token(text, chunk=ChatGenerationChunk(message=chunk))
 
     async def end(self) -> None:
         """Reports the end of the run."""
-        result = self._result()
-        rest = []
-        for handler in self._manager.handlers:
-            if type(handler) is UsageMetadataCallbackHandler:
-                handler.on_llm_end(result)  # adds up numbers: not worth a thread
-            else:
-                rest.append(handler)
-        if manager := _for(self._manager, "on_llm_end", rest):
+        manager, result = _narrowed(self._manager, "on_llm_end"), self._result()
+        counting = [one for one in manager.handlers if type(one) is UsageMetadataCallbackHandler]
+        for handler in counting:
+            handler.on_llm_end(result)  # adds up numbers: not worth a thread
+        manager.handlers = [one for one in manager.handlers if one not in counting]
+        if manager.handlers:
             await manager.on_llm_end(result)
 
     async def fail(self, error: BaseException) -> None:
         """Reports that the run failed with ``error``."""
-        if manager := _for(self._manager, "on_llm_error"):
-            await manager.on_llm_error(error, response=self._result())
+        await _narrowed(self._manager, "on_llm_error").on_llm_error(error, response=self._result())
 
     def _result(self) -> LLMResult:
         """The result for the handlers: ``message``, or else the text so far."""
@@ -134,9 +131,6 @@ async def chat_run(
             "ls_model_name": model,
         },
     )
-    if not manager.handlers:
-        yield None
-        return
     everybody = manager.handlers
     manager.handlers = [h for h in everybody if _hears(h, "on_chat_model_start") or _hears(h, "on_llm_start")]
     (run_manager,) = await manager.on_chat_model_start(
@@ -188,15 +182,10 @@ async def reported(
             run.message = AIMessage("".join(pieces), usage_metadata=usage, response_metadata=metadata)
 
 
-def _for(
-    manager: AsyncCallbackManagerForLLMRun, event: str, among: list[BaseCallbackHandler] | None = None
-) -> AsyncCallbackManagerForLLMRun | None:
-    """``manager`` with only the handlers (of ``among``) that implement ``event``; ``None`` without any."""
-    hearing = [h for h in (manager.handlers if among is None else among) if _hears(h, event)]
-    if not hearing:
-        return None
+def _narrowed(manager: AsyncCallbackManagerForLLMRun, event: str) -> AsyncCallbackManagerForLLMRun:
+    """``manager`` with only the handlers that implement ``event``."""
     narrowed = copy(manager)
-    narrowed.handlers = hearing
+    narrowed.handlers = [handler for handler in manager.handlers if _hears(handler, event)]
     return narrowed
 
 

@@ -314,8 +314,6 @@ async def test_usage_is_what_the_window_holds_in_the_end() -> None:
     await sot_of(Frugal(), limits=limits).ainvoke(QUESTION)
     limiter = limiter_for(limits, None)
     assert limiter is not None
-    assert limiter._tokens is not None
-    assert limiter._tokens.total == 4 * 2
     rest = 100_000 - 4 * 2
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(limiter.admit(next_question(), rest + 1), 0.05)
