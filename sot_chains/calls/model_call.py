@@ -20,7 +20,7 @@ from sot_chains.calls.options import AnswerOptions, CallOptions
 from sot_chains.calls.rate_limits import log_wait
 from sot_chains.calls.reply import ReplyReader
 from sot_chains.calls.request import Request
-from sot_chains.calls.retries import is_retryable, retry_after_seconds_of_error, was_refused
+from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, num_message_tokens, num_tokens
 from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError
@@ -222,8 +222,7 @@ class Caller:
         """Whether the request was refused for something that can be left out from now on: stops, examples."""
         expectations = self._options.expectations
         said = str(error).lower()
-        status = error.status if isinstance(error, ProviderError) else getattr(error, "status_code", None)
-        if status not in (400, 422) and type(error).__name__ != "TemplateError":
+        if as_provider_error(error).status not in (400, 422) and type(error).__name__ != "TemplateError":
             return False
         if "stop" in said and not expectations.refuses_stop:
             expectations.refuses_stop = True
@@ -241,24 +240,25 @@ class Caller:
             ProviderError: The server asks to wait longer than that.
         """
         retries, deadline = self._options.retries, self._call_options.deadline_seconds
-        if not is_retryable(error):
+        failure = as_provider_error(error)
+        if not failure.is_retryable:
             return None
-        retries.check_wait(error)
+        pause = retries.pause_seconds(num_attempts, failure)
         if num_attempts >= retries.max_attempts:
             return None
         # A server that says "later" has not failed: that is waited out under every policy.
-        if self._options.policy(request.point, error) != "retry" and not was_refused(error):
+        if self._options.policy(request.point, error) != "retry" and not failure.was_refused:
             return None
-        pause = retries.pause_seconds(num_attempts, error)
         return None if deadline is not None and self.now() + pause >= deadline else pause
 
     def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
         """Records what the failed attempt cost, and tells the limits what the server said."""
+        failure = as_provider_error(error)
         is_unbilled = not call.pieces and isinstance(error, ProviderError) and error.is_unbilled
         if not is_unbilled and (call.usage is None or call.finish_reason is None):
             num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
             call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
-        if self._options.limiter and was_refused(error):
-            said = error.rate_limits if isinstance(error, ProviderError) else None
-            after = retry_after_seconds_of_error(error)
-            self._options.limiter.update_from_headers(said, retry_after_seconds=after)
+        if self._options.limiter and failure.was_refused:
+            self._options.limiter.update_from_headers(
+                failure.rate_limits, retry_after_seconds=failure.retry_after_seconds
+            )

@@ -70,12 +70,6 @@ class LangChainProvider:
             wrapper = wrapper.bound
         return parameters
 
-    def setting(self, name: str) -> Any:
-        """The default of a call parameter: bound by a wrapper, or else set on the model."""
-        if (value := self.bound.get(name)) is not None:
-            return value
-        return getattr(self.models[0], name, None)
-
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncGenerator[Delta, None]:
@@ -85,11 +79,11 @@ class LangChainProvider:
             TypeError: The Runnable answered with something that is neither a message nor text.
             ValueError: Several choices are asked for.
         """
-        num_choices = kwargs.get("n") or self.setting("n")
+        num_choices = kwargs.get("n") or self.bound.get("n") or getattr(self.models[0], "n", None)
         if isinstance(num_choices, int) and num_choices > 1:
             raise ValueError(
                 f"n={num_choices} asks for several choices, which LangChain's streams mix; an answer is one "
-                "text: leave n out"
+                "text: omit n"
             )
         usage: UsageMetadata | None = None
         answer = self.runnable.astream(list(messages), config, **kwargs)
@@ -108,9 +102,9 @@ class LangChainProvider:
                 # Fast path for plain text: searching content blocks for text is slow.
                 text=chunk.content if isinstance(chunk.content, str) else str(chunk.text),
                 usage=chunk.usage_metadata,
-                finish_reason=_finish_reason_of(metadata) if metadata else None,
+                finish_reason=_find_finish_reason(metadata) if metadata else None,
                 response_metadata=metadata or None,
-                reasoning=_reasoning_of(chunk),
+                reasoning=_find_reasoning(chunk),
             )
         if isinstance(chunk, str):
             return Delta(text=chunk)
@@ -135,20 +129,17 @@ def _with_usage(so_far: UsageMetadata | None, reported: UsageMetadata | None) ->
     return add_usage(so_far, reported)
 
 
-# The names under which OpenAI, Anthropic and Ollama report why a reply ended.
-_FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason")
-
-
-def _finish_reason_of(metadata: Mapping[str, Any]) -> str | None:
-    for name in _FINISH_REASONS:
+def _find_finish_reason(metadata: Mapping[str, Any]) -> str | None:
+    """Why a reply ended, as reported by OpenAI, Anthropic, Ollama or OpenAI's Responses API."""
+    for name in ("finish_reason", "stop_reason", "done_reason"):
         if isinstance(reason := metadata.get(name), str) and reason:
             return reason
-    incomplete = metadata.get("incomplete_details")  # of OpenAI's Responses API
+    incomplete = metadata.get("incomplete_details")
     reason = incomplete.get("reason") if isinstance(incomplete, Mapping) else None
     return reason if isinstance(reason, str) else None
 
 
-def _reasoning_of(message: AIMessage) -> str:
+def _find_reasoning(message: AIMessage) -> str:
     """The reasoning that a chat model reports beside the text, as content blocks or as an extra field."""
     if isinstance(message.content, str):
         reported = message.additional_kwargs.get("reasoning_content")
