@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
@@ -75,14 +76,14 @@ class PointWriter:
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
         asked = request()
-        call, text = self._begin(part), self._filtered(part)
+        call, text = self._begin(part), Pipeline(partial(self._filters, part))
         try:
             for may_prefill in (True, False):
                 async with aclosing(self._caller.stream(call, asked, may_prefill=may_prefill)) as pieces:
                     async for piece in pieces:
                         if piece is None:
                             part.pieces.clear()
-                            text = self._filtered(part)
+                            text.restart()
                         elif new := text.feed(piece):
                             part.pieces.append(new)
                             self._tell(part, new)
@@ -92,7 +93,8 @@ class PointWriter:
                 if part.pieces or call.reply_start is None or not may_prefill:
                     break
                 # The model had nothing to add to what was begun for it: it begins its own reply.
-                call, text = self._begin(part), self._filtered(part)
+                call = self._begin(part)
+                text.restart()
         except Exception as error:  # the failure policy decides what happens to the part
             self._add_rest(part, text)
             self._fail(part, call, error)
@@ -123,7 +125,7 @@ class PointWriter:
         self._order.wake()
         return False
 
-    def _filtered(self, part: Part) -> Pipeline:
+    def _filters(self, part: Part) -> list[TextFilter]:
         """The filters that the text of ``part`` passes through."""
         wanted, filters = self._options.profile.filters, list[TextFilter]()
         if part.point and "heading" in wanted:
@@ -134,7 +136,7 @@ class PointWriter:
             filters.append(LoopGuard())
         if part.kind != "plain" and self._options.profile.points[self._options.detail].max_tokens:
             filters.append(WholeSentences())
-        return Pipeline(filters)
+        return filters
 
     def _end(self, part: Part, call: Call) -> None:
         """Ends a part whose call has ended well, with a whole text or the beginning of one."""

@@ -6,102 +6,61 @@ import re
 
 from sot_chains.outline.skeleton import Point
 
-_AROUND_HEADING = "* \t\n:：.。-–—"
+_NUMBER = re.compile(r"[\s*#]*[(（]?(\d{1,3})[.)）．、](?!\d)[*#\s]*")
 _HEADING_END = re.compile(r"\**\s*(?:[:：]|[.。](?=[\s*])|[-–—](?=\s)|\n)\**\s*")
+_AROUND_HEADING = "* \t\n:：.。-–—"
+_NUM_DECIDING = 12  # characters of a number and of what follows a heading
 
 
 class HeadingFilter:
-    """Removes the heading that a model repeats before a point's text, as early as is safe."""
+    """Removes the number and the heading that a model repeats before a point's text.
+
+    "3. Careful watering: Soil ..." repeats both, "3. Soil ..." the number; "Careful watering keeps ..."
+    repeats nothing, for there the heading is part of a sentence.
+    """
 
     is_over = False  # it never ends a text
 
     def __init__(self, point: Point) -> None:
-        self._point = point
-        self._first = point.text[:1].casefold()
+        self._number = point.number
+        self._heading = point.text.casefold()
         self._held = ""
-        self._deciding = True
+        self._is_decided = False
 
     def feed(self, piece: str) -> str:
         """The text that can be shown now that ``piece`` has arrived."""
         self._held += piece
-        if self._deciding:
-            first = self._held[:1]
-            if first.isalpha() and first.casefold() != self._first:  # the usual case
-                self._deciding = False
-            elif not self._decide(ended=False):
-                return ""
+        if not self._is_decided:
+            first = self._held[:1].casefold()
+            if not (first.isalpha() and first != self._heading[:1]):  # else it is the usual case
+                rest = self._without_heading(is_last=False)
+                if rest is None:
+                    return ""
+                self._held = rest
+            self._is_decided = True
         shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
         self._held = self._held[len(shown) :]
         return shown
 
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece."""
-        if self._deciding:
-            self._decide(ended=True)
-        return self._held.rstrip()
+        rest = self._held if self._is_decided else self._without_heading(is_last=True)
+        return (rest or "").rstrip()
 
-    def _decide(self, *, ended: bool) -> bool:
-        length = echo_length(self._held, self._point, ended=ended)
-        if length is None:
-            return False
-        self._held = self._held[length:]
-        self._deciding = False
-        return True
-
-
-def echo_length(text: str, point: Point, *, ended: bool) -> int | None:
-    """How many characters at the start of ``text`` repeat the number or heading of ``point``.
-
-    Blank space before and after them counts too. ``None`` means that more text is needed to tell, which
-    it never means if the text has ``ended``.
-
-    "3. Careful watering: Soil ..." repeats both, "3. Soil ..." the number; "Careful watering keeps ..."
-    repeats nothing, for there the heading is part of a sentence.
-    """
-    blank = len(text) - len(text.lstrip())
-    start = _skip(text, blank, "*# \t\n")
-    number_end = _number_end(text, start, point.number)
-    if number_end is None and not ended:
-        return None
-    has_number = bool(number_end)
-    heading_start = _skip(text, number_end or start, "*# \t\n")
-    without_heading = _skip(text, number_end, " \t\n") if number_end else blank
-
-    label = point.text.casefold()
-    begun = text[heading_start : heading_start + len(point.text)].casefold()
-    if len(text) - heading_start < len(point.text):
-        undecided = label.startswith(begun) and not ended
-        return None if undecided else without_heading
-    if begun != label:
-        return without_heading
-    label_end = heading_start + len(point.text)
-    heading_end = _HEADING_END.match(text, label_end)
-    if heading_end and heading_end.end() < len(text):
-        return heading_end.end()
-    if ended:  # with nothing after it, the heading is all the model wrote
-        return without_heading if text[label_end:].strip(_AROUND_HEADING) else len(text)
-    if not text[label_end:].strip(_AROUND_HEADING):
-        return None
-    return without_heading if has_number else blank
-
-
-def _number_end(text: str, start: int, number: int) -> int | None:
-    """Where "3." or "(3)" at ``start`` ends; ``0`` if there is none, ``None`` if there may yet be one."""
-    if start < len(text) and text[start] not in "(（0123456789":
-        return 0
-    for marker in (f"{number}.", f"{number})", f"({number})", f"{number}、", f"{number}．", f"（{number}）"):
-        if text.startswith(marker, start):
-            end = start + len(marker)
-            if end == len(text):
-                return None
-            if not text[end].isdigit():
-                return end
-        elif marker.startswith(text[start:]):
+    def _without_heading(self, *, is_last: bool) -> str | None:
+        """The held text without number and heading; ``None`` if more of it is needed to tell."""
+        text = self._held
+        if not is_last and len(text.lstrip(" *#\t\n")) < len(self._heading) + _NUM_DECIDING:
             return None
-    return 0
-
-
-def _skip(text: str, start: int, characters: str) -> int:
-    while start < len(text) and text[start] in characters:
-        start += 1
-    return start
+        number = _NUMBER.match(text)
+        has_number = number is not None and int(number[1]) == self._number
+        begin = number.end() if number and has_number else 0
+        start = begin or len(text) - len(text.lstrip(" *#\t\n"))
+        end = start + len(self._heading)
+        if text[start:end].casefold() == self._heading:
+            after = _HEADING_END.match(text, end)
+            if after and after.end() < len(text):
+                return text[after.end() :]
+            if not text[end:].strip(_AROUND_HEADING):  # as far as it goes, the heading is all there is
+                return "" if is_last else None
+        return text[begin:] if has_number else text.lstrip()

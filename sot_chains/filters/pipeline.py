@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -25,18 +25,29 @@ class TextFilter(Protocol):
 
 
 class Pipeline:
-    """A text that passes through ``filters`` in turn, and ends with the first of them that ends it.
+    """A text that passes through filters in turn, and ends with the first of them that ends it.
+
+    Args:
+        make_filters: Makes the filters, when the text begins.
 
     Attributes:
-        ended_by: That filter.
+        ended_by: The filter that has ended the text.
     """
 
-    def __init__(self, filters: Sequence[TextFilter]) -> None:
-        self._filters = filters
+    def __init__(self, make_filters: Callable[[], Sequence[TextFilter]]) -> None:
+        self._make_filters = make_filters
+        self._filters: Sequence[TextFilter] = ()
+        self._is_begun = False
         self.ended_by: TextFilter | None = None
+
+    def restart(self) -> None:
+        """Forgets the text, because another one follows."""
+        self._is_begun, self.ended_by = False, None
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay now."""
+        if not self._is_begun:
+            self._filters, self._is_begun = self._make_filters(), True
         for one in self._filters:
             if self.ended_by is not None:
                 piece = (one.feed(piece) if piece else "") + ("" if one.is_over else one.end())
@@ -49,6 +60,6 @@ class Pipeline:
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
         text = ""
-        for one in self._filters:
+        for one in self._filters if self._is_begun else ():
             text = (one.feed(text) if text else "") + ("" if one.is_over else one.end(is_cut=is_cut))
         return text

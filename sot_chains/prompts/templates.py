@@ -141,7 +141,7 @@ class PromptTemplates:
             request = self.expansion_request(
                 example.question, example.skeleton, example.point, detail=detail, prefill=prefill
             )
-            text = example.texts[detail]
+            text = example.expansion(detail)
             turns.append(
                 (request, f"{self.expansion_reply_start(example.point)} {text}" if prefill else text)
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 from sot_chains.outline.words import HAN, ends_sentence
 
@@ -28,7 +27,7 @@ class LoopGuard:
         self._held: list[str] = []
         self._num_free = 0  # of the held words: those before the first repetition, which need end no sentence
         self._rest = ""  # a word that may not be whole
-        self._num_repeats: Counter[tuple[str, ...]] = Counter()
+        self._num_repeats: dict[tuple[str, ...], int] = {}
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
@@ -47,20 +46,20 @@ class LoopGuard:
         if tokens and num_read == len(text) and not is_last and text[-1:].isascii():
             num_read -= len(tokens.pop())  # the last word may go on
         self._rest = text[num_read:]
-        words, positions, runs = self._words, self._positions, self._runs
+        words, positions, runs, held = self._words, self._positions, self._runs, self._held
         for token in tokens:
             word = token.strip(_NOT_COMPARED).casefold() or token
             if runs:
                 runs = {end + 1: length + 1 for end, length in runs.items() if words[end] == word}
-            if word in positions:
+            if word not in positions:
+                positions[word] = [len(words)]
+            else:
                 for position in positions[word]:
                     runs.setdefault(position + 1, 1)
                 positions[word].append(len(words))
-            else:
-                positions[word] = [len(words)]
             words.append(word)
-            self._held.append(token)
-            if runs and self._repeats(max(runs.values())):
+            held.append(token)
+            if runs and len(words) >= 2 * _NUM_WORDS and self._repeats(max(runs.values())):
                 self.is_over, self._rest = True, ""
                 break
         self._runs = runs
@@ -74,8 +73,8 @@ class LoopGuard:
         if not self._num_repeats:
             self._num_free = len(self._held) - longest
         repeated = tuple(self._words[-num_compared:])
-        self._num_repeats[repeated] += 1
-        return self._num_repeats[repeated] >= _NUM_REPEATS - 1
+        self._num_repeats[repeated] = num_repeats = self._num_repeats.get(repeated, 0) + 1
+        return num_repeats >= _NUM_REPEATS - 1
 
     def _given(self, num_repeating: int) -> str:
         """Gives out the held words that are sure to stay."""

@@ -93,7 +93,7 @@ def test_a_point_ends_in_the_middle_of_a_line_where_another_one_begins(size: int
 
 
 def test_a_text_passes_through_filters_in_turn() -> None:
-    filters = Pipeline([overrun(2), WholeSentences()])
+    filters = Pipeline(lambda: [overrun(2), WholeSentences()])
     given = "".join(filters.feed(piece) for piece in (OWN, " And th", "en\n3. Less coffee: no"))
     assert given == f"{OWN} And then"
     assert isinstance(filters.ended_by, OverrunFilter)

@@ -33,7 +33,7 @@ def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
         for example, (_, reply) in zip(
             templates.examples, templates.expansion_examples(detail=detail, prefill=False), strict=True
         ):
-            assert reply == example.texts[detail]
+            assert reply == example.expansion(detail)
 
 
 def test_they_stand_behind_system_messages_and_before_the_conversation() -> None:
