@@ -31,13 +31,12 @@ class HeadingFilter:
         """The text that can be shown now that ``piece`` has arrived."""
         self._held += piece
         if not self._is_decided:
-            first = self._held[:1].casefold()
-            if not (first.isalpha() and first != self._heading[:1]):  # else it is the usual case
-                rest = self._without_heading(is_last=False)
-                if rest is None:
-                    return ""
-                self._held = rest
-            self._is_decided = True
+            text: str | None = self._held.lstrip()
+            if not text or not text[0].isalpha() or text[0].casefold() == self._heading[:1]:
+                text = self._without_heading(is_last=False)
+            if text is None:
+                return ""
+            self._held, self._is_decided = text, True
         shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
         self._held = self._held[len(shown) :]
         return shown
