@@ -21,7 +21,7 @@ from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.verification import most_likely, token_chooser, verify
 from local_backend.models.architecture import Architecture
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.models.runner import Forward, decode_width, widest_within
+from local_backend.models.runner import ModelRunner, decode_width, widest_within
 from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.scheduler import Scheduler
 from local_backend.sequences.outputs import EngineStats
@@ -52,7 +52,7 @@ class DecodeLoop:
 
     def __init__(
         self,
-        forward: Forward,
+        forward: ModelRunner,
         cache: RaggedKVCache,
         batch: RunningBatch,
         scheduler: Scheduler,

@@ -10,11 +10,11 @@ Knows shapes and static inputs. Does not know models, drafts or requests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,47 +40,22 @@ def check_graphs(model: PreTrainedModel) -> None:
         )
 
 
-@dataclass(slots=True)
-class ForwardInputs:
+class ForwardInputs(NamedTuple):
     """Inputs of a decode forward.
 
     Attributes:
         input_ids: ``[rows, new]``.
         positions: ``[rows, new]``.
-        masks: By kind of layer, ``[rows, 1, new, columns]``.
-        row_index: Place of each row, ``[rows, 1]``.
+        masks: ``[rows, 1, new, columns]``, by kind of layer if there are several.
+        row_index: Slot of each row, ``[rows, 1]``.
         column_index: Columns that the new keys and values are written to, ``[rows, new]``.
     """
 
     input_ids: Tensor
     positions: Tensor
-    masks: dict[str, Tensor]
+    masks: Tensor | dict[str, Tensor]
     row_index: Tensor
     column_index: Tensor
-
-    def to(self, device: torch.device) -> ForwardInputs:
-        """The inputs on another device."""
-        return ForwardInputs(
-            self.input_ids.to(device),
-            self.positions.to(device),
-            {kind: mask.to(device) for kind, mask in self.masks.items()},
-            self.row_index.to(device),
-            self.column_index.to(device),
-        )
-
-    def copy_(self, other: ForwardInputs) -> None:
-        """Overwrite these tensors with those of ``other``, which have the same shapes."""
-        for field in fields(self):
-            if field.name != "masks":
-                getattr(self, field.name).copy_(getattr(other, field.name), non_blocking=True)
-        for kind, mask in self.masks.items():
-            mask.copy_(other.masks[kind], non_blocking=True)
-
-
-@dataclass(slots=True)
-class _Recorded:
-    inputs: ForwardInputs
-    run: Callable[[], Tensor]
 
 
 class GraphedForwards:
@@ -98,7 +73,7 @@ class GraphedForwards:
         self._forward = forward
         self._cache = cache
         self._device = device
-        self._recorded: dict[tuple[int, ...], _Recorded] = {}
+        self._recorded: dict[tuple[int, ...], tuple[ForwardInputs, Callable[[], Tensor]]] = {}
         self._layout = -1
         self._pool: Any = None
 
@@ -113,16 +88,19 @@ class GraphedForwards:
             self._pool = None  # torch frees a pool with its last graph
             self._layout = self._cache.layout
         key = (*inputs.input_ids.shape, self._cache.num_attended)
-        recorded = self._recorded.get(key)
-        if recorded is None:
-            recorded = self._recorded[key] = self._record(inputs.to(self._device))
+        if key in self._recorded:
+            static, run = self._recorded[key]
+            for old, new in zip(tree_leaves(static), tree_leaves(inputs), strict=True):
+                old.copy_(new, non_blocking=True)
         else:
-            recorded.inputs.copy_(inputs)
-        return recorded.run()
+            static = tree_map(lambda tensor: tensor.to(self._device), inputs)
+            run = self._record(static)
+            self._recorded[key] = static, run
+        return run()
 
-    def _record(self, inputs: ForwardInputs) -> _Recorded:
+    def _record(self, inputs: ForwardInputs) -> Callable[[], Tensor]:
         if self._device.type != "cuda":
-            return _Recorded(inputs, lambda: self._forward(inputs))
+            return lambda: self._forward(inputs)
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
@@ -139,7 +117,4 @@ class GraphedForwards:
             graph.replay()
             return logits
 
-        return _Recorded(inputs, replay)
-
-
-__all__ = ["COLUMN_STEP", "ForwardInputs", "GraphedForwards", "check_graphs"]
+        return replay

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 # Decode forwards are padded to one of these widths, and beyond to multiples of the last: preparing kernels
 # for a new shape takes longer than computing the padding.
 _WIDTHS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
-
-
 _CPU = torch.device("cpu")
 
 
@@ -53,20 +51,6 @@ def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
     """Columns of a forward that reads ``num_unread`` tokens of each row and then verifies its draft."""
     width = max(count + len(draft) for count, draft in zip(num_unread, drafts, strict=True))
     return padded_width(width) if max(num_unread) == 1 else width  # prompts rarely share a width anyway
-
-
-class Forward(Protocol):
-    """A forward pass over rows of a cache; :class:`ModelRunner` is one."""
-
-    def __call__(
-        self,
-        first_row: int,
-        unread: Sequence[Sequence[int]],
-        drafts: Sequence[Draft],
-        *,
-        with_logits: bool = True,
-    ) -> Tensor | None:
-        """See :meth:`ModelRunner.__call__`."""
 
 
 class ModelRunner:
@@ -109,14 +93,14 @@ class ModelRunner:
         """Run the unread tokens and draft of each row from ``first_row`` on; commits nothing.
 
         Args:
-            first_row: Place of the first row.
+            first_row: Slot of the first row.
             unread: The next tokens of each row, at least one.
             drafts: One for each row, rooted at the last of them.
             with_logits: Whether to compute logits; prefill does not need them.
 
         Returns:
             Logits ``[rows, 1 + longest draft or more, vocabulary]``, at each row's last unread token and at
-            every place of its draft; beyond a draft they mean nothing.
+            every node of its draft; beyond a draft they mean nothing.
         """
         if self._graphed is not None and with_logits and not first_row and max(map(len, unread)) == 1:
             return self._replay(self._graphed, unread, drafts)
@@ -126,13 +110,7 @@ class ModelRunner:
         num_new = decode_width(num_unread, drafts) if with_logits else max(num_unread)
         lengths = self._cache.lengths[first_row : first_row + num_rows]
         num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
-        input_ids = torch.tensor(
-            [
-                [*tokens, *draft.token_ids] + [tokens[0]] * (num_new - len(tokens) - len(draft))
-                for tokens, draft in zip(unread, drafts, strict=True)
-            ],
-            device=self._device,
-        )  # [rows, new]
+        input_ids = _input_ids(unread, drafts, num_new).to(self._device)
         tree = TreeShape.of(lengths, num_unread, drafts, num_new)
         first_logits = fewest - 1 if with_logits else None
         if self._fused is not None and self._fused.is_intact():
@@ -143,66 +121,68 @@ class ModelRunner:
         if logits is None or max(num_unread) == fewest:
             return logits
         # Align rows whose drafts begin at different columns: all begin at the first column.
-        place = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
+        column = torch.tensor(num_unread)[:, None] - fewest + torch.arange(1 + max(map(len, drafts)))
         row = torch.arange(num_rows)[:, None]
-        return logits[row.to(logits.device), place.clamp(max=logits.shape[1] - 1).to(logits.device)]
+        return logits[row.to(logits.device), column.clamp(max=logits.shape[1] - 1).to(logits.device)]
 
     def _call_model(
         self, input_ids: Tensor, tree: TreeShape, num_columns: int, first_logits: int | None
     ) -> Tensor | None:
         """The model's own forward; arguments as for :class:`LlamaForward`."""
-        module = self._model if first_logits is not None else self._model.base_model
         wanted = {}
         if first_logits and self._keeps_logits:
             wanted["logits_to_keep"] = input_ids.shape[1] - first_logits
+        module = self._model if first_logits is not None else self._model.base_model
+        masks = self._masks.build(tree, num_columns, self._device)
         with prepacked_products():
-            output = module(
-                input_ids=input_ids,
-                position_ids=tree.positions.to(self._device),
-                attention_mask=self._masks.build(tree, num_columns, self._device),
-                past_key_values=self._cache,
-                use_cache=True,
-                **wanted,
-            )
+            output = self._output(module, input_ids, tree.positions.to(self._device), masks, **wanted)
         if first_logits is None:
             return None
         logits: Tensor = output.logits[:, 0 if wanted else first_logits :]
         return logits
 
+    def _output(self, module: Any, input_ids: Tensor, positions: Tensor, masks: Any, **options: int) -> Any:
+        return module(
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask=masks,
+            past_key_values=self._cache,
+            use_cache=True,
+            **options,
+        )
+
     def _replay(
         self, graphed: GraphedForwards, unread: Sequence[Sequence[int]], drafts: Sequence[Draft]
     ) -> Tensor:
         """A forward of one unread token and a draft for each row from the first on."""
-        num_new = decode_width([1] * len(unread), drafts)
-        lengths = self._cache.begin_padded_forward(len(unread), num_new, COLUMN_STEP)
-        num_padding = len(lengths) - len(unread)
-        drafts = [*drafts, *[EMPTY_DRAFT] * num_padding]
+        num_rows, num_new = len(unread), decode_width([1] * len(unread), drafts)
+        lengths = self._cache.begin_padded_forward(num_rows, num_new, COLUMN_STEP)
+        num_padding = len(lengths) - num_rows
+        unread, drafts = [*unread, *[[0]] * num_padding], [*drafts, *[EMPTY_DRAFT] * num_padding]
         tree = TreeShape.of(lengths, [1] * len(lengths), drafts, num_new)
-        last = [*(tokens[0] for tokens in unread), *[0] * num_padding]
-        ids = [
-            [token, *draft.token_ids] + [token] * (num_new - 1 - len(draft))
-            for token, draft in zip(last, drafts, strict=True)
-        ]
-        masks = self._masks.build(tree, self._cache.num_attended)
         inputs = ForwardInputs(
-            input_ids=torch.tensor(ids),
+            input_ids=_input_ids(unread, drafts, num_new),
             positions=tree.positions,
-            masks=masks if isinstance(masks, dict) else {"": masks},
+            masks=self._masks.build(tree, self._cache.num_attended),
             row_index=torch.arange(len(lengths))[:, None],
             column_index=torch.tensor(lengths)[:, None] + torch.arange(num_new),
         )
-        return graphed(inputs)[: len(unread)]
+        return graphed(inputs)[:num_rows]
 
     def _forward(self, inputs: ForwardInputs) -> Tensor:
         self._cache.write_at(inputs.row_index, inputs.column_index)
-        logits: Tensor = self._model(
-            input_ids=inputs.input_ids,
-            position_ids=inputs.positions,
-            attention_mask=inputs.masks.get("", inputs.masks),
-            past_key_values=self._cache,
-            use_cache=True,
-        ).logits
+        logits: Tensor = self._output(self._model, inputs.input_ids, inputs.positions, inputs.masks).logits
         return logits
+
+
+def _input_ids(unread: Sequence[Sequence[int]], drafts: Sequence[Draft], num_new: int) -> Tensor:
+    """``[rows, new]``: each row's unread tokens, its draft and padding."""
+    return torch.tensor(
+        [
+            [*tokens, *draft.token_ids] + [tokens[0]] * (num_new - len(tokens) - len(draft))
+            for tokens, draft in zip(unread, drafts, strict=True)
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +222,8 @@ class TreeShape:
             depth[row, count : count + len(draft)] = torch.tensor(depths) + root
             seen = ancestors[row]
             seen[count:, count:] = np.eye(num_new - count, dtype=bool)
-            for place, parent in enumerate(draft.parents, count):
-                seen[place] |= seen[parent + count]
+            for column, parent in enumerate(draft.parents, count):
+                seen[column] |= seen[parent + count]
         return cls(length, length[:, None] + depth, torch.from_numpy(ancestors))
 
     def to(self, device: torch.device) -> TreeShape:
@@ -273,7 +253,7 @@ class MaskRules:
         self, tree: TreeShape, num_columns: int, device: torch.device = _CPU
     ) -> Tensor | dict[str, Tensor]:
         """Masks ``[rows, 1, new, columns]``; a dict by kind of layer if there are several kinds."""
-        tree = tree.to(device)  # made where they are read: a mask of a long prompt has millions of places
+        tree = tree.to(device)  # made where they are read: a mask of a long prompt has millions of elements
         column = torch.arange(num_columns, device=device)
         num_new = tree.positions.shape[1]
         if tree.ancestors is None:
@@ -301,6 +281,6 @@ class MaskRules:
         """Position of the token in each column, ``[rows, 1, columns]``; in a tree the two differ."""
         positions = column.repeat(len(tree.lengths), 1)
         if tree.ancestors is not None:
-            place = tree.lengths[:, None] + torch.arange(tree.positions.shape[1], device=column.device)
-            positions.scatter_(1, place, tree.positions)
+            columns = tree.lengths[:, None] + torch.arange(tree.positions.shape[1], device=column.device)
+            positions.scatter_(1, columns, tree.positions)
         return positions[:, None]
