@@ -14,7 +14,7 @@ _EXAMPLE_HEADINGS = ENGLISH.example_headings | CHINESE.example_headings
 _NUM_WORDS, _NUM_REPEATS, _MOST_MORE = 8, 3, 60
 
 
-def mistakes_of(text: str, trace: SotTrace) -> dict[str, int]:
+def count_mistakes(text: str, trace: SotTrace) -> dict[str, int]:
     """How often each mistake was made; by Skeleton-of-Thought except for ``"looped"``.
 
     Args:
@@ -44,7 +44,9 @@ def is_echoed(skeleton: Sequence[str]) -> bool:
 
 def is_overrun(number: int, text: str, skeleton: Sequence[str]) -> bool:
     """Whether the text of a point goes on to another one: by its number and heading, or its heading alone."""
-    others = [heading.casefold() for place, heading in enumerate(skeleton, 1) if heading and place != number]
+    others = [
+        heading.casefold() for position, heading in enumerate(skeleton, 1) if heading and position != number
+    ]
     for line in text.splitlines()[1:]:
         body = re.sub(_NUMBER, "", line).strip(" *#:").casefold()
         if any(body.startswith(other) and len(body) <= len(other) + _MOST_MORE for other in others):

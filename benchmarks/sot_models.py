@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.mistakes import is_looped, mistakes_of
+from benchmarks.mistakes import count_mistakes, is_looped
 from benchmarks.results import RESULTS, save
 from benchmarks.workloads import VICUNA
 from local_backend import ChatLocal
@@ -58,7 +58,7 @@ async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_firs
                 "num_points": len(trace["points"]),
                 "critical_path_seconds": trace["critical_path_seconds"],
                 "skeleton_seconds": (call := trace["skeleton_call"]) and call["end_seconds"],
-                **mistakes_of(answer.text, trace),
+                **count_mistakes(answer.text, trace),
                 "stopped": Counter(p["stopped_by"] for p in trace["points"] if p["stopped_by"]),
             }
     return case

@@ -14,25 +14,25 @@ def calibration_svg(bins: Sequence[Bin], *, title: str) -> str:
     span = _SIZE - 2 * _MARGIN
     most = max((one.num_questions for one in bins), default=1)
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
         return _MARGIN + x * span, _SIZE - _MARGIN - y * span
 
     ticks = []
     for share in (0, 0.25, 0.5, 0.75, 1):
-        x, y = place(share, 0)
+        x, y = to_pixels(share, 0)
         ticks.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{share:g}</text>')
-        x, y = place(0, share)
+        x, y = to_pixels(0, share)
         ticks.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{share:g}</text>')
     circles = []
     for one in bins:
-        x, y = place(one.predicted, one.observed)
+        x, y = to_pixels(one.predicted, one.observed)
         radius = 3 + 9 * (one.num_questions / most) ** 0.5
         circles.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="#2a78d6" fill-opacity="0.6">'
             f"<title>{one.num_questions} questions: {one.predicted:.2f} predicted, "
             f"{one.observed:.2f} observed</title></circle>"
         )
-    (left, bottom), (right, top) = place(0, 0), place(1, 1)
+    (left, bottom), (right, top) = to_pixels(0, 0), to_pixels(1, 1)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {_SIZE}" width="{_SIZE}" '
         f'height="{_SIZE}" font-family="sans-serif" font-size="11">'

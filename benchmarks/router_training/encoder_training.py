@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
-from benchmarks.router_training.training import TrainingSettings, fold_of, train
+from benchmarks.router_training.training import TrainingSettings, find_fold, train
 from sot_chains.router.encoder import MATRICES, NORMS, NUM_LAYERS, WEIGHTS, WIDTH, Encoder, truncated_ids
 from sot_chains.router.features import is_in_latin_script
 from sot_chains.router.minilm import find_minilm
@@ -126,7 +126,7 @@ def _one_run(
         optimizer, lambda step: min(10 * (step + 1) / len(batches), 1 - step / len(batches))
     )
     for batch in batches:
-        scores = model([rows[place] for place in batch])
+        scores = model([rows[index] for index in batch])
         loss = nn.functional.binary_cross_entropy_with_logits(scores, targets[batch])
         optimizer.zero_grad()
         loss.backward()
@@ -138,13 +138,13 @@ def _one_run(
 def _batches(
     rows: Sequence[Sequence[int]], size: int, random: np.random.Generator, *, chunk: int = 256
 ) -> Iterator[list[int]]:
-    """Places of rows in random batches of similar length, so that little is padding."""
+    """Indices of rows in random batches of similar length, so that little is padding."""
     order = random.permutation(len(rows)).tolist()
     chunks = [
-        sorted(order[at : at + chunk], key=lambda place: len(rows[place]))
+        sorted(order[at : at + chunk], key=lambda index: len(rows[index]))
         for at in range(0, len(order), chunk)
     ]
-    batches = [places[at : at + size] for places in chunks for at in range(0, len(places), size)]
+    batches = [chunk_of[at : at + size] for chunk_of in chunks for at in range(0, len(chunk_of), size)]
     for number in random.permutation(len(batches)):
         yield batches[number]
 
@@ -169,7 +169,7 @@ def _changes(base: dict[str, Tensor], trained: dict[str, Tensor]) -> dict[str, N
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in made.items()}
 
 
-def features_of(questions: Sequence[LabelledQuestion], encoder: Encoder | None) -> list[Features]:
+def make_features(questions: Sequence[LabelledQuestion], encoder: Encoder | None) -> list[Features]:
     """The features of each question."""
     return [Features.of(question.question, encoder) for question in questions]
 
@@ -188,12 +188,12 @@ def main() -> None:
     by_fold, num_folds = [], TrainingSettings().num_folds
     with tempfile.TemporaryDirectory() as folder:
         for fold in range(num_folds):
-            others = [question for question in english if fold_of(question.question, num_folds) != fold]
+            others = [question for question in english if find_fold(question.question, num_folds) != fold]
             adapter = Path(folder, f"{fold}.safetensors")
-            by_fold.append(features_of(questions, train_adapter(others, base, adapter, ONE_RUN)))
+            by_fold.append(make_features(questions, train_adapter(others, base, adapter, ONE_RUN)))
             print(f"fold {fold} of the calibration is done", flush=True)
     encoder = train_adapter(english, base, options.out / "adapter.safetensors", EncoderSettings())
-    trained = train(questions, features_of(questions, encoder), features_by_fold=by_fold)
+    trained = train(questions, make_features(questions, encoder), features_by_fold=by_fold)
     trained.head.save(options.out / "head.safetensors")
     print(f"threshold {trained.head.threshold:.3f}")
 

@@ -96,7 +96,7 @@ def train(
             f"give at least {2 * settings.num_folds} of each"
         )
     matrix = _Matrix(features)
-    folds = np.array([fold_of(question.question, settings.num_folds) for question in questions])
+    folds = np.array([find_fold(question.question, settings.num_folds) for question in questions])
     scores = np.zeros(len(questions))
     for fold in range(settings.num_folds):
         of_fold = matrix if features_by_fold is None else _Matrix(features_by_fold[fold])
@@ -256,7 +256,7 @@ def _calibrate(scores: Doubles, labels: Doubles) -> tuple[float, float]:
     return float(slope), float(offset)
 
 
-def fold_of(question: str, num_folds: int) -> int:
+def find_fold(question: str, num_folds: int) -> int:
     """The fold of a question; it depends on the text alone, so it does not change with other questions."""
     return zlib.crc32(b"fold:" + question.encode()) % num_folds
 

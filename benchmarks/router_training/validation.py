@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results import save
-from benchmarks.router_training.encoder_training import EncoderSettings, features_of, train_adapter
+from benchmarks.router_training.encoder_training import EncoderSettings, make_features, train_adapter
 from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
 from benchmarks.router_training.measures import Confusion
 from benchmarks.router_training.training import TrainingSettings, train
@@ -58,7 +58,7 @@ def linear(
     questions: Sequence[LabelledQuestion], encoder: Encoder | None, threshold: float | None = None
 ) -> Decide:
     """A head on ``encoder``, trained on ``questions``; with its own threshold unless one is given."""
-    head = train(questions, features_of(questions, encoder)).head
+    head = train(questions, make_features(questions, encoder)).head
     lowest = head.threshold if threshold is None else threshold
     return lambda question: head.probability(Features.of(question, encoder)) >= lowest
 

@@ -220,7 +220,7 @@ def test_no_question_of_the_papers_nor_one_like_it_is_among_ours(tmp_path: Path)
     for question in ours:
         words = _words(question)
         if len(words) >= 6:  # of "How to make felt?" little else can be asked in few words
-            closest = max(range(len(theirs)), key=lambda place: _likeness(words, their_words[place]))
+            closest = max(range(len(theirs)), key=lambda index: _likeness(words, their_words[index]))
             assert _likeness(words, their_words[closest]) < 0.7, (question, theirs[closest])
     assert not {q.lower().strip(" ?.!") for q in ours} & {q.lower().strip(" ?.!") for q in theirs}
     # By form and meaning: MiniLM puts paraphrases close together. The training moves questions of one kind
@@ -311,11 +311,11 @@ def test_the_tversky_gradient_is_that_of_its_loss() -> None:
     random = np.random.default_rng(0)
     probabilities, labels = random.random(20), (random.random(20) < 0.4).astype(float)
     loss, gradient = tversky_loss(probabilities, labels, 0.7, 0.3)
-    for place in range(20):
+    for index in range(20):
         moved = probabilities.copy()
-        moved[place] += 1e-6
+        moved[index] += 1e-6
         numeric = (tversky_loss(moved, labels, 0.7, 0.3)[0] - loss) / 1e-6
-        assert gradient[place] == pytest.approx(numeric, abs=1e-5)
+        assert gradient[index] == pytest.approx(numeric, abs=1e-5)
     wrong, missed = (tversky_loss(np.array(p), np.array([1.0, 0.0]), 0.7, 0.3)[0] for p in ([1, 1], [0, 0]))
     assert 0 < wrong < missed == 1.0
 
