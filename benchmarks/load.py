@@ -79,9 +79,9 @@ class PacedProvider:
         """Streams chunks of ten tokens, because the event loop's clock is too coarse for single ones."""
         request = str(messages[-1].text)
         draw = random.Random(request)  # the same request, the same reply
-        if "Write only the outline" in request:
+        if "outline" in request.lower() and "point is" not in request:
             text = "\n".join(f"{number}. Point number {number}" for number in range(1, draw.randint(6, 9)))
-        elif "Write out your point" in request:
+        elif "point is" in request:
             text = " ".join(["word"] * draw.randint(30, 60))
         else:
             text = " ".join(["word"] * draw.randint(220, 420))
