@@ -63,16 +63,14 @@ def _child_with_token(draft: Draft, parent: int, token: int) -> int | None:
     return None
 
 
-_BLOCK_SCORES = 256
-_LEAST_SCORES_IN_BLOCKS = 30_000  # for fewer, the extra operations cost more than they save
+_POSITIONS_AT_ONCE = 8  # more in float32 would not fit into the processor's cache
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """The most likely token at each position; ties go to the first.
+    """The most likely token at each position, as ``argmax`` says; ties go to the first.
 
-    The result is that of ``argmax``, which torch does not vectorize on a CPU. For float32 numpy does; for
-    other dtypes this finds the block with the maximum first, since torch's maximum is vectorized: for 64
-    positions and a vocabulary of 32,000 in bfloat16 it takes one millisecond instead of five.
+    On a CPU it is numpy's, which is vectorized, in float32: for 64 positions of a vocabulary of 49,000 in
+    bfloat16 it takes half a millisecond, torch's ten.
 
     Args:
         logits: ``[..., vocabulary]``.
@@ -80,23 +78,13 @@ def most_likely(logits: Tensor) -> Tensor:
     Returns:
         Token ids ``[...]``.
     """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        # On one thread: those of torch would wait, spinning, on the cores that the next forward needs.
-        return torch.from_numpy(np.asarray(logits.numpy().argmax(-1)))
-    if logits.device.type != "cpu" or logits.numel() < _LEAST_SCORES_IN_BLOCKS:
+    if logits.device.type != "cpu":
         return logits.argmax(-1)
-    size = logits.shape[-1]
-    num_full = size // _BLOCK_SCORES
-    full = logits[..., : num_full * _BLOCK_SCORES].unflatten(-1, (num_full, _BLOCK_SCORES))
-    largest = full.amax(-1)  # [..., blocks]
-    if num_full * _BLOCK_SCORES < size:
-        rest = logits[..., num_full * _BLOCK_SCORES :].amax(-1, keepdim=True)
-        largest = torch.cat([largest, rest], -1)
-    first = largest.argmax(-1, keepdim=True) * _BLOCK_SCORES
-    # A short last block is padded by repeating its last token, which cannot win a tie against its first copy.
-    index = (first + torch.arange(_BLOCK_SCORES)).clamp_(max=size - 1)
-    token_ids: Tensor = first[..., 0] + logits.gather(-1, index).argmax(-1)
-    return token_ids
+    # On one thread: those of torch would wait, spinning, on the cores that the next forward needs.
+    scores = logits.reshape(-1, logits.shape[-1])
+    starts = range(0, len(scores), _POSITIONS_AT_ONCE)
+    found = [scores[start : start + _POSITIONS_AT_ONCE].float().numpy().argmax(-1) for start in starts]
+    return torch.from_numpy(np.concatenate(found)).view(logits.shape[:-1])
 
 
 def token_chooser(
