@@ -25,7 +25,7 @@ from benchmarks.pictures import new_figure
 from benchmarks.results import save
 from benchmarks.span_copy import SpanCopy
 from local_backend import ChatLocal, Drafter
-from local_backend.drafting import drafter_of
+from local_backend.drafting import make_drafter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"n={n} k={k}": partial(run, partial(SpanCopy, n, k)) for n in options.n for k in options.k
         }
         for name in ("autoregressive", "reference_copy"):
-            ways[name] = partial(run, partial(drafter_of, name))
+            ways[name] = partial(run, partial(make_drafter, name))
         medians = Contest(ways, tasks, options.repeats).hold(progress, "n x k")
     cells = {name: figures(runs) for name, runs in medians.items()}
     results: dict[str, Any] = {

@@ -120,7 +120,7 @@ class Votes:
             groups: dict[int, int] = {}
             right, num_matching, longest = [], 0, 0
             for voter in voters:
-                place = voter.place + depth
+                place = voter.index + depth
                 if place >= len(voter.tokens) or (token := voter.tokens[place]) == BORDER:
                     continue
                 if token not in groups:
@@ -152,7 +152,7 @@ def collect_votes(answers: Sequence[KnownAnswer], drafter: Drafter) -> Votes:
         text, written = list(known.prompt), 0
         for draft in proposals:
             votes.add(sources, text, known.answer[written:])
-            landed = len(draft.places_along(known.answer[written:])) + 1
+            landed = len(draft.nodes_along(known.answer[written:])) + 1
             text.extend(known.answer[written : written + landed])
             sources.extend(text, landed)
             written += landed

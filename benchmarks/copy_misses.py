@@ -52,12 +52,12 @@ def longest_span(documents: Sequence[Sequence[int]], rest: Sequence[int]) -> int
 
 def kind_of_miss(draft: Draft, sources: Sequence[Source], rest: Sequence[int]) -> str:
     """Why ``draft`` ends before ``rest`` does; ``sources`` are those it was grown from."""
-    path = draft.places_along(rest)
+    path = draft.nodes_along(rest)
     wanted = rest[: len(path) + 1]
     right = [
         source
         for source in sources
-        if tuple(source.tokens[source.place : source.place + len(wanted)]) == tuple(wanted)
+        if tuple(source.tokens[source.index : source.index + len(wanted)]) == tuple(wanted)
     ]
     where = "on the way" if path else "at the start"
     if not right:
@@ -78,7 +78,7 @@ def misses(cases: Sequence[KnownAnswer]) -> tuple[Counter[str], Counter[str]]:
         written = 0
         for draft in drafts:
             rest = case.answer[written:]
-            num_accepted = len(draft.places_along(rest))
+            num_accepted = len(draft.nodes_along(rest))
             possible = min(longest_span(case.references, rest), len(rest) - 1)
             if num_accepted < possible:
                 kind = kind_of_miss(draft, sources(row.token_ids), rest)

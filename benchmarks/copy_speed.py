@@ -54,16 +54,16 @@ from benchmarks.results import save
 from benchmarks.span_copy import SpanCopy
 from benchmarks.workloads import add_model_argument
 from local_backend import ChatLocal, Drafter
-from local_backend.drafting import drafter_of
+from local_backend.drafting import make_drafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "autoregressive": partial(drafter_of, "autoregressive"),
+    "autoregressive": partial(make_drafter, "autoregressive"),
     "span_copy": SpanCopy,  # the paper's own rule
-    "reference_copy": partial(drafter_of, "reference_copy"),
-    "combined": partial(drafter_of, "combined"),
+    "reference_copy": partial(make_drafter, "reference_copy"),
+    "combined": partial(make_drafter, "combined"),
 }
 GREEDY, LOOKUP = "transformers_greedy", "prompt_lookup"
 

@@ -67,7 +67,7 @@ class SpanCopy:
                 best, tokens = match, candidate_tokens
         if best.num_tokens < self.min_match_tokens or num_tokens < 1:
             return EMPTY_DRAFT
-        span = list(tokens[best.place : best.place + num_tokens])
+        span = list(tokens[best.index : best.index + num_tokens])
         if BORDER in span:
             del span[span.index(BORDER) :]
         if tokens is state.written.tokens or (tokens is state.prompt.tokens and not state.written.tokens):

@@ -223,7 +223,7 @@ def test_the_engine_knows_drafters_by_their_protocol() -> None:
         name
         for name in names
         if name.startswith("local_backend.drafting.")
-        and name.split(".")[2] not in ("Drafter", "drafter_of", "draft", "drafter")
+        and name.split(".")[2] not in ("Drafter", "make_drafter", "draft", "drafter")
     }
 
 

@@ -1,7 +1,7 @@
 """One layer of the KV cache, with the interface ``transformers`` expects and rows of different lengths.
 
 With :mod:`~local_backend.caching.kv_cache`, which holds one for each layer, the only module that touches
-``transformers``' cache. Knows places. Does not know rows or requests.
+``transformers``' cache. Knows slots. Does not know rows or requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 
 @dataclass(slots=True)
-class Places:
+class Slots:
     """Where the current forward writes and how many columns it attends to; shared by all layers."""
 
     num_rows: int
@@ -33,16 +33,16 @@ class RowsLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, slots: Slots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        self._places = places
+        self._slots = slots
         self._stores: dict[str, Tensor] = {}  # flat; the buffers are views of them
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the buffers, in the shape and dtype of the first states."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        places = self._places
-        num_tokens = places.max_tokens or places.num_rows * places.num_columns
+        slots = self._slots
+        num_tokens = slots.max_tokens or slots.num_rows * slots.num_columns
         for name, states in (("keys", key_states), ("values", value_states)):
             _, heads, _, size = states.shape
             self._stores[name] = states.new_zeros(heads * size * num_tokens)
@@ -50,7 +50,7 @@ class RowsLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _view(self, name: str, heads: int, size: int) -> Tensor:
-        shape = (self._places.num_rows, heads, self._places.num_columns, size)
+        shape = (self._slots.num_rows, heads, self._slots.num_columns, size)
         return self._stores[name][: math.prod(shape)].view(shape)
 
     def update(
@@ -59,25 +59,25 @@ class RowsLayer(CacheLayerMixin):
         """Append new keys and values to each row; returns what the forward attends to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        places = self._places
+        slots = self._slots
         num_rows, _, num_new, _ = key_states.shape
-        rows = slice(places.first_row, places.first_row + num_rows)
-        keys, values = (buffer[rows, :, : places.width] for buffer in self.buffers)
-        if places.shared_column is not None:  # all rows equally long: one slice, no index
-            keys.narrow(2, places.shared_column, num_new).copy_(key_states)
-            values.narrow(2, places.shared_column, num_new).copy_(value_states)
+        rows = slice(slots.first_row, slots.first_row + num_rows)
+        keys, values = (buffer[rows, :, : slots.width] for buffer in self.buffers)
+        if slots.shared_column is not None:  # all rows equally long: one slice, no index
+            keys.narrow(2, slots.shared_column, num_new).copy_(key_states)
+            values.narrow(2, slots.shared_column, num_new).copy_(value_states)
         else:
-            keys.transpose(1, 2)[places.row_index, places.column_index] = key_states.transpose(1, 2)
-            values.transpose(1, 2)[places.row_index, places.column_index] = value_states.transpose(1, 2)
+            keys.transpose(1, 2)[slots.row_index, slots.column_index] = key_states.transpose(1, 2)
+            values.transpose(1, 2)[slots.row_index, slots.column_index] = value_states.transpose(1, 2)
         return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Columns that the forward attends to, and where they begin."""
-        return self._places.width, 0
+        return self._slots.width, 0
 
     def get_seq_length(self) -> int:
         """Columns that the forward attends to, since the rows have no common length."""
-        return self._places.width
+        return self._slots.width
 
     def get_max_length(self) -> int:
         """No limit."""
@@ -109,7 +109,7 @@ class RowsLayer(CacheLayerMixin):
         for name in ("keys", "values"):
             old: Tensor = getattr(self, name)
             _, heads, columns, size = old.shape
-            num_elements = self._places.num_rows * self._places.num_columns * heads * size
+            num_elements = self._slots.num_rows * self._slots.num_columns * heads * size
             grows = num_elements > self._stores[name].numel()
             if grows:
                 passing = max(passing, self._stores[name].nbytes)

@@ -6,7 +6,7 @@ advancing that length. All rows have as many columns as the longest needs, so me
 If that is limited, the buffers are allocated in full at first use, and the same memory is rearranged into
 few wide rows or many narrow ones.
 
-Knows places and lengths. Does not know drafts, sampling or requests.
+Knows slots and lengths. Does not know drafts, sampling or requests.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from collections.abc import Sequence
 import torch
 from transformers import Cache
 
-from local_backend.caching.cache_layer import Places, RowsLayer
-from local_backend.caching.prefix_cache import Prefix, PrefixCache
+from local_backend.caching.cache_layer import RowsLayer, Slots
+from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache
 
 _FIRST_ROWS, _FIRST_COLUMNS = 4, 256
 _NO_LIMIT = 2**31
-
-LayerTensors = list[list[torch.Tensor]]
-"""Keys and values per layer, each ``[heads, tokens, head size]``."""
 
 
 class RaggedKVCache(Cache):
@@ -50,26 +47,21 @@ class RaggedKVCache(Cache):
         max_tokens: int | None = None,
     ) -> None:
         if max_tokens is None:
-            self._places = Places(min(_FIRST_ROWS, max_rows), _FIRST_COLUMNS)
+            self._slots = Slots(min(_FIRST_ROWS, max_rows), _FIRST_COLUMNS)
         else:
-            self._places = Places(1, min(_FIRST_COLUMNS, max_tokens), max_tokens)
+            self._slots = Slots(1, min(_FIRST_COLUMNS, max_tokens), max_tokens)
         self._max_rows = max_rows
-        self._row_layers = [RowsLayer(self._places) for _ in range(num_layers)]
+        self._row_layers = [RowsLayer(self._slots) for _ in range(num_layers)]
         super().__init__(layers=list(self._row_layers))
         self._lengths: list[int] = []
-        self._prefixes = PrefixCache[LayerTensors](max_prefix_bytes)
+        self._prefixes = PrefixCache(max_prefix_bytes)
         self.expected_length = 0
         self.peak_bytes = 0
         self.layout = 0
 
     @property
-    def num_rows(self) -> int:
-        """Rows in use; their places are 0 to ``num_rows - 1``."""
-        return len(self._lengths)
-
-    @property
     def lengths(self) -> Sequence[int]:
-        """Committed tokens of each row."""
+        """Committed tokens of each row in use; their slots are 0, 1, 2, ..."""
         return self._lengths
 
     # Memory --------------------------------------------------------------------------------------
@@ -85,37 +77,37 @@ class RaggedKVCache(Cache):
 
     def fits(self, num_rows: int, num_columns: int) -> bool:
         """Whether there is memory for ``num_rows`` rows of ``num_columns`` tokens."""
-        max_tokens = self._places.max_tokens
+        max_tokens = self._slots.max_tokens
         return max_tokens is None or num_rows * num_columns <= max_tokens
 
     def most_new_tokens(self, first_row: int, num_rows: int) -> int:
         """How many tokens a forward may append to each of ``num_rows`` rows from ``first_row``."""
-        if self._places.max_tokens is None:
+        if self._slots.max_tokens is None:
             return _NO_LIMIT
         longest = max(self._lengths[first_row : first_row + num_rows])
-        return self._places.max_tokens // len(self._lengths) - longest
+        return self._slots.max_tokens // len(self._lengths) - longest
 
     def _make_room(self, num_rows: int, num_columns: int) -> None:
         """Grow the buffers to at least this many rows and columns."""
-        places = self._places
-        if num_rows <= places.num_rows and num_columns <= places.num_columns:
+        slots = self._slots
+        if num_rows <= slots.num_rows and num_columns <= slots.num_columns:
             return
-        if places.max_tokens is None:
-            while places.num_rows < num_rows:
-                places.num_rows = min(self._max_rows, 2 * places.num_rows)
-            while places.num_columns < num_columns:
-                places.num_columns *= 2
+        if slots.max_tokens is None:
+            while slots.num_rows < num_rows:
+                slots.num_rows = min(self._max_rows, 2 * slots.num_rows)
+            while slots.num_columns < num_columns:
+                slots.num_columns *= 2
         else:
             num_columns = max([num_columns, *self._lengths])
             if not self.fits(num_rows, num_columns):
                 raise ValueError(
-                    f"{num_rows} rows of {num_columns} tokens are more than the {places.max_tokens} tokens "
+                    f"{num_rows} rows of {num_columns} tokens are more than the {slots.max_tokens} tokens "
                     "there is memory for"
                 )
-            if num_columns > places.num_columns or not self.fits(num_rows, places.num_columns):
-                widest = places.max_tokens // num_rows
-                places.num_columns = min(widest, max(num_columns, self.expected_length))
-            places.num_rows = min(self._max_rows, places.max_tokens // places.num_columns)
+            if num_columns > slots.num_columns or not self.fits(num_rows, slots.num_columns):
+                widest = slots.max_tokens // num_rows
+                slots.num_columns = min(widest, max(num_columns, self.expected_length))
+            slots.num_rows = min(self._max_rows, slots.max_tokens // slots.num_columns)
         self.layout += 1
         passing = max(layer.lay_out(self._lengths) for layer in self._row_layers)
         self._note_peak(passing)
@@ -126,7 +118,7 @@ class RaggedKVCache(Cache):
     # Rows ----------------------------------------------------------------------------------------
 
     def add_row(self) -> int:
-        """Add an empty row at the next place; returns the place.
+        """Add an empty row at the next slot; returns the slot.
 
         Raises:
             ValueError: All rows are in use.
@@ -138,7 +130,7 @@ class RaggedKVCache(Cache):
         return len(self._lengths) - 1
 
     def remove_last_row(self) -> None:
-        """Remove the row at the last place."""
+        """Remove the row at the last slot."""
         self._lengths.pop()
 
     def copy_row(self, source: int, target: int, num_tokens: int) -> None:
@@ -178,10 +170,10 @@ class RaggedKVCache(Cache):
         width = max(lengths) + num_new_tokens
         self._make_room(len(self._lengths), width)
         self._note_peak()
-        places = self._places
-        places.first_row, places.width = first_row, width
+        slots = self._slots
+        slots.first_row, slots.width = first_row, width
         if min(lengths) == max(lengths):
-            places.shared_column = lengths[0]
+            slots.shared_column = lengths[0]
         else:
             # Indices on another device than the buffers would be copied, and waited for, in every layer.
             device = self._row_layers[0].device if self._row_layers[0].is_initialized else None
@@ -199,52 +191,52 @@ class RaggedKVCache(Cache):
             Committed tokens of each row, padding rows included.
         """
         self._make_room(len(self._lengths), 1)
-        num_padded = min(1 << (num_rows - 1).bit_length(), self._places.num_rows)
+        num_padded = min(1 << (num_rows - 1).bit_length(), self._slots.num_rows)
         lengths = self._lengths[:num_padded]
         lengths += [0] * (num_padded - len(lengths))
         width = -(-(max(lengths) + num_new_tokens) // column_step) * column_step
         self._make_room(len(self._lengths), width)
         self._note_peak()
-        self._places.first_row, self._places.width = 0, width
+        self._slots.first_row, self._slots.width = 0, width
         return lengths
 
     def write_at(self, row_index: torch.Tensor, column_index: torch.Tensor) -> None:
         """Write the forward's keys and values to ``[rows, 1]`` rows and ``[rows, new]`` columns."""
-        places = self._places
-        places.shared_column, places.row_index, places.column_index = None, row_index, column_index
+        slots = self._slots
+        slots.shared_column, slots.row_index, slots.column_index = None, row_index, column_index
 
     @property
     def num_attended(self) -> int:
         """Columns that the current forward attends to."""
-        return self._places.width
+        return self._slots.width
 
     @property
     def has_limit(self) -> bool:
         """Whether memory is limited, so that the shape of the buffers follows the rows."""
-        return self._places.max_tokens is not None
+        return self._slots.max_tokens is not None
 
     def assume_length(self, num_tokens: int) -> None:
         """Pretend that every row has ``num_tokens`` cached tokens, to time forwards after them."""
         self._make_room(len(self._lengths), num_tokens)
         self._lengths = [num_tokens] * len(self._lengths)
 
-    def commit(self, row: int, new_places: Sequence[int]) -> None:
-        """Keep the tokens at ``new_places`` among those the last forward appended to ``row``, in this order.
+    def commit(self, row: int, new_columns: Sequence[int]) -> None:
+        """Keep the tokens at ``new_columns`` among those the last forward appended to ``row``, in this order.
 
         The next forward overwrites the others.
 
         Args:
-            row: The row's place.
-            new_places: Ascending places among the new tokens, 0 for the first.
+            row: The row's slot.
+            new_columns: Ascending indexes among the new tokens, 0 for the first.
         """
         length = self._lengths[row]
-        if any(place != kept for kept, place in enumerate(new_places)):
-            source = torch.tensor(new_places, device=self._row_layers[0].device) + length
-            end = length + len(new_places)
+        if any(column != kept for kept, column in enumerate(new_columns)):
+            source = torch.tensor(new_columns, device=self._row_layers[0].device) + length
+            end = length + len(new_columns)
             for layer in self._row_layers:
                 for buffer in layer.buffers:
                     buffer[row, :, length:end] = buffer[row, :, source.to(buffer.device)]
-        self._lengths[row] = length + len(new_places)
+        self._lengths[row] = length + len(new_columns)
 
     # Prefixes ------------------------------------------------------------------------------------
 
@@ -260,11 +252,11 @@ class RaggedKVCache(Cache):
         self._prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
         self._note_peak()
 
-    def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix[LayerTensors] | None, int]:
+    def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
         """The cached prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
         return self._prefixes.find(token_ids)
 
-    def load_prefix(self, row: int, prefix: Prefix[LayerTensors], num_tokens: int) -> None:
+    def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
         """Overwrite ``row`` with the first ``num_tokens`` tokens of ``prefix``."""
         self._make_room(len(self._lengths), num_tokens)
         for layer, kept in zip(self._row_layers, prefix.states, strict=True):

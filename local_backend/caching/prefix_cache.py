@@ -8,43 +8,42 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
+from torch import Tensor
+
+LayerTensors = list[list[Tensor]]
+"""Keys and values per layer, each ``[heads, tokens, head size]``."""
 # Limits short prefixes, too, because every new row is compared with all of them.
 MAX_PREFIXES = 64
 
-States = TypeVar("States")
-
 
 @dataclass(frozen=True, slots=True)
-class Prefix(Generic[States]):
+class Prefix:
     """Cached keys and values of an earlier row.
 
     Attributes:
         token_ids: The tokens they belong to.
-        states: Their keys and values, in whatever form the row's cache stores them.
+        states: Their keys and values.
     """
 
     token_ids: tuple[int, ...]
-    states: States
+    states: LayerTensors
 
 
-class PrefixCache(Generic[States]):
+class PrefixCache:
     """Prefixes of earlier rows; the least recently used are dropped first.
 
     Args:
         max_bytes: Memory of all prefixes; 0 keeps nothing.
-        free: Called with the states of each dropped prefix.
     """
 
-    def __init__(self, max_bytes: int, free: Callable[[States], object] = lambda _: None) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._free = free
-        self._kept: OrderedDict[tuple[int, ...], Prefix[States]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self._num_tokens = 0
         self._bytes_per_token = 0
 
-    def values(self) -> Iterable[Prefix[States]]:
+    def values(self) -> Iterable[Prefix]:
         """All prefixes, the least recently used first."""
         return self._kept.values()
 
@@ -53,13 +52,13 @@ class PrefixCache(Generic[States]):
         """Memory of all prefixes, in bytes."""
         return self._num_tokens * self._bytes_per_token
 
-    def keep(self, token_ids: Sequence[int], bytes_per_token: int, copied: Callable[[], States]) -> None:
+    def keep(self, token_ids: Sequence[int], bytes_per_token: int, copy: Callable[[], LayerTensors]) -> None:
         """Store a prefix unless it is too large, after dropping others to make room.
 
         Args:
             token_ids: Its tokens.
             bytes_per_token: Memory of one token's keys and values, in all layers.
-            copied: Returns a copy of its keys and values.
+            copy: Returns a copy of its keys and values.
         """
         key = tuple(token_ids)
         self._bytes_per_token = bytes_per_token
@@ -70,13 +69,11 @@ class PrefixCache(Generic[States]):
             return
         most_tokens = self._max_bytes // bytes_per_token - len(key)
         while self._num_tokens > most_tokens or len(self._kept) >= MAX_PREFIXES:
-            dropped, prefix = self._kept.popitem(last=False)
-            self._num_tokens -= len(dropped)
-            self._free(prefix.states)
-        self._kept[key] = Prefix(key, copied())
+            self._num_tokens -= len(self._kept.popitem(last=False)[0])
+        self._kept[key] = Prefix(key, copy())
         self._num_tokens += len(key)
 
-    def find(self, token_ids: Sequence[int]) -> tuple[Prefix[States] | None, int]:
+    def find(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
         """The prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
         best, best_shared = None, 0
         wanted = tuple(token_ids)
@@ -92,8 +89,6 @@ class PrefixCache(Generic[States]):
 
     def clear(self) -> None:
         """Drop all prefixes."""
-        for prefix in self._kept.values():
-            self._free(prefix.states)
         self._kept.clear()
         self._num_tokens = 0
 

@@ -19,7 +19,7 @@ _BY_NAME: dict[str, Callable[[], Drafter]] = {
 }
 
 
-def drafter_of(drafter: str | Drafter) -> Drafter:
+def make_drafter(drafter: str | Drafter) -> Drafter:
     """Look up a drafter by name; a drafter is returned unchanged.
 
     Raises:
@@ -43,5 +43,5 @@ __all__ = [
     "Lookahead",
     "ReferenceCopy",
     "RowView",
-    "drafter_of",
+    "make_drafter",
 ]

@@ -87,12 +87,12 @@ class Combined:
         """For each row, the merged drafts of the chosen members."""
         states = [self._states[row] for row in rows]
         for number, drafter in enumerate(self.drafters):
-            asked = [place for place, state in enumerate(states) if self._is_asked(state.members[number])]
+            asked = [index for index, state in enumerate(states) if self._is_asked(state.members[number])]
             if asked:
-                proposals = drafter.propose([rows[place] for place in asked])
-                for place, proposal in zip(asked, proposals, strict=True):
-                    states[place].members[number].proposal = proposal.truncated(
-                        max_tokens=self.max_draft_tokens, max_depth=rows[place].room - 1
+                proposals = drafter.propose([rows[index] for index in asked])
+                for index, proposal in zip(asked, proposals, strict=True):
+                    states[index].members[number].proposal = proposal.truncated(
+                        max_tokens=self.max_draft_tokens, max_depth=rows[index].room - 1
                     )
         return [self._mix(state) for state in states]
 
@@ -106,10 +106,10 @@ class Combined:
                 self._shared_gains.append(gains)
         for number, drafter in enumerate(self.drafters):
             asked = [
-                place for place, state in enumerate(states) if state.members[number].proposal is not None
+                index for index, state in enumerate(states) if state.members[number].proposal is not None
             ]
             if asked:
-                drafter.observe([rows[place] for place in asked], [outcomes[place] for place in asked])
+                drafter.observe([rows[index] for index in asked], [outcomes[index] for index in asked])
 
     def _begin(self, row: RowView) -> _State:
         self._num_rows += 1
@@ -222,11 +222,11 @@ class Combined:
 def _gain(member: _Member, outcome: Outcome) -> int | None:
     if not member.proposal:
         return None
-    places = member.proposal.places_along(outcome.token_ids)
-    gain = len(places)
+    nodes = member.proposal.nodes_along(outcome.token_ids)
+    gain = len(nodes)
     if member.proposal.probabilities and gain == len(outcome.token_ids):
         # Every emitted token matches, and other drafts ended here: add what it expects beyond.
-        gain += round(member.proposal.expected_below(places[-1]))
+        gain += round(member.proposal.expected_below(nodes[-1]))
     # A proposal that was not drafted may have missed for that reason.
     is_known = member.is_drafted or bool(member.proposal.probabilities)
     return gain if gain or is_known else None

@@ -105,7 +105,7 @@ class CopyChain:
         sources, state.guesses = state.sources, []
         sources.extend(row.token_ids, len(row.token_ids) - row.num_prompt_tokens - sources.num_written)
         votes = Votes(self.weights, deviation=sources.deviation)
-        voters = votes.voters_of(sources(row.token_ids))
+        voters = votes.weigh(sources(row.token_ids))
         probability, probabilities = 1.0, []
         for depth in range(max_depth):
             shares, groups = votes.count(voters, depth)

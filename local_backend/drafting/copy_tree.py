@@ -1,6 +1,6 @@
 """How far to copy, and which of several continuations: a token tree grown where acceptance is likeliest.
 
-Every source is a place whose token may come next, and votes for that token with its weight. Together with
+Every source is a position whose token may come next, and votes for that token with its weight. Together with
 the weight of "none of them", the votes give a probability for each next token: sources that agree add up,
 sources that disagree share. The tree always adds the token, anywhere in it, that is likeliest to be accepted,
 until no token reaches the minimum probability. So a single certain match gives a chain, and ten short matches
@@ -8,7 +8,7 @@ that disagree give a wide tree.
 
 ``benchmarks.copy_fit`` fits the weights to known answers by maximum likelihood.
 
-Pure: places and tokens in, a draft out. Knows no rows and no model.
+Pure: positions and tokens in, a draft out. Knows no rows and no model.
 """
 
 from __future__ import annotations
@@ -77,22 +77,22 @@ class CopyWeights:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place whose tokens may come next in a row.
+    """A position in a text whose tokens may come next in a row.
 
     Attributes:
         tokens: The text that contains it.
-        place: Index of the first token to copy.
-        num_tokens: How many tokens before it match; 0 if the place is a guess.
+        index: Index of the first token to copy.
+        num_tokens: How many tokens before it match; 0 if the position is a guess.
         traits: Features that weight its vote.
     """
 
     tokens: Sequence[int]
-    place: int
+    index: int
     num_tokens: int
     traits: tuple[float, ...]
 
 
-# A source as the inner loop needs it: tokens, place, matching tokens, weight.
+# A source as the inner loop needs it: tokens, index, matching tokens, weight.
 Voter = tuple[Sequence[int], int, int, float]
 
 
@@ -101,7 +101,7 @@ class Votes:
 
     Args:
         weights: Weights of the votes.
-        deviation: Log odds that the next token differs from the place the row copies from.
+        deviation: Log odds that the next token differs from the position the row copies from.
         caution: Added to the log weight of "none of them" after the first token: how much more often than
             expected the row's copies break off.
     """
@@ -113,13 +113,13 @@ class Votes:
         self._miss_at, self._caution = miss_at + miss_per_deviation * deviation, caution
         self._miss_per_log, self._miss_by_longest = miss_per_log, miss_by_longest
 
-    def voters_of(self, sources: Sequence[Source]) -> list[Voter]:
+    def weigh(self, sources: Sequence[Source]) -> list[Voter]:
         """The sources with their weights."""
         traits = self._traits
         return [
             (
                 source.tokens,
-                source.place,
+                source.index,
                 source.num_tokens,
                 math.exp(sum(map(mul, traits, source.traits))),
             )
@@ -127,19 +127,19 @@ class Votes:
         ]
 
     def count(self, voters: Sequence[Voter], depth: int) -> tuple[dict[int, float], dict[int, list[Voter]]]:
-        """The probability of each token ``depth`` tokens behind the places of voters, and its voters."""
+        """The probability of each token ``depth`` tokens behind the positions of voters, and its voters."""
         by_length = self._by_length
         last_class = len(by_length) - 1
         votes: dict[int, float] = {}
         groups: dict[int, list[Voter]] = {}
         num_matching = longest = 0
         for voter in voters:
-            tokens, place, num_tokens, weight = voter
-            if place + depth >= len(tokens):  # beyond the end of the emitted text: assume it repeats
-                place += depth % (len(tokens) - place)
+            tokens, index, num_tokens, weight = voter
+            if index + depth >= len(tokens):  # beyond the end of the emitted text: assume it repeats
+                index += depth % (len(tokens) - index)
             else:
-                place += depth
-            if (token := tokens[place]) == BORDER:
+                index += depth
+            if (token := tokens[index]) == BORDER:
                 continue
             total = num_tokens + depth
             vote = weight * by_length[_LENGTH_CLASSES[total] if total < 12 else last_class]
@@ -178,7 +178,7 @@ def grow(
     """Grow the tree of likeliest continuations, likeliest first.
 
     Args:
-        sources: Places where the text may continue.
+        sources: Indexes where the text may continue.
         weights: Weights of their votes.
         deviation: See :class:`Votes`.
         caution: See :class:`Votes`.
@@ -206,7 +206,7 @@ def grow(
                     frontier, (-probability * share, num_offered, parent, depth + 1, token, groups[token])
                 )
 
-    offer(1.0, -1, 0, votes.voters_of(sources))
+    offer(1.0, -1, 0, votes.weigh(sources))
     while frontier and len(token_ids) < max_tokens:
         negative, _, parent, depth, token, group = heapq.heappop(frontier)
         token_ids.append(token)

@@ -15,7 +15,7 @@ class Draft:
 
     Attributes:
         token_ids: The guessed tokens; a parent comes before its children.
-        parents: For each token, the place of its parent in ``token_ids``; -1 is the row's last token.
+        parents: For each token, the node of its parent in ``token_ids``; -1 is the row's last token.
         probabilities: For each token, the probability that its whole path is accepted; empty if the drafter
             gives none.
 
@@ -54,56 +54,56 @@ class Draft:
         parents: list[int] = []
         probabilities: list[float] = []
         all_say = True
-        place_of: dict[tuple[int, int], int] = {}
+        node_of: dict[tuple[int, int], int] = {}
         for draft in drafts:
             all_say &= not draft.token_ids or bool(draft.probabilities)
-            new_place = {-1: -1}
-            for place, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
-                if parent not in new_place:
+            new_node = {-1: -1}
+            for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+                if parent not in new_node:
                     continue
-                probability = draft.probabilities[place] if draft.probabilities else 0.0
-                key = (new_place[parent], token)
-                if key not in place_of:
+                probability = draft.probabilities[node] if draft.probabilities else 0.0
+                key = (new_node[parent], token)
+                if key not in node_of:
                     if max_tokens is not None and len(token_ids) >= max_tokens:
                         continue
-                    place_of[key] = len(token_ids)
+                    node_of[key] = len(token_ids)
                     token_ids.append(token)
                     parents.append(key[0])
                     probabilities.append(probability)
-                new_place[place] = place_of[key]
-                probabilities[place_of[key]] = max(probabilities[place_of[key]], probability)
+                new_node[node] = node_of[key]
+                probabilities[node_of[key]] = max(probabilities[node_of[key]], probability)
         said = tuple(probabilities) if all_say else ()
         return cls(tuple(token_ids), tuple(parents), said)
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def expected_below(self, place: int) -> float:
-        """Expected number of accepted tokens below ``place`` if it is accepted, by ``probabilities``."""
-        below = {place}
-        for child in range(place + 1, len(self)):
+    def expected_below(self, node: int) -> float:
+        """Expected number of accepted tokens below ``node`` if it is accepted, by ``probabilities``."""
+        below = {node}
+        for child in range(node + 1, len(self)):
             if self.parents[child] in below:
                 below.add(child)
-        return sum(self.probabilities[child] for child in below) / max(self.probabilities[place], 1e-9) - 1
+        return sum(self.probabilities[child] for child in below) / max(self.probabilities[node], 1e-9) - 1
 
-    def places_along(self, path: Iterable[int]) -> list[int]:
-        """Places of the tokens of ``path``, from the root down, as far as the tree contains it."""
+    def nodes_along(self, path: Iterable[int]) -> list[int]:
+        """Nodes of the tokens of ``path``, from the root down, as far as the tree contains it."""
         children = self._children()
-        places: list[int] = []
+        nodes: list[int] = []
         parent = -1
         for token in path:
             child = children.get((parent, token))
             if child is None:
                 break
-            places.append(child)
+            nodes.append(child)
             parent = child
-        return places
+        return nodes
 
     def _children(self) -> dict[tuple[int, int], int]:
         """Place by parent and token; of equal children the first, as in verification."""
         children: dict[tuple[int, int], int] = {}
-        for place, key in enumerate(zip(self.parents, self.token_ids, strict=True)):
-            children.setdefault(key, place)
+        for node, key in enumerate(zip(self.parents, self.token_ids, strict=True)):
+            children.setdefault(key, node)
         return children
 
     @property
@@ -123,7 +123,7 @@ class Draft:
         if len(self) <= max_tokens and (not self.parents or max(self.depths()) <= max_depth):
             return self
         depths = self.depths()
-        return self._part(lambda place, size: size < max_tokens and depths[place] <= max_depth)
+        return self._part(lambda node, size: size < max_tokens and depths[node] <= max_depth)
 
     def likeliest(self, max_tokens: int) -> Draft:
         """The ``max_tokens`` likeliest tokens of the draft, or the first ones if it has no probabilities."""
@@ -132,25 +132,25 @@ class Draft:
         if not self.probabilities:
             return self.truncated(max_tokens=max_tokens, max_depth=len(self))
         kept = set(self.ranked()[:max_tokens])
-        return self._part(lambda place, _: place in kept)
+        return self._part(lambda node, _: node in kept)
 
     def likeliest_chain(self) -> Draft:
         """The path from the root whose every token is the likeliest of its siblings, or else the first."""
         if self.is_chain:
             return self
         kept: set[int] = set()
-        place = -1
-        while children := [child for child in range(place + 1, len(self)) if self.parents[child] == place]:
+        node = -1
+        while children := [child for child in range(node + 1, len(self)) if self.parents[child] == node]:
             if self.probabilities:
                 children.sort(key=lambda child: -self.probabilities[child])
-            place = children[0]
-            kept.add(place)
-        return self._part(lambda place, _: place in kept)
+            node = children[0]
+            kept.add(node)
+        return self._part(lambda node, _: node in kept)
 
     def ranked(self) -> list[int]:
-        """Places of the tokens, likeliest first; empty if the draft has no probabilities."""
+        """Nodes of the tokens, likeliest first; empty if the draft has no probabilities."""
         # A child is never likelier than its parent and comes after it, so a stable sort keeps parents first.
-        return sorted(range(len(self.probabilities)), key=lambda place: -self.probabilities[place])
+        return sorted(range(len(self.probabilities)), key=lambda node: -self.probabilities[node])
 
     def within_vocabulary(self, size: int) -> Draft:
         """The part of the draft that a model with ``size`` token ids can read.
@@ -159,7 +159,7 @@ class Draft:
         """
         if not self.token_ids or (max(self.token_ids) < size and min(self.token_ids) >= 0):
             return self
-        return self._part(lambda place, _: 0 <= self.token_ids[place] < size)
+        return self._part(lambda node, _: 0 <= self.token_ids[node] < size)
 
     def ending_with(self, end_token_ids: Collection[int]) -> Draft:
         """The part of the draft that could be emitted: nothing after an end token."""
@@ -168,21 +168,21 @@ class Draft:
         goes_on: list[bool] = []
         for token, parent in zip(self.token_ids, self.parents, strict=True):
             goes_on.append(token not in end_token_ids and (parent < 0 or goes_on[parent]))
-        return self._part(lambda place, _: self.parents[place] < 0 or goes_on[self.parents[place]])
+        return self._part(lambda node, _: self.parents[node] < 0 or goes_on[self.parents[node]])
 
     def _part(self, is_kept: Callable[[int, int], bool]) -> Draft:
-        """Keep places for which ``is_kept(place, number kept so far)`` is true and whose parent is kept."""
-        new_place: dict[int, int] = {-1: -1}
+        """Keep nodes for which ``is_kept(node, number kept so far)`` is true and whose parent is kept."""
+        new_node: dict[int, int] = {-1: -1}
         token_ids: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
-        for place, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
-            if parent in new_place and is_kept(place, len(token_ids)):
-                new_place[place] = len(token_ids)
+        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent in new_node and is_kept(node, len(token_ids)):
+                new_node[node] = len(token_ids)
                 token_ids.append(token)
-                parents.append(new_place[parent])
+                parents.append(new_node[parent])
                 if self.probabilities:
-                    probabilities.append(self.probabilities[place])
+                    probabilities.append(self.probabilities[node])
         return replace(
             self, token_ids=tuple(token_ids), parents=tuple(parents), probabilities=tuple(probabilities)
         )
@@ -196,13 +196,13 @@ class Outcome:
     """The result of verifying one draft.
 
     Attributes:
-        accepted: Places of the accepted tokens in the draft, from the root down.
+        accepted: Nodes of the accepted tokens in the draft, from the root down.
         token_ids: New tokens of the row: the accepted tokens, then the bonus token.
-        predictions: The model's own token after the row's last token and after every place of the draft,
+        predictions: The model's own token after the row's last token and after every node of the draft,
             ``1 + len(draft)`` in all, so that a drafter can learn from rejected tokens. With sampling,
-            visited places hold the chosen token and the others the most likely one.
+            visited nodes hold the chosen token and the others the most likely one.
         draft: What was verified: the drafter's proposal, or a part of it if the row or the budget had no
-            room for all. ``accepted`` and ``predictions`` refer to places in it.
+            room for all. ``accepted`` and ``predictions`` refer to nodes in it.
     """
 
     accepted: tuple[int, ...]
@@ -214,5 +214,5 @@ class Outcome:
         """The model's own tokens after the root and after every token of ``path`` that was verified."""
         if not self.predictions:
             return []
-        places = self.draft.places_along(path)
-        return [self.predictions[0], *(self.predictions[place + 1] for place in places)]
+        nodes = self.draft.nodes_along(path)
+        return [self.predictions[0], *(self.predictions[node + 1] for node in nodes)]

@@ -3,7 +3,7 @@
 The greedy text is the fixed point of this iteration (Santilli et al., arXiv 2305.10427). A plain model
 seldom predicts a token correctly after a wrong one; a model trained for consistency (CLLM, arXiv 2403.00835;
 Jacobi Forcing, arXiv 2512.14681) gets several tokens accepted per forward. N-grams of past iterates that were
-rejected at one place but may fit a little later are tried again as branches beside the block.
+rejected at one position but may fit a little later are tried again as branches beside the block.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Jacobi:
         return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
-        """Take the model's tokens at the rejected places as the next guess."""
+        """Take the model's tokens at the rejected positions as the next guess."""
         for row, outcome in zip(rows, outcomes, strict=True):
             state = self._states[row]
             iterate = outcome.predictions_along(state.guess)
@@ -62,7 +62,7 @@ class Jacobi:
         last = row.token_ids[-1]
         size = min(self.block_size, room)
         while len(state.guess) < size:
-            # Fill the places beyond the last iterate with n-grams seen before.
+            # Fill the positions beyond the last iterate with n-grams seen before.
             behind = state.guess[-1] if state.guess else last
             state.guess.extend(next(iter(state.pool.after(behind)), (behind,)))
         del state.guess[size:]

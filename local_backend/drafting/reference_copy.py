@@ -45,7 +45,7 @@ class _State:
 
 
 class ReferenceCopy:
-    """Proposes the likeliest continuations of all places where the row's last tokens occurred before.
+    """Proposes the likeliest continuations of all positions where the row's last tokens occurred before.
 
     A token is drafted if its path is accepted with at least a certain probability, the price of a token. The
     price rises while a row's trees are large and falls while they are small. So on average a tree is as large
@@ -95,10 +95,10 @@ class ReferenceCopy:
             going_on: dict[int, float] = {}
             for parent, probability in zip(draft.parents, draft.probabilities, strict=True):
                 going_on[parent] = going_on.get(parent, 0.0) + probability
-            for number, place in enumerate(outcome.accepted):
-                if place in going_on:
+            for number, node in enumerate(outcome.accepted):
+                if node in going_on:
                     # In a merged draft, a token's children can sum to a higher probability than the token.
-                    going_on_share = min(1.0, going_on[place] / max(draft.probabilities[place], 1e-9))
+                    going_on_share = min(1.0, going_on[node] / max(draft.probabilities[node], 1e-9))
                     state.num_expected_breaks += 1 - going_on_share
                     state.num_breaks += number + 1 == len(outcome.accepted)
 

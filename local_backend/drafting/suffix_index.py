@@ -1,7 +1,7 @@
-"""Indexes texts of any size by the tokens before each place, to find where a row's last tokens occur.
+"""Indexes texts of any size by the tokens before each position, to find where a row's last tokens occur.
 
-The places are sorted by their token, the one before it, and so on backwards, as in a suffix array of
-the reversed text (Manber and Myers, 1990). All places where the last n tokens of a row occur are then
+The positions are sorted by their token, the one before it, and so on backwards, as in a suffix array of
+the reversed text (Manber and Myers, 1990). All positions where the last n tokens of a row occur are then
 adjacent, those with the longest matches innermost. Finding them takes one binary search per token of
 context, at most :data:`MAX_MATCH_TOKENS`, whatever the size of the texts. The index keeps no state per
 row, so any number of rows can query it at once.
@@ -31,26 +31,26 @@ BORDER = -1
 """Separates two texts; no token has this id, so no match and no copy crosses it."""
 
 _KEY_BITS = 62
-# If more places than wanted have equally long matches, only this many are examined per range.
+# If more positions than wanted have equally long matches, only this many are examined per range.
 _MAX_LOOKED_AT = 4096
 _NUM_COMMON_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A place whose preceding tokens are the last tokens of a row.
+    """A position whose preceding tokens are the last tokens of a row.
 
     Attributes:
-        place: Index of the token after the match, where a copy would begin.
+        index: Index of the token after the match, where a copy would begin.
         num_tokens: How many tokens match.
     """
 
-    place: int
+    index: int
     num_tokens: int
 
 
 class SuffixIndex:
-    """Finds every place in several texts where a row's last tokens occur.
+    """Finds every position in several texts where a row's last tokens occur.
 
     Args:
         texts: Token ids of each text.
@@ -63,11 +63,11 @@ class SuffixIndex:
         sizes = [len(text) for text in texts]
         tokens = np.full(sum(sizes) + len(sizes) + 1, BORDER, dtype=np.int32)
         self.starts = []
-        place = 1  # after a border, so that following a match backwards always ends at one
+        index = 1  # after a border, so that following a match backwards always ends at one
         for text, size in zip(texts, sizes, strict=True):
-            self.starts.append(place)
-            tokens[place : place + size] = np.fromiter(text, np.int32, size)
-            place += size + 1
+            self.starts.append(index)
+            tokens[index : index + size] = np.fromiter(text, np.int32, size)
+            index += size + 1
         if int((tokens < 0).sum()) != len(sizes) + 1:
             raise ValueError(f"token ids are 0 or more, got {int(tokens.min())}")
         self._order_array = _sorted_by_context(tokens)
@@ -94,39 +94,39 @@ class SuffixIndex:
 
     @cached_property
     def _commonest(self) -> list[tuple[int, NDArray[np.int32]]]:
-        """The commonest token ids and their places, ascending."""
+        """The commonest token ids and their positions, ascending."""
         tokens = sorted(self._ranges, key=lambda token: (-self.count(token), token))[:_NUM_COMMON_TOKENS]
         return [(token, np.sort(self._order_array[slice(*self._ranges[token])])) for token in tokens]
 
     def common_tokens(self, *, behind: int) -> Iterator[tuple[int, int]]:
-        """Count of each of the commonest tokens, and its first place from ``behind`` on, else its first."""
-        for _, places in self._commonest:
-            rank = int(places.searchsorted(behind))
-            yield len(places), int(places[rank if rank < len(places) else 0])
+        """Count of each of the commonest tokens, and its first index from ``behind`` on, else its first."""
+        for _, indexes in self._commonest:
+            rank = int(indexes.searchsorted(behind))
+            yield len(indexes), int(indexes[rank if rank < len(indexes) else 0])
 
-    def text_at(self, place: int) -> int:
-        """Index of the text that contains a place."""
-        return bisect_right(self.starts, place) - 1
+    def text_at(self, index: int) -> int:
+        """Index of the text that contains an index."""
+        return bisect_right(self.starts, index) - 1
 
     def matches(self, text: Sequence[int], *, limit: int, near: int = 0) -> list[Match]:
-        """Places where the end of ``text`` occurs and another token follows, longest matches first.
+        """Indexes where the end of ``text`` occurs and another token follows, longest matches first.
 
         Args:
             text: The row's tokens; the last ones are looked up.
             limit: Maximum number of matches.
-            near: If there are too many equally long matches, those closest to this place are taken.
+            near: If there are too many equally long matches, those closest to this position are taken.
         """
         found: list[Match] = []
         inner_first = inner_end = 0
         for num_tokens, first, end in reversed(list(self._narrowing(text))):
-            # Places in the inner, narrower range were already taken, with their longer match.
+            # Indexes in the inner, narrower range were already taken, with their longer match.
             if num_tokens == MAX_MATCH_TOKENS or inner_first == inner_end:
                 ranges = [(first, end)]
             else:
                 ranges = [(first, inner_first), (inner_end, end)]
             inner_first, inner_end = first, end
-            places = self._followed(ranges, limit - len(found), near)
-            found.extend(Match(place, num_tokens) for place in places)
+            indexes = self._followed(ranges, limit - len(found), near)
+            found.extend(Match(index, num_tokens) for index in indexes)
             if len(found) == limit:
                 break
         return found
@@ -145,8 +145,8 @@ class SuffixIndex:
         for num_before in range(1, min(len(text), MAX_MATCH_TOKENS)):
             wanted = text[-1 - num_before]
 
-            def before(place: int, num_before: int = num_before) -> int:
-                return tokens[place - num_before]
+            def before(index: int, num_before: int = num_before) -> int:
+                return tokens[index - num_before]
 
             if end - first == 1:
                 if before(order[first]) != wanted:
@@ -159,19 +159,19 @@ class SuffixIndex:
             yield num_before + 1, first, end
 
     def _followed(self, ranges: Sequence[tuple[int, int]], limit: int, near: int) -> list[int]:
-        """The places after those in ``ranges`` of the order, ascending, unless a text ends there."""
+        """The positions after those in ``ranges`` of the order, ascending, unless a text ends there."""
         tokens, order = self.tokens, self._order
         size = sum(end - first for first, end in ranges)
         if size <= 2 * limit:
-            places = [
+            indexes = [
                 order[rank] + 1
                 for rank in chain.from_iterable(range(first, end) for first, end in ranges)
                 if tokens[order[rank] + 1] != BORDER
             ]
-            places.sort()
-            if len(places) > limit:
-                places = sorted(sorted(places, key=lambda place: abs(place - near))[:limit])
-            return places
+            indexes.sort()
+            if len(indexes) > limit:
+                indexes = sorted(sorted(indexes, key=lambda index: abs(index - near))[:limit])
+            return indexes
         some = np.concatenate([self._order_array[first:end][:_MAX_LOOKED_AT] for first, end in ranges]) + 1
         some = some[self._token_array[some] != BORDER]
         if len(some) > limit:
@@ -180,7 +180,7 @@ class SuffixIndex:
 
 
 def _sorted_by_context(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Places sorted by the tokens at and before them, as far back as matches are followed.
+    """Indexes sorted by the tokens at and before them, as far back as matches are followed.
 
     As many tokens as fit are packed into one number; then each pass doubles the length of the sorted
     context (prefix doubling).
@@ -206,7 +206,7 @@ def _sorted_by_context(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
     return order.astype(np.int32)
 
 
-_KEPT_PLACES = 32  # per token
+_KEPT_INDEXES = 32  # per token
 
 
 class GrowingIndex:
@@ -214,21 +214,21 @@ class GrowingIndex:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._places: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_KEPT_PLACES))
-        self._lengths: dict[int, int] = {}  # of the match that ends at a place
+        self._indexes: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_KEPT_INDEXES))
+        self._lengths: dict[int, int] = {}  # of the match that ends at a position
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append emitted tokens."""
         for token in token_ids:
             before = self._lengths
-            self._lengths = {place: before.get(place - 1, 0) + 1 for place in self._places.get(token, ())}
-            self._places[token].append(len(self.tokens))
+            self._lengths = {index: before.get(index - 1, 0) + 1 for index in self._indexes.get(token, ())}
+            self._indexes[token].append(len(self.tokens))
             self.tokens.append(token)
 
     def matches(self, *, limit: int) -> list[Match]:
-        """Earlier places where the end of the text occurs, longest matches first, then the latest."""
-        found = [Match(place + 1, num_tokens) for place, num_tokens in self._lengths.items()]
-        found.sort(key=lambda match: (-match.num_tokens, -match.place))
+        """Earlier positions where the end of the text occurs, longest matches first, then the latest."""
+        found = [Match(index + 1, num_tokens) for index, num_tokens in self._lengths.items()]
+        found.sort(key=lambda match: (-match.num_tokens, -match.index))
         return found[:limit]
 
 

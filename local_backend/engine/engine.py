@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from local_backend.caching.kv_cache import RaggedKVCache
-from local_backend.drafting import Drafter, drafter_of
+from local_backend.drafting import Drafter, make_drafter
 from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
 from local_backend.kernels.attention import read_in_place
@@ -94,7 +94,7 @@ class Engine:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.drafter = drafter_of(drafter)
+        self.drafter = make_drafter(drafter)
         self.stats = EngineStats()
         architecture = Architecture.of(model)
         self.max_rows, self.max_positions = max_rows, architecture.max_positions

@@ -64,22 +64,22 @@ class RunningBatch:
         """
         wanted = row.token_ids[:-1]
         source, num_ready = None, 0
-        for place, other in enumerate(self._rows):
+        for slot, other in enumerate(self._rows):
             shared = num_shared(wanted, other.token_ids)
             if other.state is State.PREFILLING:
                 coming = min(shared, len(other.token_ids) - 1) - other.num_cached
                 if coming >= _WORTH_WAITING_TOKENS:
                     return False
             if min(shared, other.num_cached) > num_ready:
-                source, num_ready = place, min(shared, other.num_cached)
+                source, num_ready = slot, min(shared, other.num_cached)
         prefix, num_kept = self._cache.find_prefix(wanted)
-        place = self._cache.add_row()
+        slot = self._cache.add_row()
         self._rows.append(row)
         row.state = State.PREFILLING
         if prefix is not None and num_kept > num_ready:
-            self._cache.load_prefix(place, prefix, num_kept)
+            self._cache.load_prefix(slot, prefix, num_kept)
         elif source is not None:
-            self._cache.copy_row(source, place, num_ready)
+            self._cache.copy_row(source, slot, num_ready)
         row.num_cached = max(num_ready, num_kept)
         self.begin_writing()
         return True
@@ -88,9 +88,9 @@ class RunningBatch:
         """Start decoding every row with at most ``most_unread`` tokens left to prefill."""
         for row in self.prefilling:
             if row.num_to_prefill <= most_unread:
-                place, target = self._rows.index(row), self._num_writing
-                self._cache.swap_rows(place, target)
-                self._rows[place], self._rows[target] = self._rows[target], row
+                slot, target = self._rows.index(row), self._num_writing
+                self._cache.swap_rows(slot, target)
+                self._rows[slot], self._rows[target] = self._rows[target], row
                 row.state = State.WRITING
                 self._num_writing += 1
 
@@ -101,14 +101,14 @@ class RunningBatch:
             row: One of the rows.
             keep: Whether to keep its prompt and answer in the prefix cache.
         """
-        place = self._rows.index(row)
+        slot = self._rows.index(row)
         if keep:
-            self._cache.keep_prefix(place, row.token_ids)
-        if place < self._num_writing:
+            self._cache.keep_prefix(slot, row.token_ids)
+        if slot < self._num_writing:
             self._num_writing -= 1
-            self._move(self._num_writing, place)
-            place = self._num_writing
-        self._move(len(self._rows) - 1, place)
+            self._move(self._num_writing, slot)
+            slot = self._num_writing
+        self._move(len(self._rows) - 1, slot)
         self._rows.pop()
         self._cache.remove_last_row()
 

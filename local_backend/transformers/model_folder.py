@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from local_backend.drafting import drafter_of
+from local_backend.drafting import make_drafter
 
 _FILE = '''"""Lets `generate` of this model decode in parallel; written by `local_backend`."""
 
@@ -37,7 +37,7 @@ def write_custom_generate(model_dir: str | Path, *, drafter: str = "combined") -
         FileNotFoundError: There is no model in ``model_dir``.
         ValueError: No drafter has that name.
     """
-    drafter_of(drafter)
+    make_drafter(drafter)
     if not (Path(model_dir) / "config.json").exists():
         raise FileNotFoundError(f"there is no model in {model_dir}: it holds no config.json")
     path = Path(model_dir) / "custom_generate" / "generate.py"

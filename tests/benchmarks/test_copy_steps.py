@@ -12,7 +12,7 @@ from benchmarks.copy_fit import KnownAnswer, decode_known
 from benchmarks.copy_steps import FirstMatch, PromptLookup, main, measure, oracle_forwards
 from benchmarks.span_copy import SpanCopy
 from local_backend import Draft, Drafter
-from local_backend.drafting import drafter_of
+from local_backend.drafting import make_drafter
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -30,7 +30,7 @@ def _case(seed: int) -> KnownAnswer:
 
 
 def _drafters() -> list[Drafter]:
-    return [drafter_of("reference_copy"), SpanCopy(), FirstMatch(), PromptLookup()]
+    return [make_drafter("reference_copy"), SpanCopy(), FirstMatch(), PromptLookup()]
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -54,7 +54,7 @@ def test_proposals_do_not_depend_on_the_unseen_rest(number: int) -> None:
 
 
 def _num_landed(draft: Draft, rest: tuple[int, ...]) -> int:
-    return len(draft.places_along(rest)) + 1
+    return len(draft.nodes_along(rest)) + 1
 
 
 def test_the_tree_needs_fewer_forwards_than_any_single_span() -> None:

@@ -49,7 +49,7 @@ def _by_comparing(index: SuffixIndex, text: list[int]) -> dict[int, int]:
 def test_the_index_finds_what_comparing_everything_finds(texts: list[list[int]], text: list[int]) -> None:
     index = SuffixIndex(texts)
     found = index.matches(text, limit=10_000)
-    assert {match.place: match.num_tokens for match in found} == _by_comparing(index, text)
+    assert {match.index: match.num_tokens for match in found} == _by_comparing(index, text)
     assert [match.num_tokens for match in found] == sorted(
         (match.num_tokens for match in found), reverse=True
     )
@@ -63,11 +63,11 @@ def test_of_too_many_matches_the_longest_and_closest_are_taken(
     every = _by_comparing(index, text)
     ranked = sorted((-length, abs(place - near)) for place, length in every.items())
     found = index.matches(text, limit=limit, near=near)
-    assert sorted((-match.num_tokens, abs(match.place - near)) for match in found) == ranked[:limit]
+    assert sorted((-match.num_tokens, abs(match.index - near)) for match in found) == ranked[:limit]
     longest = index.longest(text, near=near)
     assert (longest is None) == (not every)
     if longest is not None:
-        assert (-longest.num_tokens, abs(longest.place - near)) == ranked[0]
+        assert (-longest.num_tokens, abs(longest.index - near)) == ranked[0]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 59))
@@ -75,7 +75,7 @@ def test_what_a_row_wrote_is_matched_as_it_grows(tokens: list[int], num_at_once:
     written = GrowingIndex()
     for start in range(0, len(tokens), num_at_once):
         written.extend(tokens[start : start + num_at_once])
-    found = {match.place: match.num_tokens for match in written.matches(limit=100)}
+    found = {match.index: match.num_tokens for match in written.matches(limit=100)}
     want = {}
     for place in range(1, len(tokens)):
         length = 0
@@ -94,7 +94,7 @@ def test_a_text_larger_than_the_key_of_one_sort_is_ordered() -> None:
     index = SuffixIndex([block * 3 + [7], block])
     found = index.matches(block, limit=10)
     assert [match.num_tokens for match in found] == [MAX_MATCH_TOKENS] * 3
-    assert [match.place for match in found] == [51, 101, 151]
+    assert [match.index for match in found] == [51, 101, 151]
 
 
 def test_memory_is_eight_bytes_a_token() -> None:
@@ -151,7 +151,7 @@ def _sources(references: list[list[int]], prompt: list[int], *steps: list[int]) 
 def test_after_words_of_its_own_a_row_may_come_back_to_where_it_was() -> None:
     reference = list(range(10, 40))
     found = _sources([reference], [1], [10, 11, 12, 13], [99])
-    resumed = [source.place for source in found if source.traits[RESUMED]]
+    resumed = [source.index for source in found if source.traits[RESUMED]]
     start = 1  # behind the index's border
     assert resumed == [start + 4, start + 5, start + 6, start + 7]
     late = _sources([reference], [1], [10, 11, 12, 13], [99], [98], [97], [96])
@@ -160,7 +160,7 @@ def test_after_words_of_its_own_a_row_may_come_back_to_where_it_was() -> None:
 
 def test_the_commonest_tokens_are_always_left_to_guess() -> None:
     found = _sources([[5, 6, 5, 7, 5]], [1], [99])
-    common = [source.tokens[source.place] for source in found if source.traits[COMMON]]
+    common = [source.tokens[source.index] for source in found if source.traits[COMMON]]
     assert common[0] == 5
 
 

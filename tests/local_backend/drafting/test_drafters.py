@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.span_copy import SpanCopy
 from local_backend import Combined, Draft, Drafter, Jacobi, Lookahead, Outcome
-from local_backend.drafting import drafter_of
+from local_backend.drafting import make_drafter
 from local_backend.drafting.drafter import PerRow
 from local_backend.drafting.jacobi import NgramPool
 from tests.local_backend.drafting.fake_rows import FakeRow, by_last, by_last_two, by_position, step, write
@@ -30,13 +30,13 @@ def test_whatever_is_drafted_the_text_is_the_models(name: str, max_draft_tokens:
         while len(want) < 60:
             want.append(by_last_two(want))
         row = FakeRow(list(prompt), 60, references=(tuple(want[20:40]), (1, 2, 3)))
-        write(drafter_of(name), row, by_last_two, max_draft_tokens=max_draft_tokens)
+        write(make_drafter(name), row, by_last_two, max_draft_tokens=max_draft_tokens)
         assert row.token_ids == want
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_draft_is_deeper_than_the_row_has_room_for(name: str) -> None:
-    drafter = drafter_of(name)
+    drafter = make_drafter(name)
     row = FakeRow([1, 2, 1, 2], 12, references=((1, 2) * 30,))
     while row.room > 0:
         (draft,) = drafter.propose([row])
@@ -190,7 +190,7 @@ def test_merged_drafts_hold_every_path_once(paths: list[list[int]], max_tokens: 
     merged = Draft.merged(map(Draft.chain, paths))
     assert len(merged) == len({tuple(path[: n + 1]) for path in paths for n in range(len(path))})
     for path in paths:
-        assert len(merged.places_along(path)) == len(path)
+        assert len(merged.nodes_along(path)) == len(path)
     cut = Draft.merged(map(Draft.chain, paths), max_tokens=max_tokens)
     assert len(cut) == min(len(merged), max_tokens)
 
