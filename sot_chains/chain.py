@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
@@ -249,7 +250,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     ) -> AIMessage:
         """Writes one answer, as a run if anybody listens."""
         if get_async_callback_manager_for_config(config).handlers:
-            return await self._acall_with_config(self._write, question, config, call_options=call_options)
+            write = partial(self._write, call_options=call_options)
+            return await self._acall_with_config(write, question, config)
         return await self._answer(question, config, None, call_options)[0].write()
 
     async def _write(
