@@ -19,7 +19,7 @@ class HeadingFilter:
     repeats nothing, for there the heading is part of a sentence.
     """
 
-    is_over = False  # it never ends a text
+    is_over = cuts_sentences = False  # it never ends a text
 
     def __init__(self, point: Point) -> None:
         self._number = point.number

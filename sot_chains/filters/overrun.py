@@ -27,6 +27,8 @@ class OverrunFilter:
         headings: The headings of all points, in order, with case folded.
     """
 
+    cuts_sentences = False
+
     def __init__(self, point: Point, headings: Sequence[str]) -> None:
         self.is_over = False
         self._number = point.number

@@ -11,9 +11,11 @@ class TextFilter(Protocol):
 
     Attributes:
         is_over: Whether the text ends here; nothing more needs to be fed.
+        cuts_sentences: Whether it may end a text within a sentence.
     """
 
     is_over: bool
+    cuts_sentences: bool
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay now."""
@@ -50,7 +52,8 @@ class Pipeline:
             self._filters, self._is_begun = self._make_filters(), True
         for one in self._filters:
             if self.ended_by is not None:
-                piece = (one.feed(piece) if piece else "") + ("" if one.is_over else one.end())
+                piece = one.feed(piece) if piece else ""
+                piece += "" if one.is_over else one.end(is_cut=self.ended_by.cuts_sentences)
             elif piece:
                 piece = one.feed(piece)
                 if one.is_over:

@@ -8,7 +8,7 @@ from sot_chains.outline.words import SENTENCE_END
 class WholeSentences:
     """Gives out what follows the first sentence in whole sentences or lines, and drops one that is cut."""
 
-    is_over = False  # it never ends a text
+    is_over = cuts_sentences = False  # it never ends a text
 
     def __init__(self) -> None:
         self._text = ""

@@ -19,6 +19,8 @@ class LoopGuard:
     scripts other than Latin, sixteen words or characters count.
     """
 
+    cuts_sentences = True
+
     def __init__(self) -> None:
         self.is_over = False
         self._words: list[str] = []

@@ -97,6 +97,10 @@ def test_a_text_passes_through_filters_in_turn() -> None:
     given = "".join(filters.feed(piece) for piece in (OWN, " And th", "en\n3. Less coffee: no"))
     assert given == f"{OWN} And then"
     assert isinstance(filters.ended_by, OverrunFilter)
+    # A loop may end within a sentence, of which nothing is left.
+    filters = Pipeline(lambda: [LoopGuard(), WholeSentences()])
+    text = f"It helps. They {LINE}, {LINE}, {LINE}."
+    assert "".join(filters.feed(character) for character in text) == "It helps."
 
 
 def test_an_overrun_at_the_beginning_leaves_nothing() -> None:
