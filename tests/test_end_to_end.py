@@ -76,13 +76,13 @@ def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
     skeleton = parse_skeleton("\n".join(f"{n}. {label}" for n, label in enumerate(trace["skeleton"], 1)))
     shown = [
         turn
-        for pair in ENGLISH.expansion_examples(detail="normal", prefill=True)
-        for turn in zip(("user", "ai"), pair, strict=True)
+        for asked, begun, rest in ENGLISH.expansion_examples("normal")
+        for turn in (("user", asked), ("ai", begun + rest))
     ]
     num_same = 0
     for point, traced in zip(skeleton.points, trace["points"], strict=True):
         chat.engine.forget_prefixes()
-        request = ENGLISH.expansion_request(question, skeleton, point, detail="normal", prefill=True)
+        request = ENGLISH.expansion_request(question, skeleton, point, detail="normal")
         begun = [*shown, ("user", request), ("ai", ENGLISH.expansion_reply_start(point))]
         stripper = HeadingFilter(point)  # a model may repeat the heading it was given
         alone = stripper.feed(chat.invoke(begun, stop=["\n"]).text) + stripper.end()

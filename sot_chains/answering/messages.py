@@ -53,13 +53,12 @@ class Messages:
         if self._local and self._local.takes_grammars and profile.heading_words and self._options.prefills:
             num_words = profile.heading_words + (_MARK_WORDS if self.marks_needs else 0)
             parameters["grammar"] = outline_grammar(1, self.max_points or 9, num_words)
-        start = templates.skeleton_prefill
         return Request(
             self._conversation,
-            templates.skeleton_request(self._conversation.question, prefill=True) + needs,
+            templates.skeleton_request(self._conversation.question) + needs,
             templates.skeleton_opening,
-            start,
-            self._outline_examples() if templates.examples else (),
+            templates.skeleton_prefill,
+            templates.skeleton_examples() if templates.examples else (),
             prefix=SharedPrefix(0, self._key) if self._caches_prefix else None,
             bounds=profile.outline,
             parameters=parameters,
@@ -69,9 +68,7 @@ class Messages:
         """Asks for the point of ``part`` to be written out, with the text of what it builds on in view."""
         templates, detail, point = self.templates, self._options.detail, part.point
         assert point is not None
-        text = templates.expansion_request(
-            self._conversation.question, skeleton, point, detail=detail, prefill=True
-        )
+        text = templates.expansion_request(self._conversation.question, skeleton, point, detail=detail)
         bounds = self._profile.points[detail]
         return Request(
             self._conversation,
@@ -127,20 +124,9 @@ class Messages:
             return {}
         return {name: value for name, value in wanted.items() if value and not own.get(name)}
 
-    def _outline_examples(self) -> list[tuple[str, str, str]]:
-        start = self.templates.skeleton_prefill
-        turns = self.templates.skeleton_examples(prefill=True)
-        return [(request, start, reply.removeprefix(start)) for request, reply in turns]
-
     @cached_property
     def _point_examples(self) -> list[tuple[str, str, str]]:
-        templates, detail = self.templates, self._options.detail
-        turns = templates.expansion_examples(detail=detail, prefill=True)
-        starts = [templates.expansion_reply_start(example.point) for example in templates.examples]
-        return [
-            (request, start, reply.removeprefix(start))
-            for start, (request, reply) in zip(starts, turns, strict=True)
-        ]
+        return self.templates.expansion_examples(self._options.detail)
 
     def _shared_prefix(self, skeleton: Skeleton) -> SharedPrefix | None:
         """What the requests for the points of ``skeleton`` have in common, for providers that cache it."""

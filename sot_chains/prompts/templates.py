@@ -101,23 +101,19 @@ class PromptTemplates:
         if missing := set(get_args(Detail)) - set(self.lengths):
             raise ValueError(f"lengths need an entry for {sorted(missing)}, got {sorted(self.lengths)}")
 
-    def skeleton_request(self, question: str, *, prefill: bool) -> str:
+    def skeleton_request(self, question: str) -> str:
         """The text of the message that asks for the skeleton of an answer to ``question``."""
-        request = self.skeleton.format(question=question)
-        return request if prefill else request + self.skeleton_opening
+        return self.skeleton.format(question=question)
 
-    def expansion_request(
-        self, question: str, skeleton: Skeleton, point: Point, *, detail: Detail, prefill: bool
-    ) -> str:
+    def expansion_request(self, question: str, skeleton: Skeleton, point: Point, *, detail: Detail) -> str:
         """The text of the message that asks for ``point`` of ``skeleton`` to be written out."""
-        request = self.expansion.format(
+        return self.expansion.format(
             question=question,
             skeleton=skeleton.text,
             number=point.number,
             point=point.text,
             length=self.lengths[detail],
         )
-        return request if prefill else request + self.expansion_opening
 
     def num_shared(self, question: str, skeleton: Skeleton, *, detail: Detail) -> int:
         """How many characters the expansion requests of all points of ``skeleton`` have in common."""
@@ -127,25 +123,24 @@ class PromptTemplates:
         )
         return request.index(mark)
 
-    def skeleton_examples(self, *, prefill: bool) -> list[tuple[str, str]]:
-        """Requests for the skeletons of ``examples``, and replies."""
+    def skeleton_examples(self) -> list[tuple[str, str, str]]:
+        """Requests for the skeletons of ``examples``, what each reply is begun with, and its rest."""
+        start = self.skeleton_prefill
         return [
-            (self.skeleton_request(example.question, prefill=prefill), example.skeleton.text)
-            for example in self.examples
+            (self.skeleton_request(one.question), start, one.skeleton.text.removeprefix(start))
+            for one in self.examples
         ]
 
-    def expansion_examples(self, *, detail: Detail, prefill: bool) -> list[tuple[str, str]]:
-        """Requests for one point of each of ``examples``, and replies."""
-        turns = []
-        for example in self.examples:
-            request = self.expansion_request(
-                example.question, example.skeleton, example.point, detail=detail, prefill=prefill
+    def expansion_examples(self, detail: Detail) -> list[tuple[str, str, str]]:
+        """Requests for one point of each of ``examples``, what each reply is begun with, and its rest."""
+        return [
+            (
+                self.expansion_request(one.question, one.skeleton, one.point, detail=detail),
+                self.expansion_reply_start(one.point),
+                f" {one.expansion(detail)}",
             )
-            text = example.expansion(detail)
-            turns.append(
-                (request, f"{self.expansion_reply_start(example.point)} {text}" if prefill else text)
-            )
-        return turns
+            for one in self.examples
+        ]
 
     def expansion_reply_start(self, point: Point) -> str:
         """What the reply to :meth:`expansion_request` is begun with."""

@@ -18,22 +18,19 @@ SMALL = ModelProfile.SMALL
 
 @pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
 def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
-    turns = templates.skeleton_examples(prefill=True)
-    for example, (request, reply) in zip(templates.examples, turns, strict=True):
-        assert parse_skeleton(reply) == example.skeleton
+    for example, (request, start, rest) in zip(
+        templates.examples, templates.skeleton_examples(), strict=True
+    ):
+        assert parse_skeleton(start + rest) == example.skeleton
         assert example.question in request
     for detail in get_args(Detail):
-        turns = templates.expansion_examples(detail=detail, prefill=True)
-        for example, (request, reply) in zip(templates.examples, turns, strict=True):
-            assert reply.startswith(templates.expansion_reply_start(example.point))
-            assert "\n" not in reply
+        turns = templates.expansion_examples(detail)
+        for example, (request, start, rest) in zip(templates.examples, turns, strict=True):
+            assert start == templates.expansion_reply_start(example.point)
+            assert rest == f" {example.expansion(detail)}"
+            assert "\n" not in rest
             assert templates.lengths[detail] in request
             assert request.endswith(example.point.text)
-        # Without a begun reply, the examples show none either.
-        for example, (_, reply) in zip(
-            templates.examples, templates.expansion_examples(detail=detail, prefill=False), strict=True
-        ):
-            assert reply == example.expansion(detail)
 
 
 def test_they_stand_behind_system_messages_and_before_the_conversation() -> None:
