@@ -186,7 +186,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         ) -> AsyncGenerator[AIMessageChunk, None]:
             (question,) = [value async for value in inputs]
             answer, shown = self._answer(question, config, run_manager, call_options)
-            async with aclosing(self._shown_text(answer, shown)) as pieces:
+            async with aclosing(_shown_text(answer, shown, self.get_name())) as pieces:
                 async for piece in pieces:
                     yield AIMessageChunk(content=piece, id=call_options.message_id)
             yield answer.last_chunk()
@@ -264,11 +264,11 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     ) -> AIMessage:
         answer, shown = self._answer(question, config, run_manager, call_options)
         if wants_tokens(shown):
-            async with aclosing(self._shown_text(answer, shown)) as pieces:
+            async with aclosing(_shown_text(answer, shown, self.get_name())) as pieces:
                 async for _ in pieces:
                     pass
             return answer.message()
-        async with self._shown_run(answer, shown) as run:
+        async with _shown_run(answer, shown, self.get_name()) as run:
             message = await answer.write()
             if run:
                 run.message = AIMessage(content=message.content, id=message.id)
@@ -290,23 +290,24 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         call_options.message_id = f"lc_run--{run_id}"
         return Answer(self.options, call_options, conversation), {**shown, "run_name": "answer"}
 
-    async def _shown_text(self, answer: Answer, config: RunnableConfig) -> AsyncGenerator[str, None]:
-        """The text of ``answer`` in reading order, shown to handlers as what one chat model writes.
 
-        Without this run a handler would see the points interleaved, in order of arrival. It reports no usage:
-        the runs of the calls do.
-        """
-        async with self._shown_run(answer, config) as run, aclosing(answer.read()) as pieces:
-            async for piece in pieces:
-                if run:
-                    await run.wrote(piece)
-                yield piece
+async def _shown_text(answer: Answer, config: RunnableConfig, name: str) -> AsyncGenerator[str, None]:
+    """The text of ``answer`` in reading order, shown to handlers as what one chat model writes.
 
-    def _shown_run(
-        self, answer: Answer, config: RunnableConfig
-    ) -> AbstractAsyncContextManager[ChatRun | None]:
-        messages, message_id = answer.conversation.messages, answer.message_id
-        return chat_run(config, messages, model=self.get_name(), message_id=message_id)
+    Without this run a handler would see the points interleaved, in order of arrival. It reports no usage:
+    the runs of the calls do.
+    """
+    async with _shown_run(answer, config, name) as run, aclosing(answer.read()) as pieces:
+        async for piece in pieces:
+            if run:
+                await run.wrote(piece)
+            yield piece
+
+
+def _shown_run(
+    answer: Answer, config: RunnableConfig, name: str
+) -> AbstractAsyncContextManager[ChatRun | None]:
+    return chat_run(config, answer.conversation.messages, model=name, message_id=answer.message_id)
 
 
 async def _just(value: LanguageModelInput) -> AsyncIterator[LanguageModelInput]:

@@ -71,11 +71,8 @@ class Caller:
         while True:
             num_attempts += 1
             prefill = may_prefill and self._options.prefills
-            messages = request.messages(
-                prefill=prefill,
-                written=read,
-                shows_examples=not self._options.expectations.refuses_examples,
-            )
+            shows_examples = not self._options.expectations.refuses_examples
+            messages = request.messages(prefill=prefill, written=read, shows_examples=shows_examples)
             is_begun = prefill and bool(request.reply_start or read)
             call.reply_start = request.reply_start if is_begun else None
             blank = read[len(read.rstrip()) :] if prefill else read  # a continued reply may repeat blanks
