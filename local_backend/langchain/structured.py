@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 ANY_OBJECT = {"type": "object"}
 """The schema of ``{"type": "json_object"}``."""
 

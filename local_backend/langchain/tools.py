@@ -48,7 +48,7 @@ class ToolFormat:
     """How the models of one chat template write calls.
 
     Attributes:
-        field: Of the response template, for calls; its content as :func:`_parse_call` reads it.
+        field: Of the response template, for calls.
         opening: What a reply that is a call begins with, before its JSON object.
         arguments: The key of a call's arguments, beside its ``name``.
     """
@@ -95,17 +95,11 @@ _FORMATS = {
         arguments="parameters",
     ),
 }
+_WORD = {"type": "string", "description": "The word."}
+_PARAMETERS = {"type": "object", "properties": {"word": _WORD}, "required": ["word"]}
 _PROBE = {
     "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Look up a word.",
-        "parameters": {
-            "type": "object",
-            "properties": {"word": {"type": "string", "description": "The word."}},
-            "required": ["word"],
-        },
-    },
+    "function": {"name": "look_up", "description": "Look up a word.", "parameters": _PARAMETERS},
 }
 
 

@@ -5,10 +5,10 @@ Knows tokenizers. Of a model it knows only the numbers of positions and token id
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError
 
@@ -20,6 +20,7 @@ from local_backend.sequences.tokenizing import encode
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_Parsed = TypeVar("_Parsed")
 _EXPECTED = (
     'a "prompt" (text, which is continued as it is), a "question" or "messages" (a list of {"role", '
     '"content"}), which are answered, or "prompt_ids" (a list of token ids)'
@@ -83,9 +84,8 @@ def read_prompts(
         vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
         split: Which split of a dataset to read.
         limit: Read only the first ``limit`` prompts.
-        template: A user's message in which fields of the record stand in braces, for records of any other
-            form: ``"{passage} {question}"``. A list of texts becomes paragraphs; ``{documents[0]}`` is one of
-            them.
+        template: A user's message in which fields of the record stand in braces, for records of another form:
+            ``"{passage} {question}"``. A list of texts becomes paragraphs; ``{documents[0]}`` is one of them.
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
@@ -96,24 +96,21 @@ def read_prompts(
     check_tokenizer(tokenizer)
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    prompts: list[list[int]] = []
-    for name, record in islice(_records(source, split), limit):
-        asked = record if template is None else {"question": _filled(template, name, record)}
-        token_ids = _named_prompt(name, asked, tokenizer)
-        _check_ids(name, token_ids, vocabulary_size or len(tokenizer))
+
+    def parse(record: Mapping[str, Any]) -> list[int]:
+        asked = record if template is None else {"question": _filled(template, record)}
+        token_ids, _ = record_prompt(asked, tokenizer)
+        _check_ids(token_ids, vocabulary_size or len(tokenizer))
         if not token_ids:
-            raise ValueError(f"{name} has an empty prompt: give at least one token")
+            raise ValueError("the prompt is empty: give at least one token")
         if len(token_ids) + max_tokens > max_positions:
             raise ValueError(
-                f"{name} has a prompt of {len(token_ids)} tokens, which with an answer of up to {max_tokens} "
-                f"exceeds the model's {max_positions} positions: shorten or remove it, or lower max_tokens"
+                f"the prompt has {len(token_ids)} tokens, which with an answer of up to {max_tokens} exceeds "
+                f"the model's {max_positions} positions: shorten or remove it, or lower max_tokens"
             )
-        prompts.append(token_ids)
-    if not prompts:
-        raise ValueError(
-            f"{_source_name(source)} holds no prompt: expected one record a line with {_EXPECTED}"
-        )
-    return prompts
+        return token_ids
+
+    return _parse_records(source, split, limit, parse)
 
 
 def read_examples(
@@ -139,27 +136,26 @@ def read_examples(
             model, or the tokenizer has no end token.
     """
     end = check_tokenizer(tokenizer)
-    examples: list[Trajectory] = []
-    for name, record in _records(source, split):
-        prompt_ids = _named_prompt(name, record, tokenizer)
+
+    def parse(record: Mapping[str, Any]) -> Trajectory:
+        prompt_ids, _ = record_prompt(record, tokenizer)
         if record.get("answer_ids") is not None:
-            answer_ids = _token_ids(record, "answer_ids", name)
+            answer_ids = _token_ids(record, "answer_ids")
         elif isinstance(record.get("answer"), str):
             answer_ids = encode(tokenizer, record["answer"])
         else:
-            raise ValueError(f'{name} has no answer: expected "answer" (text) or "answer_ids", too')
+            raise ValueError('there is no answer: expected "answer" (text) or "answer_ids", too')
         if answer_ids[-1:] != [end]:
             answer_ids.append(end)
-        _check_ids(name, [*prompt_ids, *answer_ids], vocabulary_size or len(tokenizer))
+        _check_ids([*prompt_ids, *answer_ids], vocabulary_size or len(tokenizer))
         if not prompt_ids or len(prompt_ids) + len(answer_ids) > max_positions:
             raise ValueError(
-                f"{name} has {len(prompt_ids)} tokens of prompt and {len(answer_ids)} of answer: give at "
-                f"least one and at most the model's {max_positions} together"
+                f"{len(prompt_ids)} tokens of prompt and {len(answer_ids)} of answer: give at least one and "
+                f"at most the model's {max_positions} together"
             )
-        examples.append(Trajectory(tuple(prompt_ids), tuple(answer_ids)))
-    if not examples:
-        raise ValueError(f"{_source_name(source)} holds no example: expected one record a line")
-    return examples
+        return Trajectory(tuple(prompt_ids), tuple(answer_ids))
+
+    return _parse_records(source, split, None, parse)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -174,6 +170,27 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
             "follows them: set tokenizer.eos_token to the token that ends the model's answers"
         )
     return int(tokenizer.eos_token_id)
+
+
+def _parse_records(
+    source: str | Path | Iterable[Mapping[str, Any]],
+    split: str,
+    limit: int | None,
+    parse: Callable[[Mapping[str, Any]], _Parsed],
+) -> list[_Parsed]:
+    """The parsed records; an error names its record."""
+    parsed = []
+    for name, record in islice(_records(source, split), limit):
+        try:
+            if not isinstance(record, Mapping):
+                raise ValueError(f"expected a JSON object, got {type(record).__name__}")
+            parsed.append(parse(record))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    if not parsed:
+        name = str(source) if isinstance(source, str | Path) else "the source"
+        raise ValueError(f"{name} holds no record: expected one a line with {_EXPECTED}")
+    return parsed
 
 
 def _records(
@@ -192,15 +209,6 @@ def _records(
     return ((f"record {number} of {source}", record) for number, record in enumerate(dataset, 1))
 
 
-def _named_prompt(name: str, record: object, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{name} is no JSON object, but {type(record).__name__}: expected {_EXPECTED}")
-    try:
-        return record_prompt(record, tokenizer)[0]
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
 class _Paragraphs(list[object]):
     """A list that a template writes as paragraphs."""
 
@@ -208,37 +216,28 @@ class _Paragraphs(list[object]):
         return format("\n\n".join(map(str, self)), spec)
 
 
-def _filled(template: str, name: str, record: object) -> str:
-    fields = dict(record) if isinstance(record, Mapping) else {}
+def _filled(template: str, record: Mapping[str, Any]) -> str:
+    fields = {key: _Paragraphs(value) if isinstance(value, list) else value for key, value in record.items()}
     try:
-        return template.format_map(
-            {key: _Paragraphs(value) if isinstance(value, list) else value for key, value in fields.items()}
-        )
+        return template.format_map(fields)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        known = ", ".join(map(str, fields)) or "no fields"
         raise ValueError(
-            f"{name} does not fit the template {template!r} ({type(error).__name__}: {error}): the record "
-            f"has {known}. Fields stand in braces; a brace itself is doubled"
+            f"the template {template!r} does not fit ({type(error).__name__}: {error}): the record has "
+            f"{', '.join(fields) or 'no fields'}. Fields stand in braces; a brace itself is doubled"
         ) from error
 
 
-def _token_ids(record: Mapping[str, Any], key: str, name: str = "the record") -> list[int]:
+def _token_ids(record: Mapping[str, Any], key: str) -> list[int]:
     value = record[key]
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        token_ids = [token for token in value if isinstance(token, int) and not isinstance(token, bool)]
-        if len(token_ids) == len(value):
-            return token_ids
-    raise ValueError(f'{name} has "{key}" that is not a list of token ids: got {str(value)[:60]}')
+    if isinstance(value, Sequence) and all(type(token) is int for token in value):
+        return list(value)
+    raise ValueError(f'"{key}" is not a list of token ids: got {str(value)[:60]}')
 
 
-def _check_ids(name: str, token_ids: Sequence[int], vocabulary_size: int) -> None:
+def _check_ids(token_ids: Sequence[int], vocabulary_size: int) -> None:
     wrong = [token for token in token_ids if not 0 <= token < vocabulary_size]
     if wrong:
         raise ValueError(
-            f"{name} has the token id {wrong[0]}, but the model knows 0 to {vocabulary_size - 1}: was "
-            "it made with another tokenizer?"
+            f"the token id {wrong[0]} is unknown, the model knows 0 to {vocabulary_size - 1}: was it made "
+            "with another tokenizer?"
         )
-
-
-def _source_name(source: object) -> str:
-    return str(source) if isinstance(source, str | Path) else "the source"

@@ -313,7 +313,7 @@ def test_right_answers_are_learned_from_and_wrong_ones_left_out(folder: Path) ->
     ).counts
     assert counts["rejected"] > 0
     assert counts["kept"] > 0
-    with pytest.raises(ValueError, match="record 1 has no answer"):
+    with pytest.raises(ValueError, match="record 1: there is no answer"):
         _tune(folder, name="other", examples=[{"prompt": "a"}])
     assert not (folder / "other").exists()
 
@@ -365,13 +365,13 @@ def test_bad_input_is_refused_before_any_work(folder: Path, capsys: pytest.Captu
         assert not output.exists()
         return said
 
-    assert "holds no prompt" in refusal("")
-    assert "holds no prompt" in refusal("\n\n")
+    assert "holds no record" in refusal("")
+    assert "holds no record" in refusal("\n\n")
     assert "line 2" in refusal(good.read_text().splitlines()[0] + "\nnot json\n")
     assert "(it has: text)" in refusal('{"text": "a"}\n')
     assert "the record has text" in refusal('{"text": "a"}\n', "plain", "--template", "{passage} {question}")
     assert "max_hours must be above 0" in refusal('{"prompt": "a"}\n', "plain", "--max-hours", "0")
-    assert "empty prompt" in refusal('{"prompt": ""}\n')
+    assert "the prompt is empty" in refusal('{"prompt": ""}\n')
     assert "no chat template" in refusal('{"messages": [{"role": "user", "content": "a"}]}\n')
     long = json.dumps({"prompt": "How many? " * 400})
     assert "exceeds the model's 1024 positions" in refusal(f'{{"prompt": "a"}}\n{long}\n')
@@ -446,7 +446,7 @@ def test_messages_that_the_template_does_not_take_are_refused_by_line(
     records = [{"question": "How many?", "documents": ["One.", "Two."]}]
     (filled,) = read_prompts(records, talking, max_positions=64, max_tokens=8, template=template)
     assert talking.decode(filled) == "One.\n\nTwo. How many?"
-    with pytest.raises(ValueError, match="record 1 does not fit the template"):
+    with pytest.raises(ValueError, match=r"record 1: the template .* does not fit"):
         read_prompts(records, talking, max_positions=64, max_tokens=8, template="{passages[0]}")
     with pytest.raises(ValueError, match=r"record 2: .*users alone"):
         read({"messages": [user]}, {"messages": [system]})
