@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.paced_server import paced_server
 from benchmarks.results import save
-from sot_chains import SkeletonOfThought, provider_of
+from sot_chains import SkeletonOfThought, make_provider
 
 _QUESTION = "How do I get more done in a day? This is question {number}."
 _MODEL = "openai:paced"
@@ -48,7 +48,7 @@ def _serve(ready: Connection, upstream: str) -> None:
             await super().startup(sockets)
             ready.send((self.servers[0].sockets[0].getsockname()[1], os.getpid()))
 
-    app = create_app(provider_of(_MODEL, base_url=upstream))
+    app = create_app(make_provider(_MODEL, base_url=upstream))
     config = uvicorn.Config(app, port=0, log_level="error", log_config=None, ws="none", backlog=2048)
     Server(config).run()
 
@@ -132,7 +132,7 @@ async def measure(
     port: int, pid: int, upstream: str, num_clients: int, repeats: int
 ) -> dict[str, list[dict[str, float]]]:
     """What each repeat took, for both; the two alternate."""
-    chain = SkeletonOfThought(provider_of(_MODEL, base_url=upstream), router="always")
+    chain = SkeletonOfThought(make_provider(_MODEL, base_url=upstream), router="always")
     ways: dict[str, Callable[[str], Awaitable[float | None]]] = {
         "direct": lambda question: _ask_chain(chain, question),
         "server": lambda question: _ask_server(port, question),

@@ -44,7 +44,7 @@ from retrieval_copy.references import (
 )
 from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.aio.tasks import gather_or_cancel
-from sot_chains.providers import Provider, provider_of
+from sot_chains.providers import Provider, make_provider
 
 
 class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
@@ -132,7 +132,7 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
     ) -> None:
         if references is None:
             references = (RetrievedDocuments(), EarlierTurns(), RecentAnswers())
-        self.model = model if isinstance(model, Runnable) else ProviderModel(provider_of(model, **options))
+        self.model = model if isinstance(model, Runnable) else ProviderModel(make_provider(model, **options))
         if isinstance(model, Runnable) and options:
             raise TypeError(f"the options {sorted(options)} go with a model named by a string")
         self.options = AnswerOptions(

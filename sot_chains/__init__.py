@@ -15,7 +15,7 @@ from sot_chains.outline.skeleton import Point, Skeleton, parse_skeleton
 from sot_chains.outline.thoughts import Thought
 from sot_chains.prompts.profile import ModelProfile
 from sot_chains.prompts.templates import CHINESE, ENGLISH, Prompts, PromptTemplates
-from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, provider_of
+from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, make_provider
 from sot_chains.thought_graph import ThoughtGraph
 
 __all__ = [
@@ -42,6 +42,6 @@ __all__ = [
     "Thought",
     "ThoughtGraph",
     "close_clients",
+    "make_provider",
     "parse_skeleton",
-    "provider_of",
 ]

@@ -39,7 +39,7 @@ from sot_chains.calls.usage import Price, load_vocabulary
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.examples import Detail
 from sot_chains.prompts.profile import ModelProfile
-from sot_chains.providers import Provider, VendorProvider, provider_of
+from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.callbacks import NO_CALLBACKS, ChatRun, chat_run, wants_tokens, without_callbacks
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         limits: What the account may send, shared by all chains that use it.
         prices: What models cost, by name, so that the trace tells the price.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on, see
-            :func:`~sot_chains.providers.provider_of`.
+            :func:`~sot_chains.providers.make_provider`.
 
     Raises:
         ValueError: A number is too small, or the model's name is not supported. When called: there is
@@ -133,7 +133,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             retries = retries or Retries(max_attempts=options.pop("max_retries") + 1)
         from sot_chains.router import make_router  # NumPy and a tokenizer, which an import need not wait for
 
-        provider = provider_of(model, **options)
+        provider = make_provider(model, **options)
         account = provider.account if isinstance(provider, VendorProvider) else None
         self.options = AnswerOptions(
             provider=provider,

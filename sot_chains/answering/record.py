@@ -11,7 +11,7 @@ from langchain_core.messages.ai import UsageMetadata
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace, total_usage
-from sot_chains.calls.usage import Cost, Tokens, added, cost_of, tokens_of
+from sot_chains.calls.usage import Cost, Tokens, added, compute_cost, sum_tokens
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -163,9 +163,9 @@ class AnswerRecord:
                 estimated = added(call.estimated, estimated)
         tokens: dict[str, Tokens] = {}
         for stage, usages in stages.items():
-            tokens[stage] = tokens_of(usages)
+            tokens[stage] = sum_tokens(usages)
         plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
-        return cost_of(tokens, estimated, self._options.price, plain_input)
+        return compute_cost(tokens, estimated, self._options.price, plain_input)
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from asyncio_throttle import Throttler
+from asyncio_throttle.throttler import Throttler
 
 from sot_chains.calls.window import Spent, Window
 from sot_chains.providers.base import ProviderError, RateLimits
@@ -252,7 +252,7 @@ class Limiter:
                 _LONG_SECONDS, _log.warning, "waiting: requests_per_minute is used up"
             )
             try:
-                await self._requests.acquire()
+                await self._requests.acquire()  # type: ignore[no-untyped-call]  # it has no annotations
             finally:
                 note.cancel()
         with self._lock:

@@ -105,7 +105,7 @@ class Cost(TypedDict):
 NO_TOKENS = Tokens(input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
 
 
-def tokens_of(usages: Iterable[UsageMetadata | None]) -> Tokens:
+def sum_tokens(usages: Iterable[UsageMetadata | None]) -> Tokens:
     """The sum of ``usages``."""
     num_in = num_out = cached = written = 0
     for usage in usages:
@@ -143,7 +143,7 @@ def price_for(model: str, prices: Mapping[str, Price] | Price | None) -> Price |
     return prices[max(names, key=len)] if names else None
 
 
-def cost_of(
+def compute_cost(
     stages: Mapping[str, Tokens],
     estimated: Tokens | None,
     price: Price | None,

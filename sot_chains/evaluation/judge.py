@@ -18,7 +18,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from sot_chains.evaluation.data import Store, make_key
-from sot_chains.providers import Provider, provider_of
+from sot_chains.providers import Provider, make_provider
 from sot_chains.providers.base import is_filtered
 
 Verdict = Literal["first", "second", "tie"]
@@ -140,7 +140,7 @@ class Judge:
         for name, value in (("timeout_seconds", timeout_seconds), ("max_concurrency", max_concurrency)):
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
-        self._provider = provider_of(model, **options)
+        self._provider = make_provider(model, **options)
         self._store = store
         self.label = label or self._provider.model_name
         self._timeout_seconds = timeout_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sot_chains.outline.skeleton import Point, marker_of
+from sot_chains.outline.skeleton import Point, split_number
 
 # Where another point may begin: at the start of a line, or before a number within one.
 _CANDIDATE = re.compile(r"\n\s*|[ \t]+(?=[*(（]{0,3}(?:[0-9０-９]|\Z))")
@@ -88,7 +88,7 @@ class OverrunFilter:
             return False
         if not is_whole and _BEGUN_MARKER.fullmatch(line):
             return None
-        number, rest = marker_of(body)
+        number, rest = split_number(body)
         if number is not None:
             return self._is_numbered_like_other(number, rest.strip(_DECORATION), is_whole=is_whole)
         return self._is_heading(body.lstrip(_DECORATION).casefold(), is_whole=is_whole)
@@ -127,7 +127,7 @@ class OverrunFilter:
             return False
         if not is_whole and _BEGUN_MARKER.fullmatch(line):
             return None
-        number, rest = marker_of(line)
+        number, rest = split_number(line)
         if number is None or number == self._number or not 0 < number <= len(self._headings):
             return False
         begun, heading = rest.strip(_DECORATION).casefold(), self._headings[number - 1]

@@ -81,7 +81,7 @@ def parse_skeleton(text: str) -> Skeleton:
     return Skeleton.of(parser.headings)
 
 
-def marker_of(body: str) -> tuple[int | None, str]:
+def split_number(body: str) -> tuple[int | None, str]:
     """The number ``body`` begins with, if any, and what follows."""
     marker = read_marker(body)
     return (marker.number, body[marker.end :]) if marker and marker.number else (None, body)

@@ -30,11 +30,11 @@ __all__ = [
     "SharedPrefix",
     "VendorProvider",
     "close_clients",
-    "provider_of",
+    "make_provider",
 ]
 
 
-def provider_of(model: str | Runnable[Any, Any] | Provider, **options: Any) -> Provider:
+def make_provider(model: str | Runnable[Any, Any] | Provider, **options: Any) -> Provider:
     """The provider for ``model``.
 
     Args:

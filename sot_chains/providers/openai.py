@@ -2,7 +2,7 @@
 
 Leaving LangChain's chat model out saves its per-call machinery, which is most of the cost when hundreds of
 points are written at once. Importing this module imports the SDK;
-:func:`~sot_chains.providers.provider_of` does so when a model is named.
+:func:`~sot_chains.providers.make_provider` does so when a model is named.
 """
 
 from __future__ import annotations

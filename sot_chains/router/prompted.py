@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.templates import language_of
-from sot_chains.providers import Provider, provider_of
+from sot_chains.providers import Provider, make_provider
 from sot_chains.router.route import Route, Router
 
 CONFIDENCE = 0.9
@@ -84,7 +84,7 @@ class PromptedRouter(Router):
         graphs: bool = False,
         **options: Any,
     ) -> None:
-        self._provider = provider_of(model, **options)
+        self._provider = make_provider(model, **options)
         self._graphs = graphs
         self._letters: dict[str, str | None] = {}  # by question
 

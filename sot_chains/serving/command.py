@@ -45,7 +45,7 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
             f"sot serve needs the extra web: pip install '.[web]' in a checkout ({error})"
         ) from error
     from sot_chains.calls.usage import Price
-    from sot_chains.providers import provider_of
+    from sot_chains.providers import make_provider
 
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
@@ -61,7 +61,7 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
 
     def model_for_key(key: str) -> Any:
         base_url = {"base_url": options.base_url} if options.base_url else {}
-        return provider_of(name, api_key=key, **base_url)
+        return make_provider(name, api_key=key, **base_url)
 
     passes_keys = vendor in _KEYS and not options.api_key_env and not os.environ.get(_KEYS[vendor])
     if passes_keys and options.api_key and not model.is_elsewhere:

@@ -86,7 +86,7 @@ def load_model(
         ImportError: The name is of a local model, and the extra ``local`` is not installed.
         OSError: There is no such local model.
     """
-    from sot_chains.providers import provider_of
+    from sot_chains.providers import make_provider
 
     name = name or LOCAL
     if name.startswith((LOCAL, PYTHON)):
@@ -102,7 +102,7 @@ def load_model(
         if not (key := os.environ.get(key_name)):
             raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
         given["api_key"] = key
-    return provider_of(name, **given)
+    return make_provider(name, **given)
 
 
 def _call(name: str) -> Any:

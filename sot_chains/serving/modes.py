@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable
 from sot_chains.calls.usage import Price, num_tokens, price_for
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.prompts.profile import UNFILTERED
-from sot_chains.providers import Provider, provider_of
+from sot_chains.providers import Provider, make_provider
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
 from sot_chains.router.rules import PLAINLY
@@ -39,7 +39,7 @@ class ServedModel:
         copying: Copying | None = None,
         prices: Mapping[str, Price] | Price | None = None,
     ) -> None:
-        self.provider = provider_of(model)
+        self.provider = make_provider(model)
         self.price = price_for(self.provider.model_name, prices)
         self.plain = SkeletonOfThought(self.provider, router=PLAINLY, profile=UNFILTERED, prices=prices)
         self.sot = SkeletonOfThought(self.provider, router="always", prices=prices)

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import Response
 
 from sot_chains.aio.tasks import cancel_and_wait, gather_or_cancel
-from sot_chains.calls.usage import tokens_of
+from sot_chains.calls.usage import sum_tokens
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.rendering import STYLE, Lane, Run, make_lane
@@ -177,7 +177,7 @@ async def _run_lane(
             seconds = {"seconds": time.perf_counter() - begin, "first_text_seconds": first_text}
             lane = make_lane(name, title, message, **seconds)
             if served.price:
-                lane = replace(lane, price=served.price.of(tokens_of([message.usage_metadata])))
+                lane = replace(lane, price=served.price.of(sum_tokens([message.usage_metadata])))
     except Exception as error:  # whatever a model raises is shown in its lane
         lane = Lane(name, title, f"It failed: {RefusedError.from_error(error)}")
     tell("done", seconds=lane.seconds, note=lane.note)

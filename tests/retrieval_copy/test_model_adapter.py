@@ -26,7 +26,7 @@ from retrieval_copy.model_adapter import (
     token_counter,
 )
 from sot_chains import SkeletonOfThought
-from sot_chains.providers import ProviderError, provider_of
+from sot_chains.providers import ProviderError, make_provider
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
 from tests.sot_chains.server import ChatServer, chat_server, unused_url
 
@@ -67,7 +67,7 @@ def test_wrappers_are_looked_through(chat: ChatLocal) -> None:
     ],
 )
 def test_models_known_to_take_predicted_outputs(name: str, way: str | None) -> None:
-    model = ProviderModel(provider_of(f"openai:{name}", base_url="http://127.0.0.1:1/v1"))
+    model = ProviderModel(make_provider(f"openai:{name}", base_url="http://127.0.0.1:1/v1"))
     assert find_transport(model) == way
     assert find_transport(model, prediction=False) is None
 

@@ -17,11 +17,11 @@ from sot_chains.calls import usage
 from sot_chains.calls.usage import (
     NO_TOKENS,
     Tokens,
-    cost_of,
+    compute_cost,
     num_message_tokens,
     num_tokens,
     price_for,
-    tokens_of,
+    sum_tokens,
 )
 from tests.sot_chains.fakes import ANSWER, sot_of
 from tests.sot_chains.faulty import FaultyProvider
@@ -93,7 +93,7 @@ def test_a_price() -> None:
     price = Price(input=2.0, output=10.0, cached_input=0.2, cache_write=2.5)
     assert price.of(COUNTED) * 1e6 == pytest.approx(300 * 2 + 600 * 0.2 + 100 * 2.5 + 100 * 10)
     assert Price(input=2.0, output=10.0).of(COUNTED) * 1e6 == pytest.approx(3000)
-    cost = cost_of({"points": COUNTED}, None, price, 100)
+    cost = compute_cost({"points": COUNTED}, None, price, 100)
     assert cost["saved_by_cache"] == pytest.approx((3000 - 1970) / 1e6)
     assert cost["overhead"] == {
         "plain_input_tokens": 100,
@@ -119,10 +119,10 @@ def test_counts_of_a_cache_are_among_those_read() -> None:
         "total_tokens": 10,
         "input_token_details": {"cache_read": 4},
     }
-    assert tokens_of([usage, None, usage]) == {
+    assert sum_tokens([usage, None, usage]) == {
         "input_tokens": 18,
         "output_tokens": 2,
         "cached_tokens": 8,
         "cache_write_tokens": 0,
     }
-    assert tokens_of([]) == NO_TOKENS
+    assert sum_tokens([]) == NO_TOKENS

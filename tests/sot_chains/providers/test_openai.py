@@ -17,7 +17,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from sot_chains import ENGLISH, ModelProfile, Prompts, ProviderError, SkeletonOfThought
-from sot_chains.providers import provider_of
+from sot_chains.providers import make_provider
 from tests.sot_chains.fakes import ANSWER, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 
@@ -206,4 +206,4 @@ def test_importing_us_imports_no_sdk() -> None:
 
 def test_base_url_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    assert repr(provider_of("openai:m")) == "OpenAIProvider('m', base_url='http://127.0.0.1:9/v1')"
+    assert repr(make_provider("openai:m")) == "OpenAIProvider('m', base_url='http://127.0.0.1:9/v1')"

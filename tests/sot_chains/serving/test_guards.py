@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from local_backend import ChatLocal
-from sot_chains.providers import provider_of
+from sot_chains.providers import make_provider
 from tests.sot_chains.fakes import ANSWER, QUESTION, PacedChatModel
 from tests.sot_chains.server import MODEL, chat_server
 from tests.sot_chains.serving.running import Served, served, within
@@ -136,9 +136,9 @@ def test_a_clients_own_key_is_passed_on_where_the_server_has_none() -> None:
         upstream.key = "right"
 
         def model_of(key: str) -> Any:
-            return provider_of(f"openai:{MODEL}", base_url=upstream.url, api_key=key)
+            return make_provider(f"openai:{MODEL}", base_url=upstream.url, api_key=key)
 
-        model = provider_of(f"openai:{MODEL}", base_url=upstream.url)
+        model = make_provider(f"openai:{MODEL}", base_url=upstream.url)
         with served(model, model_for_key=model_of) as running:
             for key, status in (("right", 200), ("wrong", 401)):
                 headers = {"authorization": f"Bearer {key}"}
@@ -152,7 +152,7 @@ def test_a_clients_own_key_is_passed_on_where_the_server_has_none() -> None:
 
 def test_what_the_vendor_refuses_is_refused_with_its_status() -> None:
     with chat_server() as upstream:
-        model = provider_of("openai:unknown", base_url=upstream.url)
+        model = make_provider("openai:unknown", base_url=upstream.url)
         with served(model) as running, openai.OpenAI(base_url=running.api, api_key="x") as client:
             with pytest.raises(openai.NotFoundError, match="does not exist"):
                 client.chat.completions.create(model="unknown:sot", messages=ASKED)

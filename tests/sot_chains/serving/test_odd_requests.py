@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
-from sot_chains.providers import provider_of
+from sot_chains.providers import make_provider
 from sot_chains.serving.schema import ChatRequest
 from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel, answer_to
 from tests.sot_chains.server import MODEL, chat_server
@@ -35,7 +35,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Served]:
             yield one
         return
     with chat_server() as upstream:
-        model = provider_of(f"openai:{MODEL}", base_url=upstream.url)
+        model = make_provider(f"openai:{MODEL}", base_url=upstream.url)
         with served(model, name="paced") as one:
             yield one
 
