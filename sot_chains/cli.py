@@ -39,13 +39,14 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
     _add_eval(commands)
     add_serve(commands)
     options = parser.parse_args(arguments)
+    command: argparse.ArgumentParser = options.parser
     from sot_chains.providers import ProviderError
 
     with ExitStack() as opened:
         try:
             return int(options.run(options, extras, opened))
         except (ValueError, TypeError) as error:
-            options.parser.error(str(error))
+            command.error(str(error))
         except (OSError, ImportError, RuntimeError, ProviderError) as error:
             print(f"sot: {error}", file=sys.stderr)
             return _EXIT_FAILED

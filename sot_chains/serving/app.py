@@ -97,38 +97,36 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _add_status_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok", "model": service.name}
 
+    @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
 
 
 def _add_error_handlers(app: FastAPI, service: Service) -> None:
     """Errors in OpenAI's format."""
 
+    @app.exception_handler(RefusedError)
     async def refused(request: Request, error: Any) -> Response:
         if not error.is_counted:
             service.metrics.requests.labels("", str(error.status)).inc()
         return error_response(error)
 
+    @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: Any) -> Response:
         message = f"{request.method} {request.url.path[:200]}: {error.detail}"
         return error_response(RefusedError(message, status=error.status_code))
 
+    @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         return error_response(RefusedError(f"internal error: {type(error).__name__}", status=500))
 
+    @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
-
-    app.add_exception_handler(RefusedError, refused)
-    app.add_exception_handler(HTTPException, unknown)
-    app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(Exception, broken)
 
 
 # Nothing from another host, no script or style within a page, and no text made into HTML by a script.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
@@ -77,7 +76,7 @@ class ServedModel:
         if suffix == "sot" and limit is not None and limit < _MIN_TOKENS:
             suffix, options["reason"] = "", f"a limit of {limit} tokens is too low for several points"
         if suffix == "sot":
-            text_limit = TextLimit(request.stop, limit, count=num_tokens)
+            text_limit = TextLimit(request.stops, limit, count=num_tokens)
             return Answer(self.sot, messages, parameters, limit=text_limit, **options)
         parameters |= self._limits(request)
         if suffix == "copy":
@@ -95,7 +94,7 @@ class ServedModel:
 
     def _limits(self, request: ChatRequest) -> dict[str, Any]:
         """The parameters that tell one call where to end."""
-        limits: dict[str, Any] = {"stop": request.stop} if request.stop else {}
+        limits: dict[str, Any] = {"stop": request.stops} if request.stops else {}
         if request.token_limit is not None:
             is_vendor = not isinstance(self.provider, LangChainProvider)
             is_renamed = is_vendor and request.max_completion_tokens is not None
@@ -114,7 +113,7 @@ class ServedModel:
         if request.parallel_tool_calls is not None:
             options["parallel_tool_calls"] = request.parallel_tool_calls
         try:
-            return cast("Answers", chat_model.bind_tools(request.tools, **options))
+            return cast("Answers", chat_model.bind_tools(request.tools or (), **options))
         except (ValueError, NotImplementedError, TypeError) as error:
             reason = str(error) or f"{type(chat_model).__name__} does not support tools"
             raise RefusedError(f"the model refuses these tools: {reason}", param="tools") from error
@@ -124,14 +123,11 @@ class ServedModel:
         copying = self._copying
         if copying is None:
             raise RefusedError("references are not supported by this server", param="references")
-        documents = [
-            Document(one.text, metadata=one.model_dump(exclude={"text"}, exclude_none=True))
-            for one in request.references
-        ]
+        documents = request.documents
         options["cite"] = lambda text: copying.cite(text, documents)
         if copying.references is None:
             return {}
-        return {"references": copying.references([one.text for one in request.references])}
+        return {"references": copying.references([one.page_content for one in documents])}
 
 
 async def _route(request: ChatRequest, messages: list[BaseMessage]) -> tuple[str, str]:

@@ -11,37 +11,36 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
-from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.messages.utils import message_chunk_to_message
+from langchain_core.messages import AIMessage, HumanMessage
 from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import Response
 
-from sot_chains.aio.tasks import cancel_and_wait, gather_or_cancel
+from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.calls.usage import sum_tokens
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.rendering import STYLE, Lane, Run, make_lane
-from sot_chains.serving.answer import Answers
+from sot_chains.serving.answer import Answer, Answers
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.schema import RefusedError
 from sot_chains.serving.service import Service
-from sot_chains.serving.stream import event_response
+from sot_chains.serving.stream import Send, event_response
 
 _STATIC = Path(__file__).with_name("static")
 _FILES = {"/race.css": "text/css", "/race.js": "text/javascript", "/": "text/html"}
 OPEN_PATHS = frozenset({*_FILES, "/style.css", "/about", "/health"})
 _TITLES = {"plain": "Plain decoding", "sot": "Skeleton-of-Thought", "copy": "Copying from the folder"}
 _MAX_RUNS = 64
-Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it says
 _MAX_TOKENS = 512  # of a LangChain model's answer in one piece: a small one may repeat itself without end
+Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it says
 
 
 class _Asked(BaseModel):
@@ -102,40 +101,27 @@ class PageRoutes:
             raise RefusedError.from_validation(error) from None
         served = self._service.served_for(request)
         in_turn = self._service.in_turn if asked.in_turn is None else asked.in_turn
-        events = self._events(asked.question, served, in_turn=in_turn)
-        return await event_response(request, events, self._service.pace)
+        write = partial(self._race, asked.question, served, in_turn)
+        return await event_response(request, write, self._service.pace)
 
-    async def _events(
-        self, question: str, served: ServedModel, *, in_turn: bool
-    ) -> AsyncGenerator[bytes | str, None]:
+    async def _race(self, question: str, served: ServedModel, in_turn: bool, send: Send) -> None:
         lanes = _lanes(served)
         limits = {"max_tokens": _MAX_TOKENS} if isinstance(served.provider, LangChainProvider) else {}
-        events: asyncio.Queue[bytes | None] = asyncio.Queue()
         turn = asyncio.Semaphore(1 if in_turn else len(lanes))
 
         def tell(kind: str, **event: Any) -> None:
-            events.put_nowait(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
+            send(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
 
         async def enter(name: str) -> Lane:
             async with turn:
                 parameters = {} if name == "sot" else limits
                 return await _run_lane(name, served, question, parameters, partial(tell, lane=name))
 
-        async def race() -> None:
+        with self._service.metrics.request("page") as counted:
             finished = await gather_or_cancel(map(enter, lanes))
             run = self._keep(Run(question, self._service.name, tuple(finished)))
             tell("end", run=f"/runs/{run}")
-
-        with self._service.metrics.request("page") as counted:
-            racing = asyncio.create_task(race())
-            racing.add_done_callback(lambda _: events.put_nowait(None))
-            try:
-                while (event := await events.get()) is not None:
-                    yield event
-                racing.result()
-                counted.status = 200
-            finally:
-                await cancel_and_wait([racing])
+            counted.status = 200
 
     def _keep(self, run: Run) -> str:
         name = secrets.token_urlsafe(16)
@@ -172,12 +158,9 @@ async def _run_lane(
         if isinstance(answers, SkeletonOfThought):
             lane = make_lane(name, title, await _by_points(answers, question, parameters, tell))
         else:
-            begin = time.perf_counter()
-            message, first_text = await _in_one_piece(answers, question, parameters, tell)
-            seconds = {"seconds": time.perf_counter() - begin, "first_text_seconds": first_text}
-            lane = make_lane(name, title, message, **seconds)
-            if served.price:
-                lane = replace(lane, price=served.price.of(sum_tokens([message.usage_metadata])))
+            message, times = await _in_one_piece(answers, question, parameters, tell)
+            price = served.price.of(sum_tokens([message.usage_metadata])) if served.price else None
+            lane = replace(make_lane(name, title, message, **times), price=price)
     except Exception as error:  # whatever a model raises is shown in its lane
         lane = Lane(name, title, f"It failed: {RefusedError.from_error(error)}")
     tell("done", seconds=lane.seconds, note=lane.note)
@@ -199,15 +182,13 @@ async def _by_points(
 
 async def _in_one_piece(
     answers: Answers, question: str, parameters: dict[str, Any], tell: Tell
-) -> tuple[AIMessage, float | None]:
-    """The answer, and the seconds to its first text."""
-    begin, first_text, whole = time.perf_counter(), None, AIMessageChunk(content="")
+) -> tuple[AIMessage, dict[str, float | None]]:
+    begin, first_text = time.perf_counter(), None
+    answer = Answer(answers, [HumanMessage(question)], parameters)
     tell("point", point=0, heading="")
-    chunks = answers.astream(question, **parameters)
-    async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
-        async for chunk in chunks:
-            whole = whole + cast("AIMessageChunk", chunk)
-            if text := str(chunk.text):
-                first_text = first_text or time.perf_counter() - begin
-                tell("text", point=0, text=text)
-    return cast("AIMessage", message_chunk_to_message(whole)), first_text
+    async with aclosing(answer.stream()) as pieces:
+        async for text, _ in pieces:
+            first_text = first_text or time.perf_counter() - begin
+            tell("text", point=0, text=text)
+    message = AIMessage(answer.text, usage_metadata=answer.usage, response_metadata=answer.metadata)
+    return message, {"seconds": time.perf_counter() - begin, "first_text_seconds": first_text}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,7 +16,7 @@ from sot_chains.serving.chat import ChatWriter
 from sot_chains.serving.responses import ResponseWriter, read_responses_request
 from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
 from sot_chains.serving.service import CountedRequest, Service
-from sot_chains.serving.stream import event_response, json_response, while_connected
+from sot_chains.serving.stream import Send, event_response, json_response, while_connected
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class OpenAIRoutes:
         suffix = self._service.mode_of(asked.model)
         answer = await self._service.served_for(request).answer(suffix, asked)
         if asked.stream:
-            events = self._events(asked.model, answer, writer)
-            return await event_response(request, events, self._service.pace, writer.text)
+            write = partial(self._stream, asked.model, answer, writer)
+            return await event_response(request, write, self._service.pace, writer.text)
         await while_connected(request, self._write(asked.model, answer))
         return json_response(writer.whole(answer))
 
@@ -76,10 +76,9 @@ class OpenAIRoutes:
                 raise _noted(error, counted) from error
             counted.note_answer(answer.usage, answer.num_calls)
 
-    async def _events(
-        self, model: str, answer: Answer, writer: ChatWriter | ResponseWriter
-    ) -> AsyncGenerator[bytes | str, None]:
-        """The reply as server-sent events, and pieces of text that are still to be encoded."""
+    async def _stream(
+        self, model: str, answer: Answer, writer: ChatWriter | ResponseWriter, send: Send
+    ) -> None:
         has_begun = False
         with self._service.metrics.request(model) as counted:
             try:
@@ -88,22 +87,22 @@ class OpenAIRoutes:
                         if not has_begun:
                             counted.note_first_text()
                             has_begun = True
-                            yield writer.begin(text)
+                            send(writer.begin(text))
                         elif text:
-                            yield text
+                            send(text)
                         if calls:
-                            yield writer.calls(calls)
+                            send(writer.calls(calls))
             except Exception as error:  # as above
                 refused = _noted(error, counted)
                 if not has_begun:
                     raise refused from error
-                yield writer.failed(refused)
+                send(writer.failed(refused))
                 return
             counted.note_answer(answer.usage, answer.num_calls)
         if not has_begun:
-            yield writer.begin("")
+            send(writer.begin(""))
         for event in writer.end(answer):
-            yield event
+            send(event)
 
 
 def _noted(error: Exception, counted: CountedRequest) -> RefusedError:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, convert_to_messages
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sot_chains.providers.base import ProviderError
 
@@ -91,21 +92,6 @@ class RefusedError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-def _none_as_empty(value: Any) -> Any:
-    return [] if value is None else value
-
-
-def _read_stops(value: Any) -> Any:
-    value = [value] if isinstance(value, str) else value
-    return [stop for stop in value if stop != ""] if isinstance(value, list) else _none_as_empty(value)
-
-
-def _read_references(value: Any) -> Any:
-    if not isinstance(value, list):
-        return _none_as_empty(value)
-    return [{"text": item} if isinstance(item, str) else item for item in value]
-
-
 class Reference(BaseModel):
     """A text that the answer may copy from, and that its citations name."""
 
@@ -137,7 +123,7 @@ class ChatRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=1)
-    stop: Annotated[list[str], BeforeValidator(_read_stops), Field(max_length=16)] = []
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -146,11 +132,25 @@ class ChatRequest(BaseModel):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     seed: int | None = Field(default=None, ge=-_MAX_SEED, lt=_MAX_SEED)
     logit_bias: dict[str, float] | None = None
-    tools: Annotated[list[dict[str, Any]], BeforeValidator(_none_as_empty)] = []
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
-    references: Annotated[list[Reference], BeforeValidator(_read_references), Field(max_length=256)] = []
+    references: Annotated[list[str | Reference], Field(max_length=256)] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings before which the answer ends."""
+        return [stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if stop]
+
+    @property
+    def documents(self) -> list[Document]:
+        """The references as documents."""
+        references = [Reference(text=one) if isinstance(one, str) else one for one in self.references or ()]
+        return [
+            Document(one.text, metadata=one.model_dump(exclude={"text"}, exclude_none=True))
+            for one in references
+        ]
 
     @property
     def token_limit(self) -> int | None:

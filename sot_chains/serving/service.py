@@ -43,12 +43,11 @@ class Metrics:
     def request(self, model: str) -> Iterator[CountedRequest]:
         """Counts a request; the block sets its status."""
         counted = CountedRequest(self, model)
-        with self.running.track_inprogress():
+        with self.running.track_inprogress(), self.seconds.labels(model).time():
             try:
                 yield counted
             finally:
                 self.requests.labels(model, str(counted.status)).inc()
-                self.seconds.labels(model).observe(time.perf_counter() - counted.begin)
 
     def text(self) -> bytes:
         """All of them in Prometheus' format."""

@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from anyio import CancelScope
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette import types
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from sot_chains.aio.tasks import cancel_and_wait
 from sot_chains.serving.schema import RefusedError
 
 T = TypeVar("T")
+Send: TypeAlias = Callable[[bytes | str], None]  # takes an event, or a piece of text
 
 _MIN_PACKET_SECONDS = 0.02  # events that come within it are sent together: a packet costs more than a token
 _MAX_PACKETS_PER_SECOND = 1000  # to all readers together: some tenth of a core
@@ -84,50 +85,41 @@ class Pace:
         """The time from one packet of a stream to the next. More readers get fewer and larger ones."""
         return max(_MIN_PACKET_SECONDS, self.num_readers / _MAX_PACKETS_PER_SECOND)
 
-    @contextlib.contextmanager
-    def reader(self) -> Iterator[None]:
-        """Counts a reader."""
-        self.num_readers += 1
-        try:
-            yield
-        finally:
-            self.num_readers -= 1
-
 
 async def packets(
-    events: AsyncGenerator[bytes | str, None], pace: Pace, encode: Callable[[str], bytes] = str.encode
+    write: Callable[[Send], Coroutine[Any, Any, None]],
+    pace: Pace,
+    encode: Callable[[str], bytes] = str.encode,
 ) -> AsyncGenerator[bytes, None]:
     """Joins events that come within ``pace.seconds``; the first one is passed on at once.
 
-    ``events`` are whole ones, or pieces of a text, of which ``encode`` makes one. They are read in a task.
+    ``write`` runs in a task and calls its argument with events, or with pieces of text, of which ``encode``
+    makes an event.
     """
     waiting: list[bytes | str] = []
     has_news = asyncio.Event()
 
-    async def read() -> None:
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    waiting.append(event)
-                    has_news.set()
-        finally:
-            has_news.set()
+    def send(event: bytes | str) -> None:
+        waiting.append(event)
+        has_news.set()
 
-    reading = asyncio.create_task(read())
+    writing = asyncio.create_task(write(send))
+    writing.add_done_callback(lambda _: has_news.set())
+    pace.num_readers += 1
     try:
-        with pace.reader():
-            while waiting or not reading.done():
-                await has_news.wait()
-                has_news.clear()
-                if waiting:
-                    packet = _joined(waiting, encode)
-                    waiting.clear()
-                    yield packet
-                    await asyncio.wait([reading], timeout=pace.seconds)
-        reading.result()
+        while waiting or not writing.done():
+            await has_news.wait()
+            has_news.clear()
+            if waiting:
+                packet = _joined(waiting, encode)
+                waiting.clear()
+                yield packet
+                await asyncio.wait([writing], timeout=pace.seconds)
+        writing.result()
     finally:
+        pace.num_readers -= 1
         with CancelScope(shield=True):  # the response is cancelled by anyio, which would cancel this, too
-            await cancel_and_wait([reading])
+            await cancel_and_wait([writing])
 
 
 def _joined(events: list[bytes | str], encode: Callable[[str], bytes]) -> bytes:
@@ -143,19 +135,19 @@ def _joined(events: list[bytes | str], encode: Callable[[str], bytes]) -> bytes:
 class _EventResponse(EventSourceResponse):
     """Server-sent events, which end if the client disconnects or does not read."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         with contextlib.suppress(SendTimeoutError):
             await super().__call__(scope, receive, send)
 
 
 async def event_response(
     request: Request,
-    events: AsyncGenerator[bytes | str, None],
+    write: Callable[[Send], Coroutine[Any, Any, None]],
     pace: Pace,
     encode: Callable[[str], bytes] = str.encode,
 ) -> Response:
     """Sends :func:`packets` of events once there is the first: an error before it has a status of its own."""
-    sent = packets(events, pace, encode)
+    sent = packets(write, pace, encode)
 
     async def begin() -> bytes:
         return await anext(sent)

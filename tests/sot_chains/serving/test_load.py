@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from sot_chains.serving.stream import Pace, packets
+from sot_chains.serving.stream import Pace, Send, packets
 from tests.sot_chains.fakes import ANSWER, QUESTION, PacedChatModel, ScriptedProvider
 from tests.sot_chains.serving.running import served
 
@@ -64,12 +63,12 @@ def test_memory_stays_flat_over_thousands_of_requests() -> None:
 
 async def test_more_readers_get_fewer_and_larger_packets() -> None:
     async def sent(pace: Pace) -> list[bytes]:
-        async def pieces() -> AsyncGenerator[str, None]:
+        async def write(send: Send) -> None:
             for number in range(40):
-                yield f"{number} "
+                send(f"{number} ")
                 await asyncio.sleep(0.005)
 
-        return [packet async for packet in packets(pieces(), pace)]
+        return [packet async for packet in packets(write, pace)]
 
     few, many = await asyncio.gather(sent(Pace()), sent(Pace(num_readers=10_000)))
     text = " ".join(map(str, range(40))).encode() + b" "
