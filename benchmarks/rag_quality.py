@@ -40,7 +40,7 @@ from local_backend import ChatLocal
 from local_backend.offline.jsonl import read_lines
 from retrieval_copy import RetrievalCopyChain
 from retrieval_copy.citations.words import readings
-from retrieval_copy.display import citations_of, segments
+from retrieval_copy.display import find_citations, segments
 from retrieval_copy.prompting import ANSWER_TOKENS
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "reference" / "rag_dev.jsonl"
@@ -122,7 +122,7 @@ def num_wrong(message: AIMessage, documents: Sequence[Document]) -> int:
         or documents[one["document"]].page_content[one["document_start"] : one["document_end"]]
         != one["document_text"]
         or (texts := readings([one["text"], one["document_text"]]))[0].symbols != texts[1].symbols
-        for one in citations_of(message)
+        for one in find_citations(message)
     )
 
 
@@ -141,7 +141,7 @@ def measure(
             said = aside(lambda: plain.invoke({"question": case.question, "context": context}))
         seconds[way] = time.perf_counter() - begin
     swapped = ask(chat, case.question, case.swapped)
-    parts = segments(str(answer.text), citations_of(answer))
+    parts = segments(str(answer.text), find_citations(answer))
     counts = [(chat.get_num_tokens(part.text), part.citation is not None) for part in parts]
     decoding = answer.response_metadata["decoding"]
     return {

@@ -14,10 +14,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from platformdirs import user_cache_path
 from rich.console import Console
@@ -25,19 +26,15 @@ from rich.live import Live
 from rich.text import Text
 
 from retrieval_copy.chain import RetrievalCopyChain
-from retrieval_copy.display import CitedAnswer, CitedPassage, citations_of
+from retrieval_copy.display import CitedAnswer, CitedPassage, find_citations
 from retrieval_copy.integrations import retrieval_chain
 from retrieval_copy.stores.files import PARSERS
-
-if TYPE_CHECKING:
-    from langchain_core.retrievers import BaseRetriever
-
-    from retrieval_copy.stores.folder_index import IndexReport
+from retrieval_copy.stores.folder_index import FORMAT, FolderIndex, IndexReport
+from retrieval_copy.stores.stores import BM25Retriever, SentenceEmbeddings, qdrant_store
 
 _PIPED_WIDTH = 100
 _MOST_SKIPPED = 10  # named one by one
 _INTERRUPTED = 130  # as shells report it
-
 
 HELP = "a question, or a footnote's number to see its passage; q leaves, Ctrl-C stops an answer"
 _PROMPT = "> "
@@ -47,27 +44,18 @@ _MAX_TURNS = 3  # earlier turns that the model sees
 
 def parser() -> argparse.ArgumentParser:
     """The argument parser of the command."""
-    arguments = argparse.ArgumentParser(
-        prog="python -m retrieval_copy",
-        description="Answers questions from a folder of documents, with citations.",
-    )
-    arguments.add_argument(
-        "docs", type=lambda name: Path(name).expanduser(), metavar="FOLDER", help="folder to answer from"
-    )
-    arguments.add_argument(
-        "question", nargs="?", metavar="QUESTION", help="answered once; without it a session begins"
-    )
-    arguments.add_argument(
-        "--store", choices=("qdrant", "bm25"), default="qdrant", help="how to find passages"
-    )
-    arguments.add_argument("--url", help="URL of a Qdrant server; by default Qdrant runs locally, on disk")
-    arguments.add_argument(
-        "--index", type=Path, help="folder to keep the index in; by default in your cache folder"
-    )
-    arguments.add_argument("--model", help="a folder, GGUF file or hub name (SmolLM2-135M-Instruct)")
-    arguments.add_argument("--k", type=int, default=4, help="passages to retrieve")
-    arguments.add_argument("--max-tokens", type=int, help="maximum tokens of an answer (256)")
-    arguments.add_argument("--min-citation-tokens", type=int, default=8, help="minimum words in a citation")
+    description = "Answers questions from a folder of documents, with citations."
+    arguments = argparse.ArgumentParser(prog="python -m retrieval_copy", description=description)
+    add = arguments.add_argument
+    add("docs", type=lambda name: Path(name).expanduser(), metavar="FOLDER", help="folder to answer from")
+    add("question", nargs="?", metavar="QUESTION", help="answered once; without it a session begins")
+    add("--store", choices=("qdrant", "bm25"), default="qdrant", help="how to find passages")
+    add("--url", help="URL of a Qdrant server; by default Qdrant runs locally, on disk")
+    add("--index", type=Path, help="folder to keep the index in; by default in your cache folder")
+    add("--model", help="a folder, GGUF file or hub name (SmolLM2-135M-Instruct)")
+    add("--k", type=int, default=4, help="passages to retrieve")
+    add("--max-tokens", type=int, help="maximum tokens of an answer (256)")
+    add("--min-citation-tokens", type=int, default=8, help="minimum words in a citation")
     return arguments
 
 
@@ -99,19 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _indexed(
     options: argparse.Namespace, console: Console, opened: ExitStack
 ) -> tuple[BaseRetriever, IndexReport]:
-    from retrieval_copy.stores.folder_index import FORMAT, FolderIndex
-
-    kept = (options.index or _cache_folder()) / hashlib.sha256(
-        str(options.docs.resolve()).encode("utf-8", "surrogateescape")
-    ).hexdigest()[:16]
+    name = hashlib.sha256(str(options.docs.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    kept = (options.index or user_cache_path("langchain-parallel-decoding") / "rag") / name
     if options.store == "bm25":
-        from retrieval_copy.stores.stores import BM25Retriever
-
         index = FolderIndex(options.docs, state=kept / "bm25.json")
         report = index.update(console=console)
         return BM25Retriever(documents=index.documents, k=options.k), report
-    from retrieval_copy.stores.stores import SentenceEmbeddings, qdrant_store
-
     if not options.docs.is_dir():
         raise NotADirectoryError(f"{options.docs} is not a folder")
     where: dict[str, Any] = {"url": options.url} if options.url else {"path": kept / "qdrant"}
@@ -150,21 +131,14 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
             session.ask(options.question)
         else:
             console.print(f"Type {HELP}", style="dim", markup=False)
-            session.run(lines_of(console))
-
-
-def _cache_folder() -> Path:
-    return user_cache_path("langchain-parallel-decoding") / "rag"
+            session.run(line_reader(console))
 
 
 class Session:
-    """Answers questions one after the other; each may refer to the ones before.
+    """Answers questions one after the other with a :func:`~retrieval_copy.retrieval_chain`.
 
-    Args:
-        chain: Made by :func:`~retrieval_copy.retrieval_chain`.
-        console: Shows everything. On a terminal answers appear while they are written.
-        arguments: Arguments of every call of the chain.
-        remembers: Whether the model sees earlier turns; a quotation answers the last question alone.
+    Each may refer to the ones before if the model sees them (``remembers``); a quotation answers the last
+    question alone. ``arguments`` are those of every call of the chain.
     """
 
     def __init__(
@@ -175,20 +149,14 @@ class Session:
         *,
         remembers: bool = True,
     ) -> None:
-        self._remembers = remembers
-        self._chain = chain
-        self._console = console
+        self._chain, self._console, self._remembers = chain, console, remembers
         self._arguments = arguments or {}
         self._turns: list[BaseMessage] = []
         self._answer: AIMessage | None = None
         self._context: list[Document] = []
 
     def run(self, read: Callable[[], str]) -> None:
-        """Reads lines and answers them until the user leaves.
-
-        Args:
-            read: Returns the next line; raises ``EOFError`` after the last one.
-        """
+        """Answers lines until the user leaves or ``read`` raises ``EOFError``."""
         while True:
             try:
                 line = read().strip()
@@ -219,9 +187,7 @@ class Session:
         """Answers ``question``; Ctrl-C ends the answer and leaves it out of the conversation."""
         given = {"input": question, "chat_history": self._turns[-2 * _MAX_TURNS :] if self._remembers else []}
         parts = self._chain.stream(given, **self._arguments)
-        answer: AIMessage | None = None
-        self._context = []
-        text = ""
+        answer, text, self._context = cast("AIMessage | None", None), "", []
         # While it is written the text is replaced again and again, where there is a terminal that can do so.
         live = Live(Text("…", "dim"), console=self._console, transient=True)
         try:
@@ -248,7 +214,7 @@ class Session:
         self._turns += [HumanMessage(question), AIMessage(text)]
 
     def _show_passage(self, number: int) -> None:
-        citations = citations_of(self._answer) if self._answer else []
+        citations = find_citations(self._answer) if self._answer else []
         if not 1 <= number <= len(citations):
             said = f"the last answer has {len(citations)}" if citations else "the last answer has none"
             self._console.print(f"no footnote [{number}]: {said}", style="dim", markup=False)
@@ -257,7 +223,7 @@ class Session:
         self._console.print(CitedPassage(self._context[citation["document"]], citation))
 
 
-def lines_of(console: Console) -> Callable[[], str]:
+def line_reader(console: Console) -> Callable[[], str]:
     """Reads lines from the standard input: with a prompt and a history from a person, plainly from a pipe."""
     if sys.stdin.isatty():
         with suppress(ImportError):  # on Windows

@@ -54,14 +54,15 @@ class Conversation:
             ValueError: The input contains no question.
         """
         messages = _messages(model_input)
-        places = [place for place, message in enumerate(messages) if isinstance(message, HumanMessage)]
-        if not places:
+        asked_at = [number for number, message in enumerate(messages) if isinstance(message, HumanMessage)]
+        if not asked_at:
             kinds = [message.type for message in messages]
             raise ValueError(
                 f"there is nothing to answer: expected a human message, got types {kinds}; "
                 "give the question as a string or as the last human message"
             )
-        before, asked, after = messages[: places[-1]], messages[places[-1]], messages[places[-1] + 1 :]
+        last = asked_at[-1]
+        before, asked, after = messages[:last], messages[last], messages[last + 1 :]
         question = str(asked.text).strip()
         if not question:
             raise ValueError(f"the question is empty: the last human message says {asked.content!r:.80}")
@@ -98,11 +99,7 @@ def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
 
 
 def text_of(reply: object) -> str:
-    """The text of a model's reply.
-
-    Raises:
-        TypeError: The reply is neither a message nor text.
-    """
+    """The text of a model's reply; raises ``TypeError`` if that is neither a message nor text."""
     if isinstance(reply, AIMessage):  # includes AIMessageChunk
         return str(reply.text)
     if isinstance(reply, str):
@@ -131,22 +128,14 @@ def standalone(written: str, question: str) -> str:
 
 
 class StreamedReply:
-    """Collects the pieces of a streamed reply.
-
-    Args:
-        guard: Passes the text on, until the model repeats itself.
-    """
+    """Collects the pieces of a streamed reply; ``guard`` passes text on until the model repeats itself."""
 
     def __init__(self, guard: LoopGuard | None = None) -> None:
         self._chunks: list[AIMessageChunk] = []
         self._guard = guard
 
     def add(self, piece: object) -> str:
-        """Adds the next piece and returns the text that is sure to stay.
-
-        Raises:
-            TypeError: The piece is neither a message nor text.
-        """
+        """Adds the next piece and returns the text that is sure to stay."""
         text = text_of(piece)
         message = piece if isinstance(piece, AIMessage) else AIMessage(text)
         self._chunks.append(

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from retrieval_copy.citations.citations import Citation, name_of, place_of
+from retrieval_copy.citations.citations import Citation, document_and_page, document_name
 from retrieval_copy.citations.quoting import SENTENCE_END
 
 # Background in notebooks, colour name in terminals; distinguishable with red-green colour blindness.
@@ -30,14 +30,8 @@ _COLOURS = (
 _LONGEST_NAME = 60
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A part of an answer.
-
-    Attributes:
-        text: The text of the part.
-        citation: The citation that covers it; ``None`` if no document contains it.
-    """
+class Segment(NamedTuple):
+    """A part of an answer, and the citation that covers it, if any."""
 
     text: str
     citation: Citation | None
@@ -55,7 +49,7 @@ def segments(text: str, citations: Sequence[Citation]) -> list[Segment]:
     return parts
 
 
-def citations_of(message: AIMessage) -> list[Citation]:
+def find_citations(message: AIMessage) -> list[Citation]:
     """The citations of an answer.
 
     Raises:
@@ -73,39 +67,37 @@ def citations_of(message: AIMessage) -> list[Citation]:
 class CitedAnswer:
     """An answer with its cited spans coloured by source and numbered; Jupyter and ``rich`` display it.
 
-    Args:
-        message: An answer from :class:`~retrieval_copy.RetrievalCopyChain`.
-
     Raises:
         ValueError: The message carries no citations, not even an empty list.
     """
 
     def __init__(self, message: AIMessage) -> None:
-        self._citations = citations_of(message)
+        self._citations = find_citations(message)
         self._segments = segments(str(message.text), self._citations)
-        self._colours = _colours_of(self._citations)
+        self._colours = _choose_colours(self._citations)
 
     def _repr_html_(self) -> str:
         parts = []
         for segment, numbers in self._numbered():
-            escaped = html.escape(segment.text)
-            if segment.citation is not None:
-                colour = self._colours[name_of(segment.citation)][0]
-                place = html.escape(_footnote(segment.citation))
-                escaped = f'<mark style="background:{colour};color:#1a1a1a" title="{place}">{escaped}</mark>'
-            parts.append(escaped + "".join(f"<sup>[{number}]</sup>" for number in numbers))
+            cited = segment.citation
+            parts.append(self._marked(segment.text, cited) if cited else html.escape(segment.text))
+            parts += [f"<sup>[{number}]</sup>" for number in numbers]
         notes = "<br>".join(
-            f'<mark style="background:{self._colours[name_of(citation)][0]};color:#1a1a1a">'
-            f"[{number}]</mark> {html.escape(_footnote(citation))}"
+            f"{self._marked(f'[{number}]', citation)} {html.escape(_footnote(citation))}"
             for number, citation in enumerate(self._citations, start=1)
         )
         answer = f'<div style="white-space:pre-wrap;max-width:50em">{"".join(parts)}</div>'
         return answer + (f'<div style="margin-top:.6em;font-size:85%">{notes}</div>' if notes else "")
 
+    def _marked(self, text: str, citation: Citation) -> str:
+        style = f"background:{self._colours[document_name(citation)][0]};color:#1a1a1a"
+        title = html.escape(_footnote(citation))
+        return f'<mark style="{style}" title="{title}">{html.escape(text)}</mark>'
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = Text()
         for segment, numbers in self._numbered():
-            style = self._colours[name_of(segment.citation)][1] if segment.citation else ""
+            style = self._colours[document_name(segment.citation)][1] if segment.citation else ""
             shown.append(segment.text, style)
             for number in numbers:
                 shown.append(f"[{number}]", "dim")
@@ -113,7 +105,7 @@ class CitedAnswer:
         if self._citations:
             yield ""
         for number, citation in enumerate(self._citations, start=1):
-            style = self._colours[name_of(citation)][1]
+            style = self._colours[document_name(citation)][1]
             yield Text.assemble((f"[{number}]", style), f" {_footnote(citation)}")
 
     def _numbered(self) -> Iterator[tuple[Segment, list[int]]]:
@@ -131,10 +123,6 @@ class CitedPassage:
     """A retrieved passage with the cited sentence highlighted; Jupyter and ``rich`` display it.
 
     Where there is no colour the sentence stands between ``>>>`` and ``<<<``.
-
-    Args:
-        document: The passage.
-        citation: A citation of it.
     """
 
     def __init__(self, document: Document, citation: Citation) -> None:
@@ -146,12 +134,12 @@ class CitedPassage:
     def _repr_html_(self) -> str:
         before, cited, after = map(html.escape, self._parts)
         mark = f'<mark style="background:{_COLOURS[1][0]};color:#1a1a1a">{cited}</mark>'
-        place = html.escape(place_of(self._citation))
+        place = html.escape(document_and_page(self._citation))
         return f'<b>{place}</b><div style="white-space:pre-wrap;max-width:50em">{before}{mark}{after}</div>'
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         before, cited, after = self._parts
-        yield Text(place_of(self._citation), "bold")
+        yield Text(document_and_page(self._citation), "bold")
         if console.color_system is None:
             cited = f">>>{cited}<<<"
         yield Text.assemble(before, (cited, "black on bright_yellow"), after)
@@ -164,16 +152,16 @@ def sentences_around(text: str, start: int, end: int) -> tuple[int, int]:
     return before[-1] if before else 0, after
 
 
-def _colours_of(citations: Sequence[Citation]) -> dict[str, tuple[str, str]]:
-    names = dict.fromkeys(map(name_of, citations))
-    return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}
+def _choose_colours(citations: Sequence[Citation]) -> dict[str, tuple[str, str]]:
+    names = dict.fromkeys(map(document_name, citations))
+    return {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
 
 
 def _footnote(citation: Citation) -> str:
-    others = dict.fromkeys(map(place_of, citation["also_in"]))
-    others.pop(place_of(citation), None)  # another passage of the same source
+    others = dict.fromkeys(map(document_and_page, citation["also_in"]))
+    others.pop(document_and_page(citation), None)  # another passage of the same source
     also = "".join(f", also in {_shortened(other)}" for other in others)
-    return f"{_shortened(place_of(citation))}{also}: {citation['num_tokens']} words"
+    return f"{_shortened(document_and_page(citation))}{also}: {citation['num_tokens']} words"
 
 
 def _shortened(name: str, longest: int = _LONGEST_NAME) -> str:

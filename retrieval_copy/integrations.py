@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
-from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
@@ -22,7 +20,8 @@ from langchain_core.tools import BaseTool, StructuredTool
 from pydantic import BaseModel, Field
 
 from retrieval_copy.chain import RetrievalCopyChain
-from retrieval_copy.citations.citations import Citation, place_of
+from retrieval_copy.citations.citations import Citation, document_and_page
+from retrieval_copy.with_citations import RetrievalListener
 from sot_chains.aio.blocking import BlockingRunnable
 
 _NOSTREAM = "nostream"  # LangGraph does not stream runs with this tag
@@ -69,7 +68,7 @@ def citing_tool(
 
 def _content_and_artifact(answer: AIMessage) -> tuple[str, list[Citation]]:
     citations: list[Citation] = answer.response_metadata.get("citations") or []
-    places = dict.fromkeys(map(place_of, citations))
+    places = dict.fromkeys(map(document_and_page, citations))
     parts = [str(answer.text)]
     if places:
         listed = "\n".join(f"[{number}] {place}" for number, place in enumerate(places, start=1))
@@ -86,29 +85,25 @@ def citing_node(chain: Runnable[Any, AIMessage], *, key: str = "messages") -> Ru
     writes them, and a last chunk of the same message follows that carries the citations: LangGraph streams
     what models write, so the citations, which the chain adds, would otherwise come with the state alone.
 
-    Args:
-        chain: A :class:`~retrieval_copy.RetrievalCopyChain`, possibly wrapped.
-        key: The key of the messages in the state, which the answer is added to.
+    ``key`` is that of the messages in the state, which the answer is added to.
     """
+
+    def messages(state: Any) -> Any:
+        return state[key] if isinstance(state, Mapping) else getattr(state, key)
 
     def answer(state: Any, config: RunnableConfig) -> dict[str, Any]:
         shown = _Shown()
-        message = chain.invoke(_messages_of(state, key), _listened_to(shown, config))
+        message = chain.invoke(messages(state), _listened_to(shown, config))
         shown.announce(message, config)
         return {key: [message]}
 
     async def aanswer(state: Any, config: RunnableConfig) -> dict[str, Any]:
         shown = _Shown()
-        message = await chain.ainvoke(_messages_of(state, key), _listened_to(shown, config))
+        message = await chain.ainvoke(messages(state), _listened_to(shown, config))
         shown.announce(message, config)
         return {key: [message]}
 
     return RunnableLambda(answer, aanswer, name="citing_node")
-
-
-def _messages_of(state: Any, key: str) -> Sequence[BaseMessage]:
-    messages: Sequence[BaseMessage] = state[key] if isinstance(state, Mapping) else getattr(state, key)
-    return messages
 
 
 def _listened_to(handler: BaseCallbackHandler, config: RunnableConfig | None) -> RunnableConfig:
@@ -136,10 +131,7 @@ class _Shown(BaseCallbackHandler):
             self._ids |= {one.message.id for one in generations if isinstance(one, ChatGeneration)}
 
     def announce(self, message: AIMessage, config: RunnableConfig) -> None:
-        """Streams the last chunk of ``message``, as a run of its own, to who streams.
-
-        A message that was not streamed is left to LangGraph, which streams it whole when the node ends.
-        """
+        """Streams the last chunk of ``message``, unless LangGraph will stream it whole when the node ends."""
         manager = get_callback_manager_for_config(ensure_config(config))
         for handlers in (manager.handlers, manager.inheritable_handlers):  # tracers need no second run
             handlers[:] = [handler for handler in handlers if hasattr(handler, "tap_output_iter")]
@@ -173,22 +165,22 @@ class _RetrievalChain(BlockingRunnable[dict[str, Any], dict[str, Any]]):
     async def ainvoke(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        context = _Context()
-        message = await self.chain.ainvoke(_turns(input), _listened_to(context, config), **kwargs)
-        return {**input, "context": context.documents, "answer": str(message.text), "message": message}
+        context = RetrievalListener()
+        message = await self.chain.ainvoke(_turns(input), context.listening(config), **kwargs)
+        return {**input, "context": context.of_chain, "answer": str(message.text), "message": message}
 
     async def astream(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
-        context, whole = _Context(), AIMessageChunk(content="")
-        chunks = self.chain.astream(_turns(input), _listened_to(context, config), **kwargs)
+        context, whole = RetrievalListener(), AIMessageChunk(content="")
+        chunks = self.chain.astream(_turns(input), context.listening(config), **kwargs)
         is_begun = False
         async with aclosing(chunks):
             async for chunk in chunks:
                 if not is_begun:
                     is_begun = True
                     yield AddableDict(input)
-                    yield AddableDict(context=context.documents)
+                    yield AddableDict(context=context.of_chain)
                 whole = whole + chunk
                 if text := str(chunk.text):
                     yield AddableDict(answer=text)
@@ -199,30 +191,3 @@ def _turns(given: Mapping[str, Any]) -> list[BaseMessage]:
     question = given["input"]
     asked = question if isinstance(question, BaseMessage) else HumanMessage(question)
     return [*convert_to_messages(given.get("chat_history") or []), asked]
-
-
-class _Context(BaseCallbackHandler):
-    """Notes what the retriever of a chain returns, in its order."""
-
-    run_inline = True
-
-    def __init__(self) -> None:
-        self.documents: list[Document] = []
-        self._chain: UUID | None = None
-
-    def on_chain_start(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
-        self._chain = self._chain or run_id  # the first one to start contains the others
-
-    def on_retriever_end(
-        self, documents: Sequence[Document], *, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        self._note(documents, parent_run_id)
-
-    def on_chain_end(self, outputs: Any, *, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
-        if isinstance(outputs, list) and all(isinstance(output, Document) for output in outputs):
-            self._note(outputs, parent_run_id)  # from a Runnable used as a retriever
-
-    def _note(self, documents: Sequence[Document], parent_run_id: UUID | None) -> None:
-        # Retrievers within the retriever have other parents; that of similar answers comes later.
-        if parent_run_id == self._chain and not self.documents:
-            self.documents = list(documents)

@@ -45,13 +45,10 @@ _BOUNDS = frozenset({"max_tokens", "max_new_tokens", "max_completion_tokens"})
 
 
 def find_transport(model: Runnable[Any, Any], prediction: Prediction = None) -> Transport | None:
-    """How ``model`` takes references; ``None`` if it takes none.
+    """How ``model``, possibly wrapped, takes references; ``None`` if it takes none.
 
-    Args:
-        model: Possibly wrapped (``bind``, ``with_retry``, ``with_config``, ``SkeletonOfThought``).
-        prediction: Whether it takes OpenAI's ``prediction``; by default only models given as
-            ``"openai:..."`` that are known to take it. ``"references"`` if it is behind this project's
-            server, which takes them as a field of the request.
+    ``prediction`` says whether it takes OpenAI's; by default only models given as ``"openai:..."`` that are
+    known to. ``"references"`` stands for this project's server, which takes them as a field of the request.
     """
     provider = _provider(model)
     if provider.local:
@@ -84,10 +81,6 @@ def limits(model: Runnable[Any, Any], bounds: Mapping[str, Any]) -> dict[str, An
     """``bounds`` of the answers of a local model, as far as the user has not bound them.
 
     Other models know when to stop, and may take reasoning for a part of the answer.
-
-    Args:
-        model: Possibly wrapped.
-        bounds: ``max_tokens`` and ``stop``.
     """
     if find_transport(model, prediction=False) != "references":
         return {}
@@ -100,10 +93,7 @@ def limits(model: Runnable[Any, Any], bounds: Mapping[str, Any]) -> dict[str, An
 def takes_quotes(model: Runnable[Any, Any], wanted: bool | None, *, has_own_prompt: bool) -> bool:
     """Whether a grammar is to bound the answers of ``model`` to quotations.
 
-    Args:
-        model: Only a local model can be bound, not a method around one.
-        wanted: The user's choice; by default every local model quotes.
-        has_own_prompt: Whether the user's prompt asks, which may ask for something else than quotations.
+    By default it does for a local model, not a method around one, that is asked by the default prompt.
 
     Raises:
         ValueError: It is wanted, but the model cannot be bound.
@@ -183,11 +173,7 @@ def _provider(model: Any) -> LangChainProvider:
 
 
 class ProviderModel(BlockingRunnable[LanguageModelInput, AIMessage]):
-    """Wraps a provider as a Runnable that returns messages.
-
-    Args:
-        provider: Streams completions.
-    """
+    """Wraps a provider as a Runnable that returns messages."""
 
     def __init__(self, provider: Provider) -> None:
         self.completions = provider

@@ -29,9 +29,7 @@ OnUnsupported = Literal["mark", "retry", "refuse"]
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The options of a chain, which are the same for every question.
-
-    Those that are not described here are arguments of :class:`~retrieval_copy.RetrievalCopyChain`.
+    """The options of a chain; those not described here are :class:`~retrieval_copy.RetrievalCopyChain`'s.
 
     Attributes:
         sources: The reference sources.
@@ -39,8 +37,7 @@ class AnswerOptions:
         limits: Arguments of the call that bound an answer from passages.
         quotes: Whether answers from passages are quotations alone.
         count: Counts tokens.
-        max_document_tokens: Token budget of the documents in a prompt; ``None`` uses what is left of
-            ``max_input_tokens``.
+        max_document_tokens: Budget of the documents in a prompt; ``None``: what ``max_input_tokens`` leaves.
         max_input_tokens: Tokens of prompt and answer together; ``None`` if unknown.
     """
 
@@ -65,11 +62,9 @@ class AnswerOptions:
                 "a retriever is a LangChain retriever or another Runnable, "
                 f"got {type(self.retriever).__name__}; for a vector store pass store.as_retriever()"
             )
-        if strangers := [source for source in self.sources if not isinstance(source, ReferenceSource)]:
-            raise TypeError(
-                "references are sources such as RetrievedDocuments() or SimilarAnswers(store), "
-                f"got {strangers!r:.80}"
-            )
+        if others := [source for source in self.sources if not isinstance(source, ReferenceSource)]:
+            known = "RetrievedDocuments() or SimilarAnswers(store)"
+            raise TypeError(f"references are sources such as {known}, got {others!r:.80}")
         for name in ("min_citation_tokens", "max_document_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -142,6 +137,4 @@ class AnswerOptions:
 
 def _printable(metadata: dict[str, Any]) -> dict[str, Any]:
     """Metadata as prompt template fields."""
-    return {
-        str(name): cleaned(value) if isinstance(value, str) else value for name, value in metadata.items()
-    }
+    return {str(name): cleaned(one) if isinstance(one, str) else one for name, one in metadata.items()}

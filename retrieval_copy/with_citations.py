@@ -5,10 +5,10 @@ Collects the documents through LangChain callbacks, so it need not know what it 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
+from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
@@ -22,10 +22,6 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 from retrieval_copy.answering import PROVIDER
 from retrieval_copy.citations.citations import MIN_CITATION_TOKENS, citation_annotations, cite
 from sot_chains.aio.blocking import BlockingRunnable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 MessageT = TypeVar("MessageT", bound=AIMessage)
 
@@ -57,7 +53,7 @@ class WithCitations(BlockingRunnable[LanguageModelInput, AIMessage]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
         """Answers ``input``."""
-        retrieved = _Retrieved()
+        retrieved = RetrievalListener()
         answer = await self.runnable.ainvoke(input, retrieved.listening(config), **kwargs)
         return self._cited(answer, retrieved)
 
@@ -65,7 +61,7 @@ class WithCitations(BlockingRunnable[LanguageModelInput, AIMessage]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
         """Streams the answer to ``input``, one chunk behind, so that the last one can carry citations."""
-        retrieved, texts = _Retrieved(), list[str]()
+        retrieved, texts = RetrievalListener(), list[str]()
         last: AIMessageChunk | None = None
         chunks = self.runnable.astream(input, retrieved.listening(config), **kwargs)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", chunks)):
@@ -77,43 +73,55 @@ class WithCitations(BlockingRunnable[LanguageModelInput, AIMessage]):
         if last is not None:
             yield self._cited(last, retrieved, text="".join(texts))
 
-    def _cited(self, message: MessageT, retrieved: _Retrieved, *, text: str | None = None) -> MessageT:
+    def _cited(self, message: MessageT, retrieved: RetrievalListener, *, text: str | None = None) -> MessageT:
         whole = str(message.text) if text is None else text
-        citations = cite(whole, retrieved.documents, min_tokens=self.min_citation_tokens)
+        citations = cite(whole, retrieved.distinct, min_tokens=self.min_citation_tokens)
         metadata = {**message.response_metadata, "model_provider": PROVIDER, "citations": citations}
         return message.model_copy(update={"response_metadata": metadata})
 
 
-class _Retrieved(BaseCallbackHandler):
-    """Collects the distinct documents retrieved under a run."""
+class RetrievalListener(BaseCallbackHandler):
+    """Notes what the retrievers under a run return."""
 
     run_inline = True
 
     def __init__(self) -> None:
-        self._documents: dict[tuple[str, str, str], Document] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def documents(self) -> list[Document]:
-        with self._lock:
-            return [document for _, document in sorted(self._documents.items(), key=lambda pair: pair[0])]
+        self._found: list[tuple[UUID | None, Sequence[Document]]] = []  # by the run that asked
+        self._root: UUID | None = None
 
     def listening(self, config: RunnableConfig | None) -> RunnableConfig:
         """``config`` with this handler added to its callbacks."""
         return merge_configs(ensure_config(config), RunnableConfig(callbacks=[self]))
 
-    def on_retriever_end(self, documents: Sequence[Document], **kwargs: Any) -> None:
-        self._add(documents)
+    def on_chain_start(self, *args: Any, run_id: UUID, **kwargs: Any) -> None:
+        """Notes the outermost chain."""
+        self._root = self._root or run_id  # the first one to start contains the others
 
-    def on_chain_end(self, outputs: Any, **kwargs: Any) -> None:
-        if isinstance(outputs, list):  # from a Runnable used as a retriever
-            self._add([output for output in outputs if isinstance(output, Document)])
+    def on_retriever_end(
+        self, documents: Sequence[Document], *, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """Notes documents."""
+        self._found.append((parent_run_id, documents))
 
-    def _add(self, documents: Sequence[Document]) -> None:
-        with self._lock:
-            for document in documents:
-                key = (str(document.metadata.get("source", "")), document.id or "", document.page_content)
-                self._documents.setdefault(key, document)
+    def on_chain_end(self, outputs: Any, *, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
+        """Notes documents of a Runnable used as a retriever."""
+        if isinstance(outputs, list) and all(isinstance(output, Document) for output in outputs):
+            self._found.append((parent_run_id, outputs))
+
+    @property
+    def of_chain(self) -> list[Document]:
+        """Those that the outermost chain asked for itself, in its order."""
+        # Retrievers within the retriever have other parents; that of similar answers comes later.
+        return list(next((found for parent, found in self._found if parent == self._root and found), ()))
+
+    @property
+    def distinct(self) -> list[Document]:
+        """All, by source, id and text: those of runs at the same time come in any order."""
+        documents: dict[tuple[str, str, str], Document] = {}
+        for document in (document for _, found in self._found for document in found):
+            key = (str(document.metadata.get("source", "")), document.id or "", document.page_content)
+            documents.setdefault(key, document)
+        return [documents[key] for key in sorted(documents)]
 
 
 def content_blocks(message: AIMessage) -> list[ContentBlock]:

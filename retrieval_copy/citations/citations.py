@@ -73,13 +73,8 @@ def cite(
     document; so spans may overlap, but none lies within another. If several documents contain a span, the
     citation points to its first occurrence in the first of them, and ``also_in`` names the others.
 
-    Spans are found in time linear in the length of all texts (matching statistics over a suffix automaton of
-    the answer); each is then searched for in every document.
-
-    Args:
-        answer: Any text.
-        documents: In order of retrieval.
-        min_tokens: Minimum number of words in a span.
+    Spans of at least ``min_tokens`` words are found in time linear in the length of all texts (matching
+    statistics over a suffix automaton of the answer); each is then searched for in every document.
 
     Raises:
         ValueError: ``min_tokens`` is below 1.
@@ -92,12 +87,12 @@ def cite(
     found = []
     for start, end, num_words in _spans(written, others, min_tokens):
         passages = _passages(written.symbols[start:end], documents, by_text)
-        place, place_end = written.original_span(start, end)
+        first, last = written.original_span(start, end)
         found.append(
             Citation(
-                text=answer[place:place_end],
-                start=place,
-                end=place_end,
+                text=answer[first:last],
+                start=first,
+                end=last,
                 num_tokens=num_words,
                 **passages[0],
                 also_in=passages[1:],
@@ -149,17 +144,17 @@ def _passages(
     return found
 
 
-def name_of(passage: Passage) -> str:
+def document_name(passage: Passage) -> str:
     """What a reader knows the document by: its source, title or id, or its place in order of retrieval."""
     metadata = passage["metadata"]
     name = metadata.get("source") or metadata.get("title") or passage["document_id"]
     return str(name or f"document {passage['document'] + 1}")
 
 
-def place_of(passage: Passage) -> str:
+def document_and_page(passage: Passage) -> str:
     """The document's name and, if it has pages, the page."""
     page = passage["metadata"].get("page")
-    return name_of(passage) if page is None else f"{name_of(passage)}, page {page}"
+    return document_name(passage) if page is None else f"{document_name(passage)}, page {page}"
 
 
 def citation_annotations(citations: Sequence[Citation]) -> list[CitationAnnotation]:
@@ -170,14 +165,11 @@ def citation_annotations(citations: Sequence[Citation]) -> list[CitationAnnotati
     ``source`` and ``page``, if it has them, its index and id and the span's offsets in it, and in ``also_in``
     the annotations of the other documents that contain the span.
     """
-    annotations = []
-    for citation in citations:
-        annotation = _annotation(citation)
-        annotation["start_index"] = citation["start"]
-        annotation["end_index"] = citation["end"]
+    annotations = list(map(_annotation, citations))
+    for citation, annotation in zip(citations, annotations, strict=True):
+        annotation["start_index"], annotation["end_index"] = citation["start"], citation["end"]
         if citation["also_in"]:
             annotation["extras"]["also_in"] = list(map(_annotation, citation["also_in"]))
-        annotations.append(annotation)
     return annotations
 
 

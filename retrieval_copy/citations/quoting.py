@@ -41,22 +41,18 @@ def quoting_grammar(passages: Sequence[str], question: str) -> str | None:
     It also allows :data:`~retrieval_copy.citations.support.NOT_HELD` if they are about something else than
     the question: small models say so of many passages that hold the answer. Of long passages the sentences
     that share most words with the question can be quoted.
-
-    Args:
-        passages: What the model is shown.
-        question: A question that can be understood by itself.
     """
     asked = set(terms(question))
     quotations: list[tuple[int, str]] = []
     for passage in passages:
         parts = sentences(passage)
-        for place, first in enumerate(parts):
+        for number, first in enumerate(parts):
             # A heading, a fragment or a question answers nothing.
             if len(terms(first)) < _FEWEST_WORDS or _QUESTION.search(first):
                 continue
             run = json.dumps(first, ensure_ascii=False)
             closing = ""
-            for following in parts[place + 1 : place + _MOST_SENTENCES]:
+            for following in parts[number + 1 : number + _MOST_SENTENCES]:
                 if _QUESTION.search(following):
                     break
                 run += f" ({json.dumps(' ' + following, ensure_ascii=False)}"

@@ -33,12 +33,6 @@ def is_supported(answer: str, question: str, passages: Sequence[str], citations:
 
     That is, they have most of the question's rare words, and the answer shares eight words in a row with them
     or most of its rare words. A question in another script than theirs is not compared.
-
-    Args:
-        answer: Any text.
-        question: A question that can be understood by itself.
-        passages: What the model was shown.
-        citations: The spans that the answer shares with the passages.
     """
     if not passages or not answer.strip() or NOT_HELD.rstrip(".").casefold() in answer.casefold():
         return False
@@ -48,17 +42,17 @@ def is_supported(answer: str, question: str, passages: Sequence[str], citations:
         return True
     said, known = terms(answer), sorted(set(terms(question)))
     new = [word for word in said if not _is_among(word, known)]
-    return _share(new or said, _words_of(passages)) >= _MIN_SHARE_OF_ANSWER
+    return _share(new or said, _sorted_terms(passages)) >= _MIN_SHARE_OF_ANSWER
 
 
 def are_about(passages: Sequence[str], question: str) -> bool:
     """Whether ``passages`` have most of the rare words of ``question``, or are in another script."""
-    held, asked = _words_of(passages), terms(question)
+    held, asked = _sorted_terms(passages), terms(question)
     is_comparable = not set("".join(asked)).isdisjoint("".join(held))
     return not is_comparable or _share(asked, held) >= _MIN_SHARE_OF_QUESTION
 
 
-def _words_of(texts: Iterable[str]) -> list[str]:
+def _sorted_terms(texts: Iterable[str]) -> list[str]:
     return sorted({word for text in texts for word in terms(text)})
 
 
@@ -72,7 +66,7 @@ def _share(words: Iterable[str], held: Sequence[str]) -> float:
 def _is_among(word: str, words: Sequence[str]) -> bool:
     """Whether ``words``, which are sorted, have ``word`` in any form."""
     if len(word) <= _SHORT:
-        return words[(place := bisect_left(words, word)) : place + 1] == [word]
+        return words[(index := bisect_left(words, word)) : index + 1] == [word]
     beginning = word[: max(_SHORT + 1, min(len(word) - 2, _NUM_COMPARED))]
-    place = bisect_left(words, beginning)
-    return place < len(words) and words[place].startswith(beginning)
+    index = bisect_left(words, beginning)
+    return index < len(words) and words[index].startswith(beginning)

@@ -33,7 +33,7 @@ _CLUSTER = regex.compile(r"\X")
 
 @dataclass(frozen=True)
 class NormalisedText:
-    """A text in plain typography, with the place of every part in the text as it stands.
+    """A text in plain typography, and where its parts stand in the original.
 
     Attributes:
         text: The plain text.
@@ -154,22 +154,22 @@ class Reading:
         if "-" not in self.symbols:
             return self
         reading = Reading([], [], [], self.normalised)
-        place = 0
-        while place < len(self.symbols):
-            symbol, end = self.symbols[place], place + 1
-            for whole, whole_end in self._unbroken(place):
+        start = 0
+        while start < len(self.symbols):
+            symbol, end = self.symbols[start], start + 1
+            for whole, whole_end in self._unbroken(start):
                 if whole in words:
                     symbol, end = whole, whole_end
             reading.symbols.append(symbol)
-            reading.starts.append(self.starts[place])
+            reading.starts.append(self.starts[start])
             reading.ends.append(self.ends[end - 1])
-            place = end
+            start = end
         return reading
 
-    def _unbroken(self, place: int) -> Iterator[tuple[str, int]]:
-        """The words that start at ``place`` if the hyphens in them were breaks, and their ends."""
-        whole = self.symbols[place]
-        for end in range(place + 3, min(place + 3 + 2 * _MOST_BREAKS, len(self.symbols) + 1), 2):
+    def _unbroken(self, start: int) -> Iterator[tuple[str, int]]:
+        """The words from symbol ``start`` on if the hyphens in them were breaks, and their ends."""
+        whole = self.symbols[start]
+        for end in range(start + 3, min(start + 3 + 2 * _MOST_BREAKS, len(self.symbols) + 1), 2):
             first, dash, second = self.symbols[end - 3 : end]
             if dash != "-" or self.starts[end - 2] != self.ends[end - 3]:
                 return
@@ -180,9 +180,9 @@ class Reading:
 
     def words_broken_at_line_ends(self) -> Iterator[str]:
         """The words that a hyphen and white space break, as one would write them otherwise."""
-        for place in range(len(self.symbols) - 2):
-            if self.symbols[place + 1] == "-" and self.starts[place + 2] > self.ends[place + 1]:
-                yield from (whole for whole, end in self._unbroken(place) if end == place + 3)
+        for start in range(len(self.symbols) - 2):
+            if self.symbols[start + 1] == "-" and self.starts[start + 2] > self.ends[start + 1]:
+                yield from (whole for whole, end in self._unbroken(start) if end == start + 3)
 
     def original_span(self, start: int, end: int) -> tuple[int, int]:
         """The span of the text, as it stands, of ``symbols[start:end]``."""
@@ -190,10 +190,10 @@ class Reading:
 
     def find(self, symbols: Sequence[str]) -> tuple[int, int] | None:
         """The span of the text, as it stands, in which ``symbols`` first occur; ``None`` if they do not."""
-        place = self._text.find(_in_one(symbols))
-        if place < 0:
+        index = self._text.find(_in_one(symbols))
+        if index < 0:
             return None
-        start = self._text.count(_SEPARATOR, 0, place)
+        start = self._text.count(_SEPARATOR, 0, index)
         return self.original_span(start, start + len(symbols))
 
     @cached_property

@@ -54,12 +54,7 @@ class NotTextError(ValueError):
 
 
 def decoded(content: bytes, *, name: str, declared: str | None = None) -> str:
-    """Decodes ``content``, with U+FFFD and a warning in the log for what is damaged.
-
-    Args:
-        content: Text in UTF-8, UTF-16, UTF-32 or one of the usual encodings of a language.
-        name: Names the text in the warning.
-        declared: The encoding that the text itself declares.
+    """Decodes ``content``, with U+FFFD and a warning in the log, by ``name``, for what is damaged.
 
     Raises:
         NotTextError: The bytes are not text.

@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from retrieval_copy import RetrievalCopyChain, retrieval_chain
-from retrieval_copy.cli import Session, lines_of
+from retrieval_copy.cli import Session, line_reader
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +111,7 @@ def test_what_fails_or_is_stopped_does_not_end_the_session(console: Console) -> 
 def test_a_pipe_is_read_to_its_end(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", StringIO(f"{QUESTION}\n1\n"))
     session = Session(retrieval_chain(RetrievalCopyChain(retriever(MANUAL), QuotingModel())), console)
-    session.run(lines_of(console))
+    session.run(line_reader(console))
     text = shown(console)
     assert text.startswith(f"> {QUESTION}\n")
     assert text.count("It is written:") == 1
