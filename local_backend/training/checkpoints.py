@@ -44,13 +44,10 @@ def digest(items: Iterable[object]) -> str:
 
 
 def claim(path: Path, wanted: Mapping[str, Any], *, may_differ: Collection[str] = ()) -> None:
-    """Start the work described by ``path``, or check that it may be resumed.
+    """Write the settings that work depends on to a new JSON file, or check that they are those of the old.
 
-    Args:
-        path: A JSON file; written if it does not exist.
-        wanted: Settings the work depends on; mappings may be nested.
-        may_differ: Dotted names ("options.save_steps") of settings that may change when work is resumed,
-            because the result does not depend on them.
+    Settings in ``may_differ``, by their dotted names ("options.save_steps"), may change: the result does not
+    depend on them.
 
     Raises:
         ValueError: The file describes other work; says what differs.

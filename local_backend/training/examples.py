@@ -159,15 +159,8 @@ class NoisyExamples(Dataset[Example]):
     """``num_items`` training examples, drawn from trajectories.
 
     Every pass over the trajectories has another order; examples of similar length share a batch, to reduce
-    padding. Item ``k`` is the same whatever was requested before.
-
-    Args:
-        trajectories: The trajectories to draw from.
-        num_items: Number of items: steps times rows per step.
-        batch_size: Rows per forward.
-        noise: How copies are made; ``None`` for clean text only.
-        with_next: Whether to add the next iterate to stored ones, as the local loss needs.
-        seed: Of order and noise.
+    padding. Item ``k`` is the same whatever was requested before. Without ``noise`` the text is clean;
+    ``with_next`` adds the next iterate to stored ones, as the local loss needs.
 
     Raises:
         ValueError: There is no trajectory.

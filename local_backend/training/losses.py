@@ -81,11 +81,8 @@ def autoregressive_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: ``[rows, width, vocabulary]``.
-        labels: Target token of each position, :data:`IGNORED` where there is none; ``[rows, width]``. Not
-            shifted: a label stands at the position that predicts it.
-
-    Returns:
-        A scalar; 0 where nothing is labelled.
+        labels: Target token of each position, not shifted: a label stands at the position that predicts it;
+            :data:`IGNORED` where there is none, ``[rows, width]``.
     """
     row, column = (labels != IGNORED).nonzero(as_tuple=True)
     if not len(row):

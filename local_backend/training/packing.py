@@ -153,10 +153,7 @@ def _fill(batch: PackedBatch, row: int, example: Example) -> None:
 
 
 class PackedForward:
-    """Runs a model on packed batches.
-
-    Args:
-        model: Without adapters around it, see :class:`~local_backend.models.architecture.Architecture`.
+    """Runs a model, without adapters around it, on packed batches.
 
     Raises:
         ValueError: The model does not take masks and positions; says why.

@@ -28,12 +28,7 @@ KEPT = "kept"
 
 
 class StoredTrajectories:
-    """The trajectories kept in a folder, read from disk one by one.
-
-    Args:
-        folder: Where :func:`~local_backend.training.trajectories.collect_trajectories` stored them.
-        model: The model they must come from; ``None`` for any.
-        tokenizer: Its tokenizer.
+    """The trajectories kept in a folder, read from disk one by one; of ``model`` alone, if given.
 
     Raises:
         FileNotFoundError: The folder holds no trajectories.
