@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sot_chains.serving.command import add_serve
-from sot_chains.serving.loading import LOCAL, Extras, add_model_arguments, load_model
+from sot_chains.serving.loading import LOCAL, Extras, add_model_arguments, add_profile_argument, load_model
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 _PIPED_WIDTH = 100
@@ -60,6 +60,7 @@ def _add_ask(commands: Any) -> None:
     parser = commands.add_parser("ask", help=about, description=about)
     parser.add_argument("question", metavar="QUESTION")
     add_model_arguments(parser)
+    add_profile_argument(parser)
     both = argparse.BooleanOptionalAction
     parser.add_argument(
         "--plain", action=both, default=True, help="run plain decoding first, to compare with"
@@ -77,7 +78,8 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
     if not options.question.strip():
         raise ValueError("the question is empty")
     given = {"base_url": options.base_url, "key_name": options.api_key_env}
-    sot = SkeletonOfThought(load_model(options.model, extras, opened, **given))
+    model = load_model(options.model, extras, opened, **given)
+    sot = SkeletonOfThought(model, profile=options.profile)
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else _PIPED_WIDTH
     console = Console(force_terminal=is_terminal, width=width, highlight=False)

@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sot_chains.calls.usage import Price
+from sot_chains.prompts.profile import ModelProfile
 from sot_chains.providers import Provider, close_clients
 from sot_chains.serving.loading import Copying
 from sot_chains.serving.modes import ServedModel
@@ -41,6 +42,7 @@ def create_app(
     model_for_key: Callable[[str], str | Runnable[Any, Any] | Provider] | None = None,
     api_key: str | None = None,
     prices: Mapping[str, Price] | Price | None = None,
+    profile: ModelProfile | Literal["small", "strong"] | None = None,
     host: str = "127.0.0.1",
     max_body_bytes: int = _MAX_BODY_BYTES,
     client_timeout_seconds: float = 60.0,
@@ -56,6 +58,7 @@ def create_app(
         model_for_key: Makes the model for the key that a client sends, if the server has none.
         api_key: The key that clients must send; ``None`` for none.
         prices: What the model costs, for the page.
+        profile: How the model is asked, as for :class:`~sot_chains.SkeletonOfThought`.
         host: Where the server will listen. On loopback only names of this machine are allowed as host.
         max_body_bytes: The longest body of a request.
         client_timeout_seconds: How long a client may take to send a body, or to read what is sent to it.
@@ -65,7 +68,7 @@ def create_app(
         ValueError: The model's name is not supported.
         TypeError: ``model`` is no model.
     """
-    serve = partial(ServedModel, copying=copying, prices=prices)
+    serve = partial(ServedModel, copying=copying, prices=prices, profile=profile)
     with_key = None
     if model_for_key:
         with_key = lru_cache(_MAX_KEYS)(lambda key: serve(model_for_key(key)))

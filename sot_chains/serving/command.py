@@ -10,7 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sot_chains.serving.loading import LOCAL, PYTHON, Extras, add_model_arguments, load_model
+from sot_chains.serving.loading import (
+    LOCAL,
+    PYTHON,
+    Extras,
+    add_model_arguments,
+    add_profile_argument,
+    load_model,
+)
 
 _KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
 
@@ -34,6 +41,7 @@ def add_serve(commands: Any) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="what clients must send (SOT_API_KEY)")
     price = "of a million tokens, for the page's table"
     parser.add_argument("--price", nargs=2, type=float, metavar=("INPUT", "OUTPUT"), help=price)
+    add_profile_argument(parser)
     parser.set_defaults(parser=parser, run=_serve)
 
 
@@ -74,6 +82,7 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
         model_for_key=model_for_key if passes_keys and not options.api_key else None,
         api_key=options.api_key,
         prices=Price(*options.price) if options.price else None,
+        profile=options.profile,
         host=options.host,
         in_turn=vendor not in _KEYS,
     )

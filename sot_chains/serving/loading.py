@@ -61,6 +61,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, **options: Any) -> None
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the vendor's key")
 
 
+def add_profile_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument that tells how the model is asked."""
+    help_text = "how the model is asked (small for a local model or a compatible server)"
+    parser.add_argument("--profile", choices=("small", "strong"), help=help_text)
+
+
 def load_model(
     name: str | None,
     extras: Extras,

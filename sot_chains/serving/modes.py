@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
 from sot_chains.calls.usage import Price, num_tokens, price_for
 from sot_chains.chain import SkeletonOfThought
-from sot_chains.prompts.profile import UNFILTERED
+from sot_chains.prompts.profile import UNFILTERED, ModelProfile
 from sot_chains.providers import Provider, make_provider
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
@@ -29,6 +29,7 @@ class ServedModel:
         model: What :class:`~sot_chains.SkeletonOfThought` takes.
         copying: What copying adds, if it is installed.
         prices: As for :class:`~sot_chains.SkeletonOfThought`.
+        profile: As for :class:`~sot_chains.SkeletonOfThought`.
     """
 
     def __init__(
@@ -37,13 +38,14 @@ class ServedModel:
         *,
         copying: Copying | None = None,
         prices: Mapping[str, Price] | Price | None = None,
+        profile: ModelProfile | Literal["small", "strong"] | None = None,
     ) -> None:
         self.provider = make_provider(model)
         self.price = price_for(self.provider.model_name, prices)
         self.plain = SkeletonOfThought(self.provider, router=PLAINLY, profile=UNFILTERED, prices=prices)
-        self.sot = SkeletonOfThought(self.provider, router="always", prices=prices)
+        self.sot = SkeletonOfThought(self.provider, router="always", profile=profile, prices=prices)
         self.copy = copying.from_folder(model) if copying and copying.from_folder else None
-        self._guarded = SkeletonOfThought(self.provider, router=PLAINLY, prices=prices)
+        self._guarded = SkeletonOfThought(self.provider, router=PLAINLY, profile=profile, prices=prices)
         self._copying = copying
         # A LangChain chat model takes more than text.
         is_chat_model = isinstance(self.provider, LangChainProvider) and self.provider.takes_stop

@@ -89,10 +89,8 @@ def test_the_key_comes_from_the_variable_named(server: ChatServer, monkeypatch: 
         QUESTION,
         "--model",
         f"openai:{MODEL}",
-        "--base-url",
-        server.url,
-        "--api-key-env",
-        "MY_KEY",
+        *("--base-url", server.url, "--profile", "strong"),
+        *("--api-key-env", "MY_KEY"),
     ]
     assert main(arguments) == 0
 

@@ -62,7 +62,7 @@ def test_it_serves_a_vendors_model_and_a_folder_until_it_is_interrupted() -> Non
     with chat_server() as upstream:
         upstream.key = "ours"
         arguments = ("--model", f"openai:{MODEL}", "--base-url", upstream.url, "--docs", "examples/pottery")
-        with serving(*arguments, "--api-key", "theirs", OPENAI_API_KEY="ours") as url:
+        with serving(*arguments, "--profile", "small", "--api-key", "theirs", OPENAI_API_KEY="ours") as url:
             headers = {"authorization": "Bearer theirs"}
             names = [one["id"] for one in httpx.get(f"{url}/v1/models", headers=headers).json()["data"]]
             assert names == [MODEL, f"{MODEL}:sot", f"{MODEL}:auto", f"{MODEL}:copy"]
