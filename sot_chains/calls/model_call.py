@@ -180,7 +180,7 @@ class Caller:
             if self._limiter is None:
                 yield
                 return
-            permit = await self._limiter.admit(
+            spent = await self._limiter.admit(
                 self._call_options.question_number,
                 self._expected_tokens(call, request, messages) if self._limiter.counts_tokens else 0,
                 longest_wait_seconds=self._options.retries.longest_wait_seconds,
@@ -188,7 +188,7 @@ class Caller:
             try:
                 yield
             finally:
-                permit.release(call.usage["total_tokens"] if call.usage else None)
+                self._limiter.release(spent, call.usage["total_tokens"] if call.usage else None)
 
     def _expected_tokens(self, call: Call, request: Request, messages: Sequence[BaseMessage]) -> int:
         parameters = self._call_options.parameters

@@ -62,20 +62,6 @@ class Limits:
                 raise ValueError(f"{name} must be positive, got {value}; omit it for no limit")
 
 
-class Permit:
-    """The permission for one call; release it when the call ends."""
-
-    __slots__ = ("_limiter", "_spent")
-
-    def __init__(self, limiter: Limiter, spent: Spent | None) -> None:
-        self._limiter = limiter
-        self._spent = spent
-
-    def release(self, tokens: int | None) -> None:
-        """Ends the call. ``tokens`` replaces the estimate; ``None`` keeps it."""
-        self._limiter.end(self._spent, tokens)
-
-
 @dataclass(slots=True, order=True)
 class _Waiter:
     """A call in the queue; ordered by question, then by arrival."""
@@ -157,8 +143,8 @@ class Limiter:
 
     async def admit(
         self, question: int, tokens: int = 0, *, longest_wait_seconds: float = float("inf")
-    ) -> Permit:
-        """Waits until the limits allow the call.
+    ) -> Spent | None:
+        """Waits until the limits allow the call; returns what it reserves, for :meth:`release`.
 
         Args:
             question: The number of the call's question, from :func:`next_question`; lower ones go first.
@@ -183,14 +169,15 @@ class Limiter:
             while self._first is not waiter:
                 await waiter.turn.wait()
                 waiter.turn.clear()
-            while (permit := await self._try(waiter, tokens, longest_wait_seconds)) is None:
+            while not await self._try(waiter, tokens, longest_wait_seconds):
                 pass
-            return permit
+            with self._lock:
+                return self._tokens.spend(tokens, time.monotonic()) if self._tokens else None
         finally:
             self._leave(waiter)
 
-    def end(self, spent: Spent | None, tokens: int | None) -> None:
-        """Ends a call; see :meth:`Permit.release`."""
+    def release(self, spent: Spent | None, tokens: int | None) -> None:
+        """Ends a call. ``tokens`` replaces the estimate that it has reserved; ``None`` keeps it."""
         with self._lock:
             self.num_running -= 1
             if self._tokens and spent and tokens is not None:
@@ -233,8 +220,8 @@ class Limiter:
             if waiter.wake():
                 self._first = waiter
 
-    async def _try(self, waiter: _Waiter, tokens: int, longest_wait_seconds: float) -> Permit | None:
-        """Waits for the limits that the first in the queue meets; ``None`` if it must look again."""
+    async def _try(self, waiter: _Waiter, tokens: int, longest_wait_seconds: float) -> bool:
+        """Waits for the first limit that the first in the queue meets; whether it then was admitted."""
         waiter.turn.clear()
         with self._lock:
             self._check_pause(longest_wait_seconds)
@@ -243,10 +230,10 @@ class Limiter:
         if seconds > 0:
             log_wait(seconds, "the rate limits of the account")
             await asyncio.sleep(seconds)
-            return None
+            return False
         if is_full:
             await waiter.turn.wait()
-            return None
+            return False
         if self._requests:  # last, since a request counts from the moment at which it is admitted
             note = waiter.loop.call_later(
                 _LONG_SECONDS, _log.warning, "waiting: requests_per_minute is used up"
@@ -256,10 +243,9 @@ class Limiter:
             finally:
                 note.cancel()
         with self._lock:
-            if self._seconds_closed(tokens) > 0:  # the server has asked for a pause meanwhile
-                return None
-            self.num_running += 1
-            return Permit(self, self._tokens.spend(tokens, time.monotonic()) if self._tokens else None)
+            is_open = self._seconds_closed(tokens) <= 0  # else the server has asked for a pause meanwhile
+            self.num_running += is_open
+        return is_open
 
     def _leave(self, waiter: _Waiter) -> None:
         with self._lock:

@@ -96,7 +96,7 @@ def test_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_is_cancelled_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         limiter = Limiter(Limits(requests_per_minute=1, window_seconds=10.0))
-        (await limiter.admit(next_question())).release(None)
+        limiter.release(await limiter.admit(next_question()), None)
         waiters = [asyncio.create_task(limiter.admit(next_question())) for _ in range(5)]
         await asyncio.sleep(1)
         assert limiter.num_waiting == 5
@@ -117,7 +117,7 @@ def test_the_points_of_a_question_go_before_later_questions(monkeypatch: pytest.
         order: list[str] = []
 
         async def call(question: int, name: str) -> None:
-            (await limiter.admit(question)).release(None)
+            limiter.release(await limiter.admit(question), None)
             order.append(name)
 
         calls = [call(early, "outline"), call(late, "later outline"), call(late, "later point")]
@@ -221,9 +221,9 @@ def test_who_shares_a_limiter() -> None:
 async def test_what_was_sent_counts_after_the_numbers_have_changed() -> None:
     limiter = Limiter(Limits(requests_per_minute=3, tokens_per_minute=100, window_seconds=3600.0))
     for _ in range(3):
-        (await limiter.admit(next_question(), 30)).release(None)
+        limiter.release(await limiter.admit(next_question(), 30), None)
     limiter.change(Limits(requests_per_minute=4, tokens_per_minute=1000, window_seconds=3600.0))
-    (await limiter.admit(next_question(), 30)).release(None)
+    limiter.release(await limiter.admit(next_question(), 30), None)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(limiter.admit(next_question(), 30), 0.05)
     assert limiter.num_waiting == 0
