@@ -69,7 +69,7 @@ class AnswerRecord:
     def has_any(self) -> bool:
         """Whether any point, or the plain answer, has text, or is complete without."""
         for part in self.parts:
-            if part.kind != "conclusion" and (part.pieces or part.status == "complete"):
+            if part.kind != "conclusion" and (part.text.strip() or part.status == "complete"):
                 return True
         return False
 
