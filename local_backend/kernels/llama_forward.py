@@ -54,8 +54,8 @@ class LlamaForward:
         self._head = _Linears.of(model.lm_head)
         modules = list(model.modules())
         self._owners = [owner for module in modules for owner in (module._modules, vars(module))]
-        self._parts = [_parts_of(owner) for owner in self._owners]
-        self._hooks = [hooks for module in modules for hooks in _hooks_of(module)]
+        self._parts = [_parts(owner) for owner in self._owners]
+        self._hooks = [hooks for one in modules for hooks in (one._forward_hooks, one._forward_pre_hooks)]
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LlamaForward | None:
@@ -67,7 +67,7 @@ class LlamaForward:
 
     def is_intact(self) -> bool:
         """Whether the model still has the modules it had, and no hooks."""
-        return not any(self._hooks) and list(map(_parts_of, self._owners)) == self._parts
+        return not any(self._hooks) and list(map(_parts, self._owners)) == self._parts
 
     def __call__(
         self,
@@ -126,29 +126,25 @@ def _is_known(model: PreTrainedModel) -> bool:
         not in ({("cpu", torch.float32)}, {("cpu", torch.bfloat16)})
     ):
         return False
-    known = {f"{name}{part}" for part in _PARTS}
+    known = {f"{name}{part}" for part in _MODULES}
     return all(
         (type(module).__name__ in known or type(module) in _PLAIN_MODULES)
         and type(module).forward.__module__.startswith(("transformers.", "torch.nn."))
-        and _parts_of(vars(module)) is None
+        and _parts(vars(module)) is None
         for module in model.modules()
     )
 
 
-_PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+_MODULES = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _PLAIN_MODULES = (torch.nn.Linear, torch.nn.Embedding, torch.nn.ModuleList, torch.nn.SiLU, SiLUActivation)
 
 
-def _parts_of(owner: Mapping[str, Any]) -> Any:
+def _parts(owner: Mapping[str, Any]) -> Any:
     """What a forward would call: submodules, or a forward set on the module itself by other code."""
     if "_modules" not in owner:
         return dict(owner)
     forward = owner.get("forward")
     return None if isinstance(forward, PrepackedLinear) else forward
-
-
-def _hooks_of(module: torch.nn.Module) -> list[Mapping[int, Any]]:
-    return [module._forward_hooks, module._forward_pre_hooks]
 
 
 @dataclass(slots=True)

@@ -1,11 +1,10 @@
-"""OpenMP's threads: those that wait for work must not be more than there are cores.
+"""A thread releases its OpenMP workers when it stops computing.
 
 Torch computes with OpenMP, which gives each thread that has computed in parallel workers of its own; they
-wait for its next parallel loop. As long as all of them together are no more than the cores, GNU's OpenMP lets
-them spin for a moment between two operations. If they are more, it puts them to sleep at once, and waking
-them up takes longer than a small product: on two cores a model of 135 M parameters then decodes 40 instead of
-75 tokens a second, although all but two of the threads do nothing. So whoever stops computing lets its
-workers go.
+wait for its next parallel loop. If there are no more workers than cores, GNU's OpenMP lets them spin for a
+moment between two operations. If there are more, it puts them to sleep at once, and waking them up takes
+longer than a small product: on two cores a model of 135 M parameters then decodes 40 instead of 75 tokens a
+second, although all but two of the threads do nothing.
 
 Knows threads. Does not know what they compute.
 """

@@ -48,7 +48,7 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
         if type(layer) is not torch.nn.Linear or layer is model.get_output_embeddings():
             continue
         if not (layer.in_features % GROUP_SIZE or layer.out_features % _ROW_STEP):
-            grid = _grid_of(layer.weight)
+            grid = _make_grid(layer.weight)
             with torch.no_grad():
                 layer.weight.copy_(_values(_steps(layer.weight, grid), grid))
             layer.register_buffer(GRID, grid, persistent=False)
@@ -81,7 +81,7 @@ def product_in_4_bits(weight: Tensor, grid: Tensor, bias: Tensor | None) -> Call
     return product
 
 
-def _grid_of(weight: Tensor) -> Tensor:
+def _make_grid(weight: Tensor) -> Tensor:
     """Scale and zero point of each group, ``[out, in / group, 2]``, from the group's range."""
     low, high = weight.detach().unflatten(1, (-1, GROUP_SIZE)).aminmax(dim=-1)
     scale = ((high.float() - low.float()) / (_NUM_STEPS - 1)).clamp_min(1e-8)

@@ -54,10 +54,7 @@ class Architecture:
             ValueError: The model cannot be decoded losslessly in a batch; says why and what to use instead.
         """
         config = model.config.get_text_config(decoder=True)
-        _refuse_other_models(model)
-        _refuse_other_layers(model, config)
-        _refuse_own_positions(model)
-        _refuse_own_masks(model, config)
+        _check(model, config)
         return cls(
             num_layers=config.num_hidden_layers,
             max_positions=_max_positions(model, config),
@@ -68,51 +65,44 @@ class Architecture:
         )
 
 
-def _refuse_other_models(model: PreTrainedModel) -> None:
+def _check(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Raise a ``ValueError`` for models that rows and drafts cannot share a forward of."""
+    name = _name(model)
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
-            f"{_name(model)} is an encoder-decoder model, but the engine continues one sequence of tokens: "
+            f"{name} is an encoder-decoder model, but the engine continues one sequence of tokens: "
             "use a decoder-only model, or call model.generate"
         )
     if not model.can_generate():
         raise ValueError(
-            f"{_name(model)} has no language-model head: load it with AutoModelForCausalLM.from_pretrained"
+            f"{name} has no language-model head: load it with AutoModelForCausalLM.from_pretrained"
         )
-
-
-def _refuse_own_positions(model: PreTrainedModel) -> None:
-    parameters = inspect.signature(model.forward).parameters
-    missing = [name for name in _ARGUMENTS if name not in parameters]
-    if missing and "input_ids" in parameters:  # a wrapper that forwards all its arguments names none of them
-        raise ValueError(
-            f"{_name(model)} does not take {' and '.join(missing)}, so it cannot be given the positions of "
-            "rows of different lengths (it may encode positions as biases by distance, as in ALiBi): "
-            "call model.generate, or use a model with rotary or learned positions"
-        )
-
-
-def _refuse_other_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if getattr(model, "_is_stateful", False) or not kinds <= _LAYER_KINDS:
         others = ", ".join(sorted(kinds - _LAYER_KINDS)) or "recurrent"
         raise ValueError(
-            f"{_name(model)} has layers of another kind ({others}): only the keys and values of full and "
+            f"{name} has layers of another kind ({others}): only the keys and values of full and "
             "sliding-window attention can be masked per row, and rolled back when a draft is refused. "
             "Call model.generate, or use a model with such attention in every layer"
         )
-
-
-def _refuse_own_masks(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    parameters = inspect.signature(model.forward).parameters
+    missing = [argument for argument in _ARGUMENTS if argument not in parameters]
+    if missing and "input_ids" in parameters:  # a wrapper that forwards all its arguments names none of them
+        raise ValueError(
+            f"{name} does not take {' and '.join(missing)}, so it cannot be given the positions of "
+            "rows of different lengths (it may encode positions as biases by distance, as in ALiBi): "
+            "call model.generate, or use a model with rotary or learned positions"
+        )
     implementation = getattr(config, "_attn_implementation", None) or "eager"
     if implementation not in _ATTENTION_IMPLEMENTATIONS:
         raise ValueError(
-            f"{_name(model)} was loaded with attn_implementation={implementation!r}, which cannot "
+            f"{name} was loaded with attn_implementation={implementation!r}, which cannot "
             "take the mask that keeps drafts and rows apart: call model.set_attn_implementation('sdpa') "
             "first, or load it with attn_implementation='sdpa' ('eager' works too)"
         )
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
         raise ValueError(
-            f"{_name(model)} attends to later tokens (bidirectional attention), so it does not generate "
+            f"{name} attends to later tokens (bidirectional attention), so it does not generate "
             "from left to right: use a causal language model"
         )
 

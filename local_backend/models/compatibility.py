@@ -25,15 +25,11 @@ _NUM_TOKENS = 12
 _LENGTHS = (7, 4)  # of the two rows before the draft
 # After the row's last token: a wrong one with a wrong child, the right one, its right child, a wrong child.
 _PARENTS = (-1, 0, -1, 2, 2)
-_RIGHT_PLACES = (2, 3)
+_RIGHT_NODES = (2, 3)
 
 
 def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> None:
-    """Compare the engine's logits with the model's own.
-
-    Args:
-        model: In evaluation mode.
-        architecture: Its architecture.
+    """Compare the engine's logits with those of the model, which is in evaluation mode.
 
     Raises:
         ValueError: The logits differ, or the model cannot be called that way.
@@ -71,9 +67,9 @@ def _difference(
     """Largest mean difference of logits at one position, in units of their standard deviation.
 
     Args:
-        model: Called as the engine does.
+        model: Called as the engine calls it.
         architecture: Its architecture.
-        text: Token ids; the prompt is what is not drafted.
+        text: Token ids.
         own: The model's own logits after each of them, ``[tokens, vocabulary]``.
     """
     wrong = [(token + 1) % own.shape[-1] for token in text]
@@ -88,7 +84,7 @@ def _difference(
         for n in _LENGTHS
     ]
     drafted = forward(0, [[text[length]] for length in _LENGTHS], trees)
-    kept = [0, *(place + 1 for place in _RIGHT_PLACES)]
+    kept = [0, *(node + 1 for node in _RIGHT_NODES)]
     for row in rows:
         cache.commit(row, kept)
     after = forward(0, [[text[length + len(kept)]] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows))

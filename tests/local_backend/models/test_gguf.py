@@ -63,8 +63,8 @@ def write_gguf(path: Path, architecture: str, *, template: bool = True) -> None:
     kv_width = _WIDTH * _KV_HEADS // _HEADS
     for layer in range(_LAYERS):
         block = f"blk.{layer}"
-        add_ones(f"{block}.attn_norm.weight", _WIDTH)
-        add_ones(f"{block}.ffn_norm.weight", _WIDTH)
+        for norm in ("attn_norm", "ffn_norm"):
+            add_ones(f"{block}.{norm}.weight", _WIDTH)
         add(f"{block}.attn_q.weight", _WIDTH, _WIDTH)
         add(f"{block}.attn_k.weight", kv_width, _WIDTH)
         add(f"{block}.attn_v.weight", kv_width, _WIDTH)
@@ -75,9 +75,8 @@ def write_gguf(path: Path, architecture: str, *, template: bool = True) -> None:
         if architecture == "qwen2":
             for part, size in (("q", _WIDTH), ("k", kv_width), ("v", kv_width)):
                 writer.add_tensor(f"{block}.attn_{part}.bias", rng.normal(0, 0.3, size).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
     writer.close()
 
 
