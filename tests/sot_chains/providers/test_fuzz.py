@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -273,7 +273,7 @@ async def check(behaviour: Behaviour, server: WireServer) -> None:
         assert message.usage_metadata["output_tokens"] == counts[1] * num_calls
 
 
-async def survive(seeds: range) -> None:
+async def survive(seeds: Iterable[int]) -> None:
     behaviours = {f"m{seed}": Behaviour(seed) for seed in seeds}
 
     def reply(request: dict[str, Any], number: int) -> Reply:
@@ -289,7 +289,7 @@ async def survive(seeds: range) -> None:
 
 
 async def test_150_behaviours() -> None:
-    await survive(range(150))
+    await survive([*range(150), 417])  # 417 fails after blanks alone
 
 
 @pytest.mark.slow
