@@ -156,19 +156,10 @@ class PdfParser(BaseBlobParser):
                     yield Document(text, metadata={**titled, "page": number + 1})
 
 
+_TEXT = (".txt", ".text", ".log", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex")
 PARSERS: dict[str, BaseBlobParser] = {
-    ".txt": TextParser(),
-    ".text": TextParser(),
-    ".log": TextParser(),
-    ".md": TextParser(),
-    ".markdown": TextParser(),
-    ".rst": TextParser(),
-    ".adoc": TextParser(),
-    ".org": TextParser(),
-    ".tex": TextParser(),
-    ".html": HtmlParser(),
-    ".htm": HtmlParser(),
-    ".xhtml": HtmlParser(),
+    **dict.fromkeys(_TEXT, TextParser()),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), HtmlParser()),
     ".pdf": PdfParser(),
     ".docx": DocxParser(),
     ".ipynb": NotebookParser(),
@@ -201,23 +192,25 @@ def load_file(path: Path, *, source: str | None = None) -> list[Document]:
             raise UnreadableFileError("it is empty")
         _check_size(status.st_size, _MAX_PDF_BYTES if suffix == ".pdf" else MAX_FILE_BYTES)
         documents = [document for document in parser.lazy_parse(blob) if document.page_content.strip()]
-    except UnreadableFileError:
-        raise
-    except NotTextError as error:
-        raise UnreadableFileError(str(error)) from error
-    except OSError as error:
-        raise UnreadableFileError(error.strerror or str(error), may_pass=True) from error
-    except ImportError as error:
-        raise UnreadableFileError(
-            f"{suffix} files need the package {error.name}: pip install '.[documents]' in a checkout",
-            may_pass=True,
-        ) from error
     except Exception as error:  # parsers raise many types for broken files
-        kind = suffix[1:].upper()
-        raise UnreadableFileError(f"not a readable {kind} file ({_said(error)})") from error
+        raise _unreadable(error, suffix) from error
     if not documents:
         raise UnreadableFileError("it holds no text")
     return documents
+
+
+def _unreadable(error: Exception, suffix: str) -> UnreadableFileError:
+    match error:
+        case UnreadableFileError():
+            return error
+        case NotTextError():
+            return UnreadableFileError(str(error))
+        case OSError():
+            return UnreadableFileError(error.strerror or str(error), may_pass=True)
+        case ImportError():
+            said = f"{suffix} files need the package {error.name}: pip install '.[documents]' in a checkout"
+            return UnreadableFileError(said, may_pass=True)
+    return UnreadableFileError(f"not a readable {suffix[1:].upper()} file ({_said(error)})")
 
 
 def printable(path: Path) -> str:

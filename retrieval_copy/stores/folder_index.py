@@ -124,23 +124,21 @@ class FolderIndex:
         skipped: dict[str, str] = {}
         paths = {printable(path.relative_to(self.folder)): path for path in self._walk(skipped)}
         removed = [source for source in self._files if source not in paths]
-        changed = {source: path for source, path in paths.items() if self._has_changed(source, path)}
+        changed = [source for source, path in paths.items() if self._has_changed(source, path)]
+        shown = track(changed, "Indexing", console=console) if console is not None and changed else changed
         try:
             for source in removed:
                 self._forget(source)
-            steps: Iterable[str] = changed
-            if console is not None and changed:
-                steps = track(changed, "Indexing", console=console, total=len(changed))
-            self._index(changed, steps)
+            self._index(paths, shown)
         finally:  # keep the finished files even if the store fails or the user interrupts
             self._write_state()
         skipped |= {source: known.unreadable for source, known in self._files.items() if known.unreadable}
         return IndexReport(
             indexed=[source for source in changed if source not in skipped],
-            unchanged=[source for source in paths if source not in changed and source not in skipped],
+            unchanged=[source for source in paths if source not in {*changed, *skipped}],
             removed=removed,
             skipped=skipped,
-            num_passages=sum(len(known.passages) for known in self._files.values()),
+            num_passages=len(self.documents),
         )
 
     def _walk(self, skipped: dict[str, str]) -> Iterator[Path]:
@@ -159,18 +157,16 @@ class FolderIndex:
         known = self._files.get(source)
         return known is None or (known.size, known.modified_ns) != _stamp(path)
 
-    def _index(self, paths: dict[str, Path], steps: Iterable[str]) -> None:
-        """Reads the files in the order of ``steps``, and stores their passages in batches."""
+    def _index(self, paths: dict[str, Path], sources: Iterable[str]) -> None:
+        """Reads files, and stores their passages in batches across files."""
         pending: dict[str, _File] = {}
-        num_pending = 0
         saved = time.monotonic()
-        for source in steps:
+        for source in sources:
             self._forget(source)
             pending[source] = self._read(source, paths[source])
-            num_pending += len(pending[source].passages)
-            if num_pending >= _BATCH_PASSAGES:
+            if sum(len(known.passages) for known in pending.values()) >= _BATCH_PASSAGES:
                 self._add(pending)
-                num_pending = 0
+                pending = {}
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     self._write_state()
                     saved = time.monotonic()
@@ -189,15 +185,14 @@ class FolderIndex:
             passage.id = str(uuid.uuid5(_NAMESPACE, f"{source}:{number}:{digest}"))
         return _File(size, modified_ns, passages)
 
-    def _add(self, pending: dict[str, _File]) -> None:
-        """Stores the passages of ``pending`` and moves its files to the index."""
-        if self.store is not None:
-            passages = [passage for known in pending.values() for passage in known.passages]
-            for start in range(0, len(passages), _BATCH_PASSAGES):
-                batch = passages[start : start + _BATCH_PASSAGES]
-                self.store.add_documents(batch, ids=[str(passage.id) for passage in batch])
-        self._files |= pending
-        pending.clear()
+    def _add(self, files: dict[str, _File]) -> None:
+        """Stores the passages of ``files`` and adds these to the index."""
+        passages = [passage for known in files.values() for passage in known.passages]
+        for start in range(0, len(passages) if self.store is not None else 0, _BATCH_PASSAGES):
+            batch = passages[start : start + _BATCH_PASSAGES]
+            assert self.store is not None
+            self.store.add_documents(batch, ids=[str(passage.id) for passage in batch])
+        self._files |= files
 
     def _forget(self, source: str) -> None:
         known = self._files.pop(source, None)
@@ -218,10 +213,9 @@ class FolderIndex:
                     files[source] = _File(passages=[Document(**one) for one in passages], **known)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration):  # any damage
             return {}
-        first = next((str(known.passages[0].id) for known in files.values() if known.passages), None)
-        if self.store is not None and first is not None and not self.store.get_by_ids([first]):
-            return {}
-        return files
+        first = [str(known.passages[0].id) for known in files.values() if known.passages][:1]
+        is_stored = self.store is None or not first or self.store.get_by_ids(first)
+        return files if is_stored else {}
 
     def _write_state(self) -> None:
         """Writes a line per file, so that the whole is never in memory a second time."""
@@ -232,8 +226,8 @@ class FolderIndex:
         with unfinished.open("w", encoding="utf-8") as lines:
             lines.write(json.dumps(self._header) + "\n")
             for source, known in self._files.items():
-                entry = dict(vars(known))
-                passages = [passage.model_dump(exclude={"type"}) for passage in entry.pop("passages")]
+                passages = [passage.model_dump(exclude={"type"}) for passage in known.passages]
+                entry = {name: value for name, value in vars(known).items() if name != "passages"}
                 lines.write(json.dumps([source, passages, entry]) + "\n")
         unfinished.replace(self.state)
 
