@@ -24,7 +24,6 @@ from retrieval_copy.references import (
     RemembersAnswers,
     RetrievalError,
     RetrievedDocuments,
-    Search,
     SimilarAnswers,
     Situation,
 )
@@ -49,7 +48,6 @@ __all__ = [
     "RetrievalCopyChain",
     "RetrievalError",
     "RetrievedDocuments",
-    "Search",
     "SentenceEmbeddings",
     "SimilarAnswers",
     "Situation",

