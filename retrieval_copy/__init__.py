@@ -4,13 +4,10 @@ chain = RetrievalCopyChain(retriever, model)  # any LangChain retriever and chat
 message = chain.invoke("When may the kiln be opened?")
 message.response_metadata["citations"]  # spans that stand in the documents, with offsets
 
-The store classes need the ``rag`` extra and are imported on first use.
+The store classes need the ``rag`` extra when they are used.
 """
 
 from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from retrieval_copy import with_citations as _content_blocks
 from retrieval_copy.chain import RetrievalCopyChain
@@ -27,11 +24,9 @@ from retrieval_copy.references import (
     SimilarAnswers,
     Situation,
 )
+from retrieval_copy.stores.folder_index import FolderIndex, IndexReport
+from retrieval_copy.stores.stores import BM25Retriever, SentenceEmbeddings, qdrant_store
 from retrieval_copy.with_citations import WithCitations
-
-if TYPE_CHECKING:
-    from retrieval_copy.stores.folder_index import FolderIndex, IndexReport
-    from retrieval_copy.stores.stores import BM25Retriever, SentenceEmbeddings, qdrant_store
 
 __all__ = [
     "ANSWER_PROMPT",
@@ -61,19 +56,3 @@ __all__ = [
 ]
 
 _content_blocks.register()
-
-_HOMES = {
-    "stores.folder_index": ("FolderIndex", "IndexReport"),
-    "stores.stores": ("BM25Retriever", "SentenceEmbeddings", "qdrant_store"),
-}
-
-
-def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -116,7 +116,11 @@ class AnswerOptions:
         return {**self.limits, **({"grammar": grammar} if grammar else {})}
 
     def _laid_out(self, document: Document, text: str, number: int) -> str:
-        fields = {**_printable(document.metadata), "page_content": text, "number": number}
+        printable = {
+            str(name): cleaned(value) if isinstance(value, str) else value
+            for name, value in document.metadata.items()
+        }
+        fields = {**printable, "page_content": text, "number": number}
         if missing := [name for name in self.document_prompt.input_variables if name not in fields]:
             raise ValueError(
                 f"document_prompt wants {missing}, but a document has only {sorted(fields)}; "
@@ -133,8 +137,3 @@ class AnswerOptions:
         said = sum(self.count(str(message.text)) + _LAYOUT_TOKENS for message in conversation.messages)
         answer = min(_ANSWER_TOKENS, self.max_input_tokens // 4)
         return self.max_input_tokens - said - answer - _REQUEST_TOKENS
-
-
-def _printable(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata as prompt template fields."""
-    return {str(name): cleaned(one) if isinstance(one, str) else one for name, one in metadata.items()}

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
@@ -90,14 +89,8 @@ def bounds(prompt: BasePromptTemplate[Any]) -> dict[str, Any]:
     return {"max_tokens": ANSWER_TOKENS, "stop": list(_STOP)} if prompt is ANSWER_PROMPT else {}
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """The part of one document that the prompt shows.
-
-    Attributes:
-        document: Index of the document in order of retrieval.
-        text: The whole text, or its passages nearest to the question in document order.
-    """
+class Excerpt(NamedTuple):
+    """The part of a document, by its index, that the prompt shows: all of it, or its nearest passages."""
 
     document: int
     text: str

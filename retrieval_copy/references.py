@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
@@ -98,14 +98,8 @@ class EarlierTurns(ReferenceSource):
 class RecentAnswers(ReferenceSource):
     """A chain's last answers, for phrases that they have in common ("The documents say ...").
 
-    They are kept in memory and passed to local models only. They are omitted if the documents are very large,
-    because references that are the same in every call are indexed only once.
-
-    Args:
-        keep: Number of answers to keep.
-
-    Raises:
-        ValueError: ``keep`` is below 1.
+    The last ``keep`` are kept in memory and passed to local models only. They are omitted if the documents
+    are very large, because references that are the same in every call are indexed only once.
     """
 
     remember = True
@@ -129,8 +123,6 @@ class RecentAnswers(ReferenceSource):
 
 class SimilarAnswers(ReferenceSource):
     """Answers given earlier to similar questions, kept in a vector store.
-
-    The model copies from them where it would write the same text; they are never returned as the answer.
 
     Args:
         store: Any LangChain vector store; use a separate collection.
@@ -162,19 +154,13 @@ class SimilarAnswers(ReferenceSource):
         """Stores an answer, replacing an earlier one to the same question."""
         if question.strip() and answer.strip():
             with self._lock:  # embedded stores, such as local Qdrant, allow one writer at a time
-                self.store.add_texts([question], **_kept(question, answer))
+                name = " ".join(normalised(question).text.split()).casefold()
+                identifier = str(uuid.uuid5(_NAMESPACE, name))
+                self.store.add_texts([question], [{_ANSWER: answer}], ids=[identifier])
 
     async def aadd(self, question: str, answer: str) -> None:
         """Stores an answer, replacing an earlier one to the same question."""
-        if type(self.store).aadd_texts is VectorStore.aadd_texts:  # the default runs add_texts on a thread
-            await run_in_executor(None, self.add, question, answer)
-        elif question.strip() and answer.strip():
-            await self.store.aadd_texts([question], **_kept(question, answer))
-
-
-def _kept(question: str, answer: str) -> dict[str, Any]:
-    identifier = str(uuid.uuid5(_NAMESPACE, " ".join(normalised(question).text.split()).casefold()))
-    return {"metadatas": [{_ANSWER: answer}], "ids": [identifier]}
+        await run_in_executor(None, self.add, question, answer)
 
 
 async def retrieved(

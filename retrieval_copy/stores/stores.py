@@ -39,11 +39,10 @@ class BM25Retriever(BaseRetriever):
     def model_post_init(self, context: Any, /) -> None:
         """Builds the BM25 index."""
         super().model_post_init(context)
-        # Numbers instead of words: a text is then a tenth as large in memory.
-        numbers: dict[str, int] = {}
+        numbers: dict[str, int] = {}  # instead of words: a text is then a tenth as large in memory
         words = [
-            [numbers.setdefault(term, len(numbers)) for term in terms(document.page_content)]
-            for document in self.documents
+            [numbers.setdefault(term, len(numbers)) for term in terms(one.page_content)]
+            for one in self.documents
         ]
         if numbers:
             try:
@@ -95,8 +94,7 @@ def qdrant_store(
         client_options: Further arguments of ``QdrantClient``.
 
     Raises:
-        ValueError: Neither or both of ``path`` and ``url`` are given, or the collection holds vectors of
-            another length.
+        ValueError: Neither or both of ``path`` and ``url`` are given, or vectors have another length.
         ConnectionError: There is no server at ``url``, or it refuses the request.
         RuntimeError: Another process has opened the folder.
         ImportError: The ``rag`` extra is not installed.
