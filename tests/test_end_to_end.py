@@ -15,8 +15,9 @@ from langchain_core.runnables import Runnable
 
 from benchmarks import sot_latency
 from examples import demo
+from langchain_parallel_decoding import command
 from local_backend import ChatLocal
-from sot_chains import ModelProfile, SkeletonOfThought, cli
+from sot_chains import ModelProfile, SkeletonOfThought
 from sot_chains.filters.heading import HeadingFilter
 from sot_chains.filters.overrun import OverrunFilter
 from sot_chains.outline.skeleton import parse_skeleton
@@ -153,7 +154,7 @@ def test_the_command_asks_the_default_model_unless_told_otherwise(
     monkeypatch.setattr(ChatLocal, "from_pretrained", classmethod(load))
     monkeypatch.setattr(ChatLocal, "close", lambda self: None)
     for arguments in ([], ["--model", "local:some/model.gguf"]):
-        assert cli.main(["ask", QUESTION["question"], "--no-plain", *arguments]) == 0
+        assert command.main(["ask", QUESTION["question"], "--no-plain", *arguments]) == 0
     assert asked == [None, "some/model.gguf"]
     assert "critical path" in capsys.readouterr().out
 
