@@ -178,11 +178,6 @@ class ChatLocal(EngineChatModel):
         return bool(self.engine.tokenizer.is_fast)
 
     @property
-    def num_parameters(self) -> int:
-        """How many weights the model has."""
-        return sum(weights.numel() for weights in self.engine.model.parameters())
-
-    @property
     def _llm_type(self) -> str:
         return "chat-local"
 
