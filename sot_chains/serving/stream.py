@@ -97,11 +97,12 @@ async def packets(
     makes an event.
     """
     waiting: list[bytes | str] = []
-    has_news = asyncio.Event()
+    loop, next_at, has_news = asyncio.get_running_loop(), 0.0, asyncio.Event()
 
     def send(event: bytes | str) -> None:
+        if not waiting:
+            loop.call_at(next_at, has_news.set)
         waiting.append(event)
-        has_news.set()
 
     writing = asyncio.create_task(write(send))
     writing.add_done_callback(lambda _: has_news.set())
@@ -113,8 +114,8 @@ async def packets(
             if waiting:
                 packet = _joined(waiting, encode)
                 waiting.clear()
+                next_at = loop.time() + pace.seconds
                 yield packet
-                await asyncio.wait([writing], timeout=pace.seconds)
         writing.result()
     finally:
         pace.num_readers -= 1
