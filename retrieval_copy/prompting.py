@@ -101,11 +101,7 @@ def excerpts(
 ) -> list[Excerpt]:
     """Selects the distinct texts that fit into ``max_tokens``, in order, and passages of the next one.
 
-    Args:
-        texts: Texts of the documents, in order of retrieval.
-        question: Passages that share its rarer words are preferred.
-        max_tokens: Token budget of all excerpts together.
-        count: Counts the tokens of a text.
+    Passages that share the rarer words of ``question`` are preferred; ``count`` counts the tokens of a text.
     """
     shown = []
     seen = set[str]()
