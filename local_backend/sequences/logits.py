@@ -160,12 +160,7 @@ class LogitsRules:
     def for_row(
         self, prompt_token_ids: Sequence[int], max_length: int, processors: Sequence[LogitsProcessorLike] = ()
     ) -> RowLogits | None:
-        """The processors of one row; ``None`` if there are none.
-
-        Args:
-            prompt_token_ids: The row's prompt.
-            max_length: Maximum tokens of prompt and answer.
-            processors: The row's own, applied last.
+        """The processors of one row, its own last; ``None`` if there are none.
 
         Raises:
             ValueError: One of ``processors`` cannot be applied to drafted tokens.
