@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from sot_chains.answering.answer import Answer
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("sot_chains", "local_backend", "retrieval_copy")
@@ -246,3 +250,10 @@ def test_the_page_on_architecture_says_the_same() -> None:
     assert said == LAYERS
     for name in re.findall(r"<br/>((?:\w+/)+\w+\.py)", page):
         assert any((ROOT / package / name).exists() or (ROOT / name).exists() for package in PACKAGES), name
+
+
+def test_the_page_on_architecture_shows_the_algorithm_as_it_is() -> None:
+    """Fails after a change of ``Answer.write``: copy its source into the page."""
+    source = textwrap.dedent(inspect.getsource(Answer.write)).rstrip()
+    assert f"```python\n{source}\n```" in (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert len(source.splitlines()) <= 40
