@@ -19,7 +19,9 @@ assert importlib.util.find_spec("torch") is None
 from langchain_core.language_models import FakeListChatModel
 from sot_chains import SkeletonOfThought
 model = FakeListChatModel(responses=["1. Plan\\n2. Rest", "Make a list.", "Take breaks."])
-message = SkeletonOfThought(model).invoke("How can I get more done in a day?")
+print(SkeletonOfThought(model).invoke("What is 12 * 7?").text)  # routed by words and form
+model.i = 0
+message = SkeletonOfThought(model, router="always").invoke("How can I get more done in a day?")
 assert message.response_metadata["sot"]["route"] == "sot", message
 print(message.text)
 assert "torch" not in sys.modules
