@@ -26,7 +26,7 @@ from sot_chains.calls.model_call import Caller
 from sot_chains.calls.options import AnswerOptions, CallOptions
 from sot_chains.calls.request import Request
 from sot_chains.calls.trace import Call
-from sot_chains.outline.marks import MarkReader
+from sot_chains.outline.marks import read_mark
 from sot_chains.outline.reader import OutlineReader, find_fault
 from sot_chains.outline.skeleton import Point, Skeleton
 from sot_chains.outline.thoughts import numbered
@@ -53,7 +53,6 @@ class Answer:
         self._call_options = call_options
         self._conclusion = options.conclusion
         self._fault: str | None = None  # of the outline
-        self._marks: MarkReader | None = None
         self._part_of: dict[int, Part] = {}  # by the number of the point
         self._messages = Messages(options, conversation)
         self._caller = Caller(options, call_options)
@@ -210,8 +209,10 @@ class Answer:
         if not points:
             return []
         if self._messages.marks_needs and not self._given:
-            self._marks = self._marks or MarkReader()
-            points = list(map(self._marks.read, points))
+            read = list(self._record.skeleton)
+            for point in points:
+                read.append(read_mark(point, read))
+            points = read[-len(points) :]
         if self._conclusion == "first" and not self._record.parts:
             self._begin_conclusion()
         self._record.skeleton = Skeleton((*self._record.skeleton.points, *points))

@@ -45,9 +45,7 @@ class OverrunFilter:
         if not self._is_begun:
             self._is_begun = True
             first = piece[0].casefold()
-            self._has_line = first.isalpha()
-            for heading in self._headings:
-                self._has_line = self._has_line and not heading.startswith(first)
+            self._has_line = first.isalpha() and first not in "".join([one[:1] for one in self._headings])
             if not self._has_line:  # a text begins with a line, which may be that of another point
                 self._held, self._num_extra = "\n", 1
         if not (self._held or _MAY_BEGIN.search(piece)):  # the usual case
@@ -63,11 +61,9 @@ class OverrunFilter:
         for found in _CANDIDATE.finditer(text):
             line, line_break, _ = text[found.end() :].partition("\n")
             is_whole = bool(line_break) or is_last
-            if found[0][0] == "\n":
-                begins = self._line_begins_other(line, is_whole=is_whole)
-                self._has_line |= begins is False and bool(line)
-            else:
-                begins = self._has_numbered_heading(line, is_whole=is_whole)
+            is_line = found[0][0] == "\n"
+            begins = self._begins_other(line, is_line=is_line, is_whole=is_whole)
+            self._has_line |= is_line and begins is False and bool(line)
             if begins is not False:
                 self.is_over, end = bool(begins), found.start()
                 break
@@ -76,12 +72,18 @@ class OverrunFilter:
         start, self._num_extra = self._num_extra, max(0, self._num_extra - end)
         return text[start:end]
 
-    def _line_begins_other(self, line: str, *, is_whole: bool) -> bool | None:
-        """Whether ``line`` begins another point; ``None`` if more of it is needed to tell."""
+    def _begins_other(self, line: str, *, is_line: bool, is_whole: bool) -> bool | None:
+        """Whether ``line`` begins another point; ``None`` if more of it is needed to tell.
+
+        Args:
+            line: A line, or the rest of one from a number on.
+            is_line: Whether it is a whole line.
+            is_whole: Whether its end is known.
+        """
         body = line.strip()
-        if not is_whole and "```".startswith(body[:3]) and len(body) < 3:
+        if is_line and not is_whole and body in ("", "`", "``"):
             return None
-        if body.startswith("```"):
+        if is_line and body.startswith("```"):
             self._is_code = not self._is_code
             return False
         if self._is_code:
@@ -89,23 +91,19 @@ class OverrunFilter:
         if not is_whole and _BEGUN_MARKER.fullmatch(line):
             return None
         number, rest = split_number(body)
-        if number is not None:
-            return self._is_numbered_like_other(number, rest.strip(_DECORATION), is_whole=is_whole)
-        return self._is_heading(body.lstrip(_DECORATION).casefold(), is_whole=is_whole)
-
-    def _is_numbered_like_other(self, number: int, rest: str, *, is_whole: bool) -> bool | None:
-        if number in (1, self._next_in_list) or number == self._number:
-            heading = self._headings[number - 1] if 0 < number <= len(self._headings) else ""
-            if heading and (number != self._number or self._has_line):  # with its own, it begins again
-                begun = rest.casefold()
-                if begun.startswith(heading):
-                    return True
-                if not is_whole and heading.startswith(begun):
-                    return None
-            if number in (1, self._next_in_list):
-                self._next_in_list = number + 1
+        if number is None:
+            return is_line and self._is_heading(body.lstrip(_DECORATION).casefold(), is_whole=is_whole)
+        begun, is_own = rest.strip(_DECORATION).casefold(), number == self._number
+        if 0 < number <= len(self._headings) and (not is_own or (is_line and self._has_line)):
+            heading = self._headings[number - 1]
+            if begun.startswith(heading):  # with its own, the point begins again
+                return True
+            if not is_whole and heading.startswith(begun):
+                return None
+        if is_line and number in (1, self._next_in_list):
+            self._next_in_list = number + 1
             return False
-        return number <= len(self._headings) + 1
+        return is_line and not is_own and number <= len(self._headings) + 1
 
     def _is_heading(self, body: str, *, is_whole: bool) -> bool | None:
         for number, heading in enumerate(self._headings, 1):
@@ -120,17 +118,3 @@ class OverrunFilter:
             elif not is_whole and heading.startswith(body):
                 return None
         return False
-
-    def _has_numbered_heading(self, line: str, *, is_whole: bool) -> bool | None:
-        """Whether ``line`` begins with the number and the heading of another point."""
-        if self._is_code:
-            return False
-        if not is_whole and _BEGUN_MARKER.fullmatch(line):
-            return None
-        number, rest = split_number(line)
-        if number is None or number == self._number or not 0 < number <= len(self._headings):
-            return False
-        begun, heading = rest.strip(_DECORATION).casefold(), self._headings[number - 1]
-        if begun.startswith(heading):
-            return True
-        return None if not is_whole and heading.startswith(begun) else False

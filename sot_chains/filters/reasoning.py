@@ -8,40 +8,29 @@ is. Pure functions of text. Does not know models.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterable
 
-
-class _Block(NamedTuple):
-    opening: str
-    closing: str
-    is_certain: bool = True  # whether an opening without a closing is reasoning to the end
-
-
-# DeepSeek-R1, Qwen3 and many more; Magistral; Kimi; Seed; Sky-T1; Cohere; gpt-oss; Gemma; Granite. The last
-# but one is gpt-oss behind a server that drops special tokens.
-_BLOCKS = (
-    *(
-        _Block(f"<{name}>", f"</{name}>")
-        for name in ("think", "thinking", "thought", "reasoning", "analysis")
-    ),
-    _Block("<seed:think>", "</seed:think>"),
-    _Block("[THINK]", "[/THINK]"),
-    _Block("◁think▷", "◁/think▷"),
-    _Block("<|begin_of_thought|>", "<|end_of_thought|>"),
-    _Block("<|START_THINKING|>", "<|END_THINKING|>"),
-    _Block("<|channel|>analysis<|message|>", "<|end|>"),
-    _Block("<|channel|>commentary<|message|>", "<|end|>"),
-    _Block("<|channel>thought", "<channel|>"),
-    _Block("<unused94>thought", "<unused95>"),
-    _Block("analysis", "assistantfinal", is_certain=False),
-    _Block("Here is my thought process:", "Here is my response:", is_certain=False),
-)
+# By opening, the closing. DeepSeek-R1, Qwen3 and many more; Magistral; Kimi; Seed; Sky-T1; Cohere; gpt-oss;
+# Gemma.
+_BLOCKS = {
+    **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "thought", "reasoning", "analysis")},
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|channel|>analysis<|message|>": "<|end|>",
+    "<|channel|>commentary<|message|>": "<|end|>",
+    "<|channel>thought": "<channel|>",
+    "<unused94>thought": "<unused95>",
+}
+# Plain words, which begin reasoning only if the closing follows: gpt-oss behind a server that drops special
+# tokens; Granite.
+_UNCERTAIN_BLOCKS = {
+    "analysis": "assistantfinal",
+    "Here is my thought process:": "Here is my response:",
+}
 # What may stand around the answer that follows reasoning.
-_ANSWER = re.compile(
-    r"\s*(?:<answer>|<response>|<\|begin_of_solution\|>|<\|START_RESPONSE\|>|"
-    r"<\|start\|>assistant<\|channel\|>final<\|message\|>|<\|channel\|>final<\|message\|>)",
-    re.IGNORECASE,
-)
 _ANSWER_STARTS = (
     *("<answer>", "<response>", "<|begin_of_solution|>", "<|START_RESPONSE|>"),
     *("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
@@ -49,14 +38,17 @@ _ANSWER_STARTS = (
 _ANSWER_ENDS = (
     *("</answer>", "</response>", "<|end_of_solution|>", "<|END_RESPONSE|>", "<|return|>", "<|end|>"),
 )
-_CERTAIN = [block for block in _BLOCKS if block.is_certain]
-_LONE_CLOSINGS = tuple(block.closing for block in _CERTAIN if block.closing not in ("<|end|>", "<channel|>"))
-_LONE = re.compile("|".join(map(re.escape, _LONE_CLOSINGS)), re.IGNORECASE)
-_OPENING = re.compile("|".join(re.escape(block.opening) for block in _CERTAIN), re.IGNORECASE)
-_LONGEST_TAG = max(len(block.closing) for block in _BLOCKS)
-_FIRST_CHARACTERS = "".join({block.opening[0] for block in _BLOCKS}).lower()
-_NO_TEXT = f"{_FIRST_CHARACTERS} \t\r\n"  # what the text of an answer does not begin with, as far as is known
-_QUOTES = "`'\"“”‘’«»()（）「」"
+_CLOSINGS = [closing for closing in _BLOCKS.values() if closing not in ("<|end|>", "<channel|>")]
+_QUOTES = tuple("`'\"“”‘’«»()（）「」")
+
+
+def _any_of(tags: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, tags)), re.IGNORECASE)
+
+
+_OPENING, _CLOSING = _any_of(_BLOCKS), _any_of(_CLOSINGS)
+_TAG_START = re.compile(r"[<\[◁]")  # with which all tags begin, and which none has further on
+_NO_TEXT = re.compile(r"[\s<\[◁ah]|\Z", re.IGNORECASE)  # what may stand before text, or begin a block
 
 
 class ReasoningFilter:
@@ -74,10 +66,8 @@ class ReasoningFilter:
 
     def __init__(self, *, is_open: bool = False) -> None:
         self.reasoning = ""
-        self.has_discarded = False
-        self.was_open = False
-        self._block: _Block | None = _Block("", "</think>", is_certain=False) if is_open else None
-        self._is_implicit = is_open
+        self.has_discarded = self.was_open = False
+        self._opening: str | None = "" if is_open else None  # of the block that is being read
         self._at_start = True
         self._is_answer = False  # whether reasoning came before the text
         self._held = ""
@@ -85,8 +75,8 @@ class ReasoningFilter:
 
     def feed(self, piece: str) -> str:
         """The text of the answer that is certain now."""
-        if not self._held and self._block is None and not ("<" in piece or "[" in piece or "◁" in piece):
-            if self._at_start and not self._is_answer and piece[:1].lower() not in _NO_TEXT:
+        if not self._held and self._opening is None and not _TAG_START.search(piece):
+            if self._at_start and not self._is_answer and not _NO_TEXT.match(piece):
                 self._at_start = False
             if not self._at_start:  # the usual case
                 self._given.append(piece)
@@ -96,133 +86,93 @@ class ReasoningFilter:
 
     def end(self) -> str:
         """The rest, after the last piece."""
-        return self._read(is_last=True) if self._held or self._block else ""
+        return self._read(is_last=True)
 
     def _read(self, *, is_last: bool) -> str:
-        given: list[str] = []
         while True:
-            if self._block is not None:
-                goes_on = self._skip(self._block, is_last=is_last)
+            if self._opening is not None:
+                given = self._skip(self._opening, is_last=is_last)
             elif self._at_start:
-                goes_on = self._start(is_last=is_last)
+                given = self._start(is_last=is_last)
             else:
-                goes_on = self._pass(given, is_last=is_last)
-            if not goes_on:
-                self._given += given
-                return "".join(given)
+                given = self._pass(is_last=is_last)
+            if given is not None:
+                self._given.append(given)
+                return given
 
-    def _start(self, *, is_last: bool) -> bool:
+    # Each of the states takes what it can of the held text. It returns what is given out, or ``None`` if the
+    # rest is for another state.
+
+    def _start(self, *, is_last: bool) -> str | None:
         """At the beginning of the reply, or of what follows a block of reasoning."""
         text = self._held.lstrip()
-        if text and not self._is_answer and text[0].lower() not in _FIRST_CHARACTERS:
-            self._at_start = False  # the usual case
-            return True
-        if self._is_answer and (answer := _ANSWER.match(self._held)):
-            self._held = self._held[answer.end() :]
-            return True
-        for block in _BLOCKS:
-            if text[: len(block.opening)].lower() == block.opening.lower() and self._opens(block, text):
-                self._block = block
-                self._held = text[len(block.opening) :]
-                return True
-        starts = [block.opening for block in _BLOCKS] + list(_ANSWER_STARTS if self._is_answer else ())
-        if not is_last and any(_may_become(text, start) for start in starts):
-            return False
+        tags = [*_BLOCKS, *_UNCERTAIN_BLOCKS, *(_ANSWER_STARTS if self._is_answer else ())]
+        for tag in tags:
+            if _begins(text, tag) and (tag != "analysis" or text[len(tag) :][:1].isupper()):
+                self._held = text[len(tag) :]
+                self._opening = None if tag in _ANSWER_STARTS else tag
+                return None
+        if not is_last and any(_begins(tag, text) for tag in tags):
+            return ""
         if self._is_answer:
             self._held = text
         self._at_start = False
-        return bool(self._held)
+        return None
 
-    def _opens(self, block: _Block, text: str) -> bool:
-        following = text[len(block.opening) :][:1]
-        return block.opening != "analysis" or following.isupper()
-
-    def _skip(self, block: _Block, *, is_last: bool) -> bool:
+    def _skip(self, opening: str, *, is_last: bool) -> str | None:
         """Inside a block of reasoning."""
-        closings = _LONE_CLOSINGS if self._is_implicit else (block.closing,)
-        places = [
-            (place, closing)
-            for closing in closings
-            if (place := self._held.lower().find(closing.lower())) >= 0
-        ]
-        if places:
-            place, closing = min(places)
-            self.reasoning += self._held[:place]
-            self._held = self._held[place + len(closing) :]
-            self._block, self._is_implicit = None, False
+        is_certain = opening in _BLOCKS
+        closings = [_BLOCKS[opening]] if is_certain else [_UNCERTAIN_BLOCKS.get(opening, "")]
+        pattern = _any_of(closings) if opening else _CLOSING
+        if found := pattern.search(self._held):
+            self.reasoning += self._held[: found.start()]
+            self._held, self._opening = self._held[found.end() :], None
             self._at_start = self._is_answer = True
-            return True
-        if block.is_certain:  # the end of a tag may be on its way
-            kept = 0 if is_last else _length_of_beginning(self._held, closings)
-            cut = len(self._held) - kept
-            self.reasoning += self._held[:cut]
-            self._held = self._held[cut:]
+            return None
+        if is_certain:
+            end = len(self._held) if is_last else _find_begun(self._held, closings)
+            self.reasoning += self._held[:end]
+            self._held = self._held[end:]
         elif is_last:  # no block after all
-            self._held = block.opening + self._held
-            self._block, self._is_implicit, self._at_start = None, False, False
-            return bool(self._held)
-        return False
+            self._held, self._opening, self._at_start = opening + self._held, None, False
+            return None
+        return ""
 
-    def _pass(self, given: list[str], *, is_last: bool) -> bool:
+    def _pass(self, *, is_last: bool) -> str | None:
         """In the text of the answer."""
-        if not _has_tag_start(self._held):  # the usual case
-            given.append(self._held)
-            self._held = ""
-            return False
-        for end in _ANSWER_ENDS if self._is_answer else ():
-            self._held = self._held.replace(end, "")
-        searched = 0
-        while closing := _LONE.search(self._held, searched):
-            if not is_last and not self._held[closing.end() :].strip(" \t"):
-                break  # what follows tells whether it is a mention
-            before = "".join([*self._given, *given, self._held[: closing.start()]])
-            if self._closes(before, self._held[closing.end() :]):
-                self.reasoning += before
-                self.has_discarded = self.has_discarded or bool(self._given)
-                self.was_open = True
-                self._held = self._held[closing.end() :]
-                self._given.clear()
-                given.clear()
-                self._at_start = self._is_answer = True
-                return True
-            searched = closing.end()
-        tags = (*_LONE_CLOSINGS, *(_ANSWER_ENDS if self._is_answer else ()))
-        kept = 0 if is_last else _length_of_beginning(self._held, tags)
-        if not is_last and closing is not None:
-            kept = len(self._held) - closing.start()
-        cut = len(self._held) - kept
-        given.append(self._held[:cut])
-        self._held = self._held[cut:]
-        return False
-
-    def _closes(self, before: str, after: str) -> bool:
-        """Whether a closing tag between these ends reasoning, and is not a mention of the tag."""
-        if self._is_answer or _OPENING.search(before):
-            return False
-        if (before[-1:] in _QUOTES and before) or (after[:1] in _QUOTES and after):
-            return False
-        line = before.rpartition("\n")[2]
-        starts_line, ends_line = not line.strip(), not after.partition("\n")[0].strip()
-        return starts_line or ends_line or line.rstrip()[-1] in ".!?。！？:"
-
-
-def _has_tag_start(text: str) -> bool:
-    return "<" in text or "[" in text or "◁" in text
-
-
-def _may_become(text: str, tag: str) -> bool:
-    """Whether ``text`` is a beginning of ``tag``, the empty one included."""
-    return len(text) <= len(tag) and tag[: len(text)].lower() == text.lower()
-
-
-def _length_of_beginning(text: str, tags: tuple[str, ...]) -> int:
-    """How many characters at the end of ``text`` may be the beginning of one of ``tags``."""
-    longest = 0
-    if not _has_tag_start(text[-_LONGEST_TAG:]):
-        return 0
-    for tag in tags:
-        for length in range(min(len(tag) - 1, len(text)), longest, -1):
-            if text[-length:].lower() == tag[:length].lower():
-                longest = length
+        for tag in _ANSWER_ENDS if self._is_answer else ():
+            self._held = self._held.replace(tag, "")
+        end = len(self._held) if is_last else _find_begun(self._held, [*_CLOSINGS, *_ANSWER_ENDS])
+        for closing in _CLOSING.finditer(self._held):
+            before, after = self._held[: closing.start()], self._held[closing.end() :]
+            if not is_last and not after.strip(" \t"):  # what follows tells whether it is a mention
+                end = closing.start()
                 break
-    return longest
+            before = "".join([*self._given, before])
+            if not self._is_answer and _closes(before, after):
+                self.reasoning += before
+                self.has_discarded = self.has_discarded or any(self._given)
+                self._held = after
+                self._given.clear()
+                self.was_open = self._at_start = self._is_answer = True
+                return None
+        given, self._held = self._held[:end], self._held[end:]
+        return given
+
+
+def _closes(before: str, after: str) -> bool:
+    """Whether a closing tag between these ends reasoning, and is not a mention of the tag."""
+    if _OPENING.search(before) or before.endswith(_QUOTES) or after.startswith(_QUOTES):
+        return False
+    line = before.rpartition("\n")[2].rstrip()
+    return not line or not after.partition("\n")[0].strip() or line[-1] in ".!?。！？:"
+
+
+def _begins(text: str, beginning: str) -> bool:
+    return text[: len(beginning)].lower() == beginning.lower()
+
+
+def _find_begun(text: str, tags: Iterable[str]) -> int:
+    """Where the beginning of one of ``tags`` stands at the end of ``text``; its length if there is none."""
+    start = max(map(text.rfind, "<[◁"))
+    return start if start >= 0 and any(_begins(tag, text[start:]) for tag in tags) else len(text)

@@ -7,6 +7,7 @@ can arise; other numbers in a mark are ignored. A pure function of text, in line
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from sot_chains.outline.skeleton import Point
@@ -19,25 +20,11 @@ _MARK = re.compile(
 _NUMBER = re.compile(r"\d+")
 
 
-class MarkReader:
-    """Reads the marks of the points, one point after the other.
-
-    Attributes:
-        points: The points so far, without their marks, with what they build on.
-    """
-
-    def __init__(self) -> None:
-        self.points: list[Point] = []
-        self._texts: set[str] = set()
-
-    def read(self, point: Point) -> Point:
-        """Returns the point without its mark, with the points it builds on."""
-        text, needs = parse_needs(point.text, point.number)
-        if text.casefold() in self._texts:  # points have different texts
-            text = point.text
-        self._texts.add(text.casefold())
-        self.points.append(replace(point, text=text, needs=needs))
-        return self.points[-1]
+def read_mark(point: Point, earlier: Iterable[Point]) -> Point:
+    """Returns the point without its mark, unless it would be called as an earlier one, with what it needs."""
+    text, needs = parse_needs(point.text, point.number)
+    is_new = text.casefold() not in [other.text.casefold() for other in earlier]
+    return replace(point, text=text if is_new else point.text, needs=needs)
 
 
 def parse_needs(heading: str, number: int) -> tuple[str, tuple[int, ...]]:

@@ -54,10 +54,6 @@ class Skeleton:
         """The headings with case folded, to compare with."""
         return tuple(map(str.casefold, map(attrgetter("text"), self.points)))
 
-    def first(self, count: int | None) -> Skeleton:
-        """The skeleton without the points after the first ``count``; ``None`` keeps all."""
-        return self if count is None else Skeleton(self.points[:count])
-
     def __len__(self) -> int:
         return len(self.points)
 

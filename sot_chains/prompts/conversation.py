@@ -18,12 +18,12 @@ class Conversation:
     Attributes:
         messages: The messages as given, without lone surrogates.
         question: The text of the last human message, never blank.
-        place: The index of that message in ``messages``.
+        index: The index of that message in ``messages``.
     """
 
     messages: tuple[BaseMessage, ...]
     question: str
-    place: int
+    index: int
 
     @classmethod
     def of(cls, model_input: LanguageModelInput) -> Conversation:
@@ -34,56 +34,41 @@ class Conversation:
             ValueError: There is no human message, or the last one has no text.
         """
         messages = tuple(map(_cleaned, _messages(model_input)))
-        place = len(messages) - 1
-        while place >= 0 and not isinstance(messages[place], HumanMessage):
-            place -= 1
-        if place < 0:
+        index = len(messages) - 1
+        while index >= 0 and not isinstance(messages[index], HumanMessage):
+            index -= 1
+        if index < 0:
             kinds = [message.type for message in messages]
             raise ValueError(f"there is no question: expected a human message, got messages of types {kinds}")
-        question = str(messages[place].text).strip()
+        question = str(messages[index].text).strip()
         if not question:
             raise ValueError(
-                f"the question is empty: the last human message says {messages[place].content!r:.80}; "
+                f"the question is empty: the last human message says {messages[index].content!r:.80}; "
                 "expected text that asks something"
             )
-        return cls(messages, question, place)
+        return cls(messages, question, index)
 
     @property
     def ends_with_question(self) -> bool:
         """Whether no message follows the question, such as a tool result or a partial reply."""
-        return self.place == len(self.messages) - 1
+        return self.index == len(self.messages) - 1
 
-    def asking(
-        self,
-        request: str,
-        *,
-        reply_start: str | None = None,
-        examples: Sequence[tuple[str, str]] = (),
-    ) -> list[BaseMessage]:
-        """The conversation with ``request`` in place of the question.
-
-        Content of the question other than text, such as an image, is kept.
+    def asking(self, request: str, examples: Sequence[tuple[str, str]] = ()) -> list[BaseMessage]:
+        """The conversation with ``request`` in place of the question, whose images are kept.
 
         Args:
             request: The text that replaces the question.
-            reply_start: The beginning of the model's reply, added as a final assistant message.
             examples: Pairs of request and reply, inserted after the system messages.
         """
-        question = self.messages[self.place]
+        question = self.messages[self.index]
         content = request if isinstance(question.content, str) else _with_text(question.content, request)
         asked = question.model_copy(update={"content": content})
-        messages = [*self.messages[: self.place], asked, *self.messages[self.place + 1 :]]
+        messages = [*self.messages[: self.index], asked, *self.messages[self.index + 1 :]]
         if examples:
-            num_system = next(
-                i for i, message in enumerate(messages) if not isinstance(message, SystemMessage)
-            )
-            turns = [
-                message
-                for example_request, reply in examples
-                for message in (HumanMessage(content=example_request), AIMessage(content=reply))
-            ]
-            messages[num_system:num_system] = turns
-        return messages if reply_start is None else [*messages, AIMessage(content=reply_start)]
+            turns = [turn for asked, reply in examples for turn in (HumanMessage(asked), AIMessage(reply))]
+            begin = next(i for i, message in enumerate(messages) if not isinstance(message, SystemMessage))
+            messages[begin:begin] = turns
+        return messages
 
 
 def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:

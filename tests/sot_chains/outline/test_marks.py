@@ -4,14 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.outline.marks import MarkReader, parse_needs
-from sot_chains.outline.skeleton import Skeleton
+from sot_chains.outline.marks import parse_needs, read_mark
+from sot_chains.outline.skeleton import Point, Skeleton
 
 
 def with_needs(skeleton: Skeleton) -> Skeleton:
     """The skeleton with the marks of its headings read and removed."""
-    reader = MarkReader()
-    return Skeleton(tuple(map(reader.read, skeleton)))
+    points: list[Point] = []
+    for point in skeleton:
+        points.append(read_mark(point, points))
+    return Skeleton(tuple(points))
 
 
 @pytest.mark.parametrize(

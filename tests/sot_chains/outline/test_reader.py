@@ -65,7 +65,7 @@ def test_points_given_out_do_not_depend_on_how_the_text_is_cut(
     assert len(in_pieces) != 1
     assert [point.number for point in in_pieces] == list(range(1, len(in_pieces) + 1))
     if start is None:
-        whole = parse_skeleton(text).first(most)
+        whole = parse_skeleton(text).points[:most]
         assert in_pieces == (list(whole) if len(whole) >= 2 else [])
 
 

@@ -111,8 +111,6 @@ def test_points_are_numbered_anew_and_rendered() -> None:
     skeleton = parse_skeleton("1. Sleep\n2. Sleep\n3. Food")
     assert skeleton.points == (Point(1, "Sleep"), Point(2, "Food"))
     assert skeleton.text == "1. Sleep\n2. Food"
-    assert skeleton.first(1).points == (Point(1, "Sleep"),)
-    assert skeleton.first(None) == skeleton
     assert len(skeleton) == 2
     assert list(skeleton) == list(skeleton.points)
 

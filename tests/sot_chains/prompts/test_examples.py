@@ -37,14 +37,13 @@ def test_they_stand_behind_system_messages_and_before_the_conversation() -> None
     conversation = Conversation.of(
         [SystemMessage("Be brief."), HumanMessage("Hello"), HumanMessage("And now?")]
     )
-    messages = conversation.asking("request", reply_start="1.", examples=[("asked", "replied")])
+    messages = conversation.asking("request", [("asked", "replied")])
     assert [message.text for message in messages] == [
         "Be brief.",
         "asked",
         "replied",
         "Hello",
         "request",
-        "1.",
     ]
 
 
