@@ -81,15 +81,12 @@ class OverrunFilter:
             is_whole: Whether its end is known.
         """
         body = line.strip()
-        if is_line and not is_whole and body in ("", "`", "``"):
+        if not is_whole and (body in ("`", "``") or _BEGUN_MARKER.fullmatch(line)):
             return None
-        if is_line and body.startswith("```"):
-            self._is_code = not self._is_code
+        is_fence = is_line and body.startswith("```")
+        self._is_code ^= is_fence
+        if self._is_code or is_fence:
             return False
-        if self._is_code:
-            return False
-        if not is_whole and _BEGUN_MARKER.fullmatch(line):
-            return None
         number, rest = split_number(body)
         if number is None:
             return is_line and self._is_heading(body.lstrip(_DECORATION).casefold(), is_whole=is_whole)
