@@ -10,8 +10,8 @@ from langchain_core.messages.ai import UsageMetadata
 
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
-from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace, total_usage
-from sot_chains.calls.usage import Cost, Tokens, added, compute_cost, sum_tokens
+from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace
+from sot_chains.calls.usage import Cost, Tokens, added, compute_cost, sum_tokens, total_usage
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -149,7 +149,7 @@ class AnswerRecord:
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
             num_calls=num_calls,
             num_requests=num_requests,
-            usage=total_usage(self.calls),
+            usage=total_usage(call.usage for call in self.calls),
             cost=self._cost(call.usage if call and points else None),
         )
 
@@ -161,9 +161,7 @@ class AnswerRecord:
                 stages.setdefault(call.stage, []).append(call.usage)
             if call.estimated:
                 estimated = added(call.estimated, estimated)
-        tokens: dict[str, Tokens] = {}
-        for stage, usages in stages.items():
-            tokens[stage] = sum_tokens(usages)
+        tokens = {stage: sum_tokens(usages) for stage, usages in stages.items()}
         plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
         return compute_cost(tokens, estimated, self._options.price, plain_input)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from sot_chains.calls.request import Request
 from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, num_message_tokens, num_tokens
-from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError
+from sot_chains.providers.base import Delta, PrefillRefusedError, Provider, ProviderError
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import without_answer
 from sot_chains.providers.langchain import LangChainProvider
@@ -47,7 +47,8 @@ class Caller:
         self._begin = time.perf_counter()
         provider, limiter = options.provider, options.limiter
         self._vendor = provider if isinstance(provider, VendorProvider) else None
-        self._wrapped = provider if isinstance(provider, LangChainProvider) else None
+        self._takes_stop = not isinstance(provider, LangChainProvider) or provider.takes_stop
+        self._own = _find_own(provider, call_options.parameters)
         self._limiter = limiter if limiter and not limiter.is_unlimited else None
         self._is_limited = self._limiter is not None or call_options.limit is not None
         self._is_heard = not nobody_listens(call_options.config)
@@ -124,8 +125,8 @@ class Caller:
         try:
             async for delta in deltas:
                 call.note(delta, self.now())
-                if delta.rate_limits and self._options.limiter:
-                    self._options.limiter.update_from_headers(delta.rate_limits)
+                if delta.pause_seconds and self._options.limiter:
+                    self._options.limiter.pause(delta.pause_seconds)
                 yield delta
         except BaseException as error:
             try:
@@ -146,30 +147,16 @@ class Caller:
         if request.prefix and self._vendor:
             parameters["prefix"] = request.prefix
         bounds = request.bounds
-        if bounds.stop and self._takes_stop:
-            own = self._own("stop") or []
+        if bounds.stop and self._takes_stop and not self._options.expectations.refuses_stop:
+            own = self._own.get("stop") or []
             parameters["stop"] = [*([own] if isinstance(own, str) else own), *bounds.stop][:_MOST_STOPS]
         if bounds.max_tokens is not None:
-            most = self._own("max_tokens")
+            most = self._own.get("max_tokens")
             if self._call_options.parameters.get("max_tokens") is None:  # a call's bound is the user's
                 most = min(most or bounds.max_tokens, bounds.max_tokens)
             parameters["max_tokens"] = most
             call.has_our_bound = most == bounds.max_tokens
         return {"config": config, **parameters}
-
-    def _own(self, name: str) -> Any:
-        """The user's value of a parameter, for this call or for the model."""
-        given = self._call_options.parameters.get(name)
-        if given is None and self._wrapped:
-            given = self._wrapped.bound.get(name)
-        if given is None and self._wrapped and (local := self._wrapped.local):
-            given = {"stop": local.stop, "max_tokens": local.max_tokens}[name]
-        return given
-
-    @property
-    def _takes_stop(self) -> bool:
-        is_taken = self._wrapped is None or self._wrapped.takes_stop
-        return is_taken and not self._options.expectations.refuses_stop
 
     @asynccontextmanager
     async def _admitted(
@@ -236,12 +223,11 @@ class Caller:
         Raises:
             ProviderError: The server asks to wait longer than that.
         """
-        retries, deadline = self._options.retries, self._call_options.deadline_seconds
-        failure = as_provider_error(error)
+        deadline, failure = self._call_options.deadline_seconds, as_provider_error(error)
         if not failure.is_retryable:
             return None
-        pause = retries.pause_seconds(num_attempts, failure)
-        if num_attempts >= retries.max_attempts:
+        pause = self._options.retries.pause_seconds(num_attempts, failure)
+        if num_attempts >= self._options.retries.max_attempts:
             return None
         # A server that says "later" has not failed: that is waited out under every policy.
         if self._options.policy(request.point, error) != "retry" and not failure.was_refused:
@@ -256,6 +242,14 @@ class Caller:
             num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
             call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
         if self._options.limiter and failure.was_refused:
-            self._options.limiter.update_from_headers(
-                failure.rate_limits, retry_after_seconds=failure.retry_after_seconds
-            )
+            self._options.limiter.pause(failure.retry_after_seconds or 0.0)
+
+
+def _find_own(provider: Provider, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's own values of parameters, for this call, bound to the model or set in it."""
+    values: list[Mapping[str, Any]] = [parameters]
+    if isinstance(provider, LangChainProvider):
+        values.insert(0, provider.bound)
+        if local := provider.local:
+            values.insert(0, {"stop": local.stop, "max_tokens": local.max_tokens})
+    return {name: value for given in values for name, value in given.items() if value is not None}

@@ -2,7 +2,7 @@
 
 Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first.
 Only the first in the queue checks the limits; the others sleep until their turn, so thousands of them cost
-nothing. ``asyncio-throttle`` counts requests, a :class:`~sot_chains.calls.window.Window` tokens.
+nothing. ``asyncio-throttle`` counts requests, a :class:`Window` tokens.
 
 Event loops may share an account: the queue belongs to none of them. The usage of other processes is known
 only from what the server reports.
@@ -14,20 +14,22 @@ import asyncio
 import heapq
 import itertools
 import logging
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from uuid import uuid4
 
 from asyncio_throttle.throttler import Throttler
 
-from sot_chains.calls.window import Spent, Window
-from sot_chains.providers.base import ProviderError, RateLimits
+from sot_chains.providers.base import ProviderError
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count()
 _LONG_SECONDS = 5.0
+_UNLIMITED = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,54 @@ class Limits:
                 raise ValueError(f"{name} must be positive, got {value}; omit it for no limit")
 
 
+@dataclass(slots=True)
+class Spent:
+    """Tokens reserved at one moment, corrected once the server reports the actual number."""
+
+    at: float
+    tokens: int
+    counts: bool = True
+
+
+class Window:
+    """At most ``limit`` tokens in any window of ``seconds``. Pure: the caller passes the time.
+
+    A leaky bucket would allow up to twice the limit in one window (its saved capacity plus the refill), so
+    every reservation is kept for a whole window.
+    """
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self.limit = limit
+        self.seconds = seconds
+        self._spent: deque[Spent] = deque()
+        self._total = 0
+
+    def seconds_until(self, tokens: int, now: float) -> float:
+        """Seconds until ``tokens``, at most ``limit``, fit; ``0.0`` if they fit now."""
+        while self._spent and now - self._spent[0].at > self.seconds:
+            expired = self._spent.popleft()
+            self._total -= expired.tokens
+            expired.counts = False
+        missing = tokens - (self.limit - self._total)
+        for spent in self._spent if missing > 0 else ():
+            missing -= spent.tokens
+            if missing <= 0:
+                return max(spent.at + self.seconds - now, 0.0) or 1e-4  # exactly at the edge it still counts
+        return 0.0
+
+    def spend(self, tokens: int, now: float) -> Spent:
+        """Reserves ``tokens``."""
+        spent = Spent(now, tokens)
+        self._spent.append(spent)
+        self._total += tokens
+        return spent
+
+    def correct(self, spent: Spent, tokens: int) -> None:
+        """Replaces the reserved tokens by those actually used."""
+        self._total += (tokens - spent.tokens) * spent.counts
+        spent.tokens = tokens
+
+
 @dataclass(slots=True, order=True)
 class _Waiter:
     """A call in the queue; ordered by question, then by arrival."""
@@ -84,10 +134,6 @@ class Limiter:
     """Admits the calls of one account in order, within its limits.
 
     Copies share this limiter; unpickled, it is the limiter with the same key in the process that reads it.
-
-    Args:
-        limits: The limits.
-        key: Names the account among all limiters of the process, if it is one of them.
     """
 
     def __init__(self, limits: Limits, key: Hashable | None = None) -> None:
@@ -97,8 +143,8 @@ class Limiter:
         self._queue: list[_Waiter] = []
         self._first: _Waiter | None = None  # the one that checks the limits
         self._closed_until = self._asked_seconds = 0.0
-        self._requests: Throttler | None = None
-        self._tokens: Window | None = None
+        self._requests = Throttler(0)
+        self._tokens = Window(0, 0.0)
         self.change(limits)
 
     def __deepcopy__(self, memo: object) -> Limiter:
@@ -114,27 +160,21 @@ class Limiter:
         seconds = limits.window_seconds + min(0.01 * limits.window_seconds, 0.25)
         with self._lock:
             self.limits = limits
-            if limits.requests_per_minute is None:
-                self._requests = None
-            else:
-                self._requests = self._requests or Throttler(limits.requests_per_minute)
-                self._requests.rate_limit, self._requests.period = limits.requests_per_minute, seconds
-            if limits.tokens_per_minute is None:
-                self._tokens = None
-            else:
-                self._tokens = self._tokens or Window(limits.tokens_per_minute, seconds)
-                self._tokens.limit, self._tokens.seconds = limits.tokens_per_minute, seconds
+            self._requests.rate_limit = limits.requests_per_minute or _UNLIMITED
+            self._tokens.limit = limits.tokens_per_minute or _UNLIMITED
+            self._requests.period = self._tokens.seconds = seconds
 
     @property
     def counts_tokens(self) -> bool:
         """Whether calls must state how many tokens they expect to use."""
-        return self._tokens is not None
+        return self.limits.tokens_per_minute is not None
 
     @property
     def is_unlimited(self) -> bool:
         """Whether nothing restricts calls now: no limits, and no pause that the server asked for."""
-        limits = self._requests, self._tokens, self.limits.max_concurrent
-        return limits == (None, None, None) and self._closed_until <= time.monotonic()
+        said = self.limits
+        is_limited = said.requests_per_minute or said.tokens_per_minute or said.max_concurrent
+        return not is_limited and self._closed_until <= time.monotonic()
 
     @property
     def num_waiting(self) -> int:
@@ -143,7 +183,7 @@ class Limiter:
 
     async def admit(
         self, question: int, tokens: int = 0, *, longest_wait_seconds: float = float("inf")
-    ) -> Spent | None:
+    ) -> Spent:
         """Waits until the limits allow the call; returns what it reserves, for :meth:`release`.
 
         Args:
@@ -155,7 +195,7 @@ class Limiter:
             ProviderError: ``tokens`` exceeds the limit, so the call could never start, or the server has
                 asked for a longer pause.
         """
-        if self._tokens and tokens > self._tokens.limit:
+        if tokens > self._tokens.limit:
             raise ProviderError(
                 f"a request of about {tokens} tokens can never be sent under tokens_per_minute="
                 f"{self._tokens.limit}; raise the limit, shorten the input or set max_tokens"
@@ -166,42 +206,47 @@ class Limiter:
             heapq.heappush(self._queue, waiter)
             self._choose_first()
         try:
-            while self._first is not waiter:
-                await waiter.turn.wait()
-                waiter.turn.clear()
-            while not await self._try(waiter, tokens, longest_wait_seconds):
-                pass
-            with self._lock:
-                return self._tokens.spend(tokens, time.monotonic()) if self._tokens else None
+            while True:
+                with self._lock:
+                    is_first = self._first is waiter
+                    seconds = self._seconds_closed(tokens, longest_wait_seconds) if is_first else 0.0
+                    is_full = self.num_running >= (self.limits.max_concurrent or _UNLIMITED)
+                if seconds > 0:
+                    log_wait(seconds, "the rate limits of the account")
+                    await asyncio.sleep(seconds)
+                elif is_full or not is_first:
+                    await waiter.turn.wait()
+                    waiter.turn.clear()
+                else:  # last, since a request counts from the moment at which it is admitted
+                    await self._count_request(waiter.loop)
+                    with self._lock:  # the server may have asked for a pause meanwhile
+                        if self._seconds_closed(tokens, longest_wait_seconds) <= 0:
+                            self.num_running += 1
+                            return self._tokens.spend(tokens, time.monotonic())
         finally:
             self._leave(waiter)
 
-    def release(self, spent: Spent | None, tokens: int | None) -> None:
+    def release(self, spent: Spent, tokens: int | None) -> None:
         """Ends a call. ``tokens`` replaces the estimate that it has reserved; ``None`` keeps it."""
         with self._lock:
             self.num_running -= 1
-            if self._tokens and spent and tokens is not None:
+            if tokens is not None:
                 self._tokens.correct(spent, tokens)
             if self._first:
                 self._first.wake()
 
-    def update_from_headers(
-        self, said: RateLimits | None, *, retry_after_seconds: float | None = None
-    ) -> None:
-        """Applies what the server's headers say; admits no call until the pause they ask for has passed."""
-        now = time.monotonic()
-        pause = retry_after_seconds or 0.0
-        if said is not None and retry_after_seconds is None:
-            pause = said.pause_seconds(self.limits.window_seconds)
+    def pause(self, seconds: float) -> None:
+        """Admits no call for the ``seconds`` that the server asks to wait."""
+        until = time.monotonic() + seconds
         with self._lock:
-            if pause > 0 and now + pause > self._closed_until:
-                self._closed_until, self._asked_seconds = now + pause, pause
+            if seconds > 0 and until > self._closed_until:
+                self._closed_until, self._asked_seconds = until, seconds
 
-    def _check_pause(self, longest_wait_seconds: float) -> None:
-        """Refuses a call that would have to wait too long.
+    def _check_pause(self, longest_wait_seconds: float) -> float:
+        """Seconds that are left of the pause that the server has asked for.
 
         Raises:
-            ProviderError: The server has asked for a longer pause.
+            ProviderError: They are more than ``longest_wait_seconds``.
         """
         left = self._closed_until - time.monotonic()
         if left > longest_wait_seconds:
@@ -213,39 +258,24 @@ class Limiter:
                 is_unbilled=True,
                 retry_after_seconds=left,
             )
+        return left
+
+    def _seconds_closed(self, tokens: int, longest_wait_seconds: float) -> float:
+        left = self._check_pause(longest_wait_seconds)
+        return max(left, self._tokens.seconds_until(tokens, time.monotonic()))
+
+    async def _count_request(self, loop: asyncio.AbstractEventLoop) -> None:
+        note = loop.call_later(_LONG_SECONDS, _log.warning, "waiting: requests_per_minute is used up")
+        try:
+            await self._requests.acquire()  # type: ignore[no-untyped-call]  # it has no annotations
+        finally:
+            note.cancel()
 
     def _choose_first(self) -> None:
         while self._first is None and self._queue:
             waiter = heapq.heappop(self._queue)
             if waiter.wake():
                 self._first = waiter
-
-    async def _try(self, waiter: _Waiter, tokens: int, longest_wait_seconds: float) -> bool:
-        """Waits for the first limit that the first in the queue meets; whether it then was admitted."""
-        waiter.turn.clear()
-        with self._lock:
-            self._check_pause(longest_wait_seconds)
-            seconds = self._seconds_closed(tokens)
-            is_full = self.num_running >= (self.limits.max_concurrent or float("inf"))
-        if seconds > 0:
-            log_wait(seconds, "the rate limits of the account")
-            await asyncio.sleep(seconds)
-            return False
-        if is_full:
-            await waiter.turn.wait()
-            return False
-        if self._requests:  # last, since a request counts from the moment at which it is admitted
-            note = waiter.loop.call_later(
-                _LONG_SECONDS, _log.warning, "waiting: requests_per_minute is used up"
-            )
-            try:
-                await self._requests.acquire()  # type: ignore[no-untyped-call]  # it has no annotations
-            finally:
-                note.cancel()
-        with self._lock:
-            is_open = self._seconds_closed(tokens) <= 0  # else the server has asked for a pause meanwhile
-            self.num_running += is_open
-        return is_open
 
     def _leave(self, waiter: _Waiter) -> None:
         with self._lock:
@@ -255,11 +285,6 @@ class Limiter:
             else:  # cancelled while waiting
                 self._queue.remove(waiter)
                 heapq.heapify(self._queue)
-
-    def _seconds_closed(self, tokens: int) -> float:
-        now = time.monotonic()
-        pause = self._closed_until - now
-        return max(pause, self._tokens.seconds_until(tokens, now)) if self._tokens else pause
 
 
 def log_wait(seconds: float, reason: str) -> None:

@@ -6,9 +6,8 @@ begun. No key is called ``index``: LangChain merges dicts of streamed messages t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, cast
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
@@ -202,30 +201,4 @@ class Call:
 
     def trace(self) -> CallTrace:
         """The call as it goes into the answer's trace."""
-        return CallTrace(
-            start_seconds=self.start_seconds,
-            first_text_seconds=self.first_text_seconds,
-            end_seconds=self.end_seconds,
-            usage=self.usage,
-            finish_reason=self.finish_reason,
-            num_requests=self.num_requests,
-            estimated=self.estimated,
-            reasoning_tokens=self.reasoning_tokens,
-        )
-
-
-def total_usage(calls: Iterable[Call]) -> UsageMetadata | None:
-    """The tokens of all ``calls`` together, ``None`` if none of them reported any."""
-    total: UsageMetadata | None = None
-    for call in calls:
-        if call.usage is None or total is None:
-            total = total or call.usage
-        elif len(call.usage) > 3 or len(total) > 3:  # with details
-            total = add_usage(total, call.usage)
-        else:
-            total = UsageMetadata(
-                input_tokens=total["input_tokens"] + call.usage["input_tokens"],
-                output_tokens=total["output_tokens"] + call.usage["output_tokens"],
-                total_tokens=total["total_tokens"] + call.usage["total_tokens"],
-            )
-    return total
+        return cast("CallTrace", {name: getattr(self, name) for name in CallTrace.__annotations__})

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from langchain_core.messages import BaseMessage
-from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata, add_usage
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
-
 
 _MILLION = 1_000_000
 
@@ -45,16 +44,12 @@ class Price:
 
     def of(self, tokens: Tokens) -> float:
         """The price of ``tokens``."""
-        cached, written = tokens["cached_tokens"], tokens["cache_write_tokens"]
-        plain = tokens["input_tokens"] - cached - written
-        read_price = self.input if self.cached_input is None else self.cached_input
-        write_price = self.input if self.cache_write is None else self.cache_write
-        return (
-            plain * self.input
-            + cached * read_price
-            + written * write_price
-            + tokens["output_tokens"] * self.output
-        ) / _MILLION
+        total = tokens["input_tokens"] * self.input + tokens["output_tokens"] * self.output
+        if self.cached_input is not None:
+            total += tokens["cached_tokens"] * (self.cached_input - self.input)
+        if self.cache_write is not None:
+            total += tokens["cache_write_tokens"] * (self.cache_write - self.input)
+        return total / _MILLION
 
 
 class Tokens(TypedDict):
@@ -105,30 +100,30 @@ class Cost(TypedDict):
 NO_TOKENS = Tokens(input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
 
 
+def total_usage(usages: Iterable[UsageMetadata | None]) -> UsageMetadata | None:
+    """The sum of ``usages``, ``None`` if none of them is known."""
+    known = [usage for usage in usages if usage is not None]
+    return reduce(add_usage, known) if known else None
+
+
 def sum_tokens(usages: Iterable[UsageMetadata | None]) -> Tokens:
-    """The sum of ``usages``."""
-    num_in = num_out = cached = written = 0
-    for usage in usages:
-        if usage is None:
-            continue
-        num_in += usage["input_tokens"]
-        num_out += usage["output_tokens"]
-        if details := usage.get("input_token_details"):
-            cached += details.get("cache_read") or 0
-            written += details.get("cache_creation") or 0
+    """The sum of ``usages``, as counts."""
+    if (usage := total_usage(usages)) is None:
+        return NO_TOKENS
+    details = usage.get("input_token_details") or InputTokenDetails()
     return Tokens(
-        input_tokens=num_in, output_tokens=num_out, cached_tokens=cached, cache_write_tokens=written
+        input_tokens=usage["input_tokens"],
+        output_tokens=usage["output_tokens"],
+        cached_tokens=details.get("cache_read") or 0,
+        cache_write_tokens=details.get("cache_creation") or 0,
     )
 
 
 def added(one: Tokens, other: Tokens | None) -> Tokens:
     """The sum of two counts."""
-    other = other or NO_TOKENS
-    return Tokens(
-        input_tokens=one["input_tokens"] + other["input_tokens"],
-        output_tokens=one["output_tokens"] + other["output_tokens"],
-        cached_tokens=one["cached_tokens"] + other["cached_tokens"],
-        cache_write_tokens=one["cache_write_tokens"] + other["cache_write_tokens"],
+    counts = cast("dict[str, int]", other or NO_TOKENS)
+    return cast(
+        "Tokens", {name: number + counts[name] for name, number in cast("dict[str, int]", one).items()}
     )
 
 
@@ -149,13 +144,9 @@ def compute_cost(
     price: Price | None,
     plain_input_tokens: int | None,
 ) -> Cost:
-    """Computes the cost of an answer.
+    """Computes the cost of an answer, from the reported tokens by stage and those estimated.
 
-    Args:
-        stages: Reported tokens by stage.
-        estimated: Estimated tokens of calls that ended early.
-        price: The model's price, if known.
-        plain_input_tokens: Input tokens of a plain answer; ``None`` if there is nothing to compare.
+    ``plain_input_tokens`` are the input tokens of a plain answer; ``None`` if there is nothing to compare.
     """
     reported = reduce(added, stages.values(), NO_TOKENS)
     everything = added(reported, estimated)

@@ -12,7 +12,6 @@ from sot_chains.providers.base import (
     PrefillRefusedError,
     Provider,
     ProviderError,
-    RateLimits,
     SharedPrefix,
 )
 from sot_chains.providers.clients import close_clients
@@ -26,7 +25,6 @@ __all__ = [
     "PrefillRefusedError",
     "Provider",
     "ProviderError",
-    "RateLimits",
     "SharedPrefix",
     "VendorProvider",
     "close_clients",

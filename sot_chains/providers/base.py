@@ -16,40 +16,6 @@ from langchain_core.runnables import RunnableConfig
 
 
 @dataclass(slots=True, frozen=True)
-class RateLimits:
-    """Rate limits from the headers of a response; ``None`` where a header is missing.
-
-    Each limit is the number allowed in a window, the number left in this one, and the seconds until all are
-    available again.
-    """
-
-    requests: int | None = None
-    requests_left: int | None = None
-    requests_reset_seconds: float | None = None
-    tokens: int | None = None
-    tokens_left: int | None = None
-    tokens_reset_seconds: float | None = None
-
-    def pause_seconds(self, window_seconds: float) -> float:
-        """Seconds until a request and its tokens are available again; ``0.0`` if they are now.
-
-        Vendors refill continuously but report when the whole limit is restored, which may take minutes.
-
-        Args:
-            window_seconds: The length of the window in which the server counts.
-        """
-        pause = 0.0
-        for wanted, limit, left, reset_seconds in (
-            (1, self.requests, self.requests_left, self.requests_reset_seconds),
-            (1000, self.tokens, self.tokens_left, self.tokens_reset_seconds),
-        ):
-            if left == 0:
-                part = wanted / limit * window_seconds if limit else window_seconds
-                pause = max(pause, part if reset_seconds is None else min(part, reset_seconds))
-        return pause
-
-
-@dataclass(slots=True, frozen=True)
 class SharedPrefix:
     """The prefix of the last user message that several requests share.
 
@@ -71,7 +37,7 @@ class Delta:
         usage: Tokens to add to the completion's count, so no running totals.
         finish_reason: Why the completion ended, as the model reports it; on the last delta.
         response_metadata: Other metadata of the completion, such as ``model_name``.
-        rate_limits: The server's rate limits; on the first delta.
+        pause_seconds: How long the server asks to wait before the next request; on the first delta.
         reasoning: Reasoning since the last delta, if the server reports it apart from the text.
     """
 
@@ -79,7 +45,7 @@ class Delta:
     usage: UsageMetadata | None = None
     finish_reason: str | None = None
     response_metadata: dict[str, Any] | None = None
-    rate_limits: RateLimits | None = None
+    pause_seconds: float | None = None
     reasoning: str = ""
 
 
@@ -145,7 +111,6 @@ class ProviderError(RuntimeError):
         is_unbilled: Whether it certainly used no tokens.
         status: The HTTP status, if there was one.
         retry_after_seconds: The wait that the server asked for, if any.
-        rate_limits: The rate limits that the server reported, if any.
         trace: Text and usage of the failed answer so far; pass it as ``resume=`` to continue from there.
             ``None`` until the chain sets it.
     """
@@ -159,7 +124,6 @@ class ProviderError(RuntimeError):
         is_unbilled: bool = False,
         status: int | None = None,
         retry_after_seconds: float | None = None,
-        rate_limits: RateLimits | None = None,
     ) -> None:
         super().__init__(message)
         self.is_retryable = is_retryable
@@ -167,7 +131,6 @@ class ProviderError(RuntimeError):
         self.is_unbilled = is_unbilled or status is not None  # an error instead of a reply
         self.status = status
         self.retry_after_seconds = retry_after_seconds
-        self.rate_limits = rate_limits
         self.trace: Mapping[str, Any] | None = None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from sot_chains.providers.base import ProviderError
-from sot_chains.providers.headers import parse_rate_limits, parse_retry_after
+from sot_chains.providers.headers import parse_pause
 
 REFUSED_STATUSES = frozenset({429, 503, 529})  # too busy: no work was done
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
@@ -155,8 +155,7 @@ def status_error(
         is_retryable=(status in RETRYABLE_STATUSES or status >= 500) and not is_used_up,
         was_refused=status in REFUSED_STATUSES and not is_used_up,
         status=status,
-        retry_after_seconds=parse_retry_after(headers),
-        rate_limits=parse_rate_limits(headers),
+        retry_after_seconds=parse_pause(headers),
     )
 
 

@@ -1,45 +1,51 @@
-"""Rate limits and waits from the headers of a response."""
+"""How long the headers of a response ask to wait."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from sot_chains.providers.base import RateLimits
-
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_FORMS = ("x-ratelimit-{field}-{unit}", "anthropic-ratelimit-{unit}-{field}")  # of OpenAI and Anthropic
+_FIELDS = ("remaining", "limit", "reset")
+_WANTED = (("requests", 1), ("tokens", 1000))
+_MINUTE = 60.0
 
 
-def parse_rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
-    """The rate limits in ``headers``, OpenAI's or Anthropic's; ``None`` if there are none."""
-    for name, parse_reset in (
-        ("x-ratelimit-{field}-{unit}", _duration),
-        ("anthropic-ratelimit-{unit}-{field}", _seconds_until),
-    ):
-        values: list[float | None] = []
-        for unit in ("requests", "tokens"):
-            values += (_whole(headers.get(name.format(field=f, unit=unit))) for f in ("limit", "remaining"))
-            values.append(parse_reset(headers.get(name.format(field="reset", unit=unit))))
-        if any(value is not None for value in values):
-            return RateLimits(*values)  # type: ignore[arg-type]  # counts are whole numbers
-    return None
+def parse_pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds until the next request may be sent; ``None`` if ``headers`` ask for no pause.
 
-
-def parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """The wait that ``headers`` ask for: ``retry-after-ms``, or ``retry-after`` as seconds or as a date."""
+    That is what ``retry-after-ms`` or ``retry-after`` say, or else the time until an exhausted rate limit
+    allows a request and its tokens. Vendors count per minute and refill continuously, but report when the
+    whole limit is restored, which may take longer.
+    """
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
     if (seconds := _number(value)) is not None:
         return seconds
-    try:
+    with suppress(TypeError, ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(value or "").timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
+    pauses = [
+        _refill_seconds(wanted, *(headers.get(form.format(field=field, unit=unit)) for field in _FIELDS))
+        for form in _FORMS
+        for unit, wanted in _WANTED
+    ]
+    return max(pauses) or None
+
+
+def _refill_seconds(wanted: int, left: str | None, limit: str | None, reset: str | None) -> float:
+    if _number(left) != 0:
+        return 0.0
+    num_allowed = int(_number(limit) or 0)
+    share = wanted / num_allowed * _MINUTE if num_allowed else _MINUTE
+    reset_seconds = _parse_reset(reset or "")
+    return share if reset_seconds is None else min(share, reset_seconds)
 
 
 def _number(value: str | None) -> float | None:
@@ -50,22 +56,14 @@ def _number(value: str | None) -> float | None:
     return number if 0 <= number < float("inf") else None
 
 
-def _whole(value: str | None) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
-
-
-def _duration(value: str | None) -> float | None:
-    """Seconds from ``"6m0s"``, ``"20ms"`` or a plain number of seconds."""
+def _parse_reset(value: str) -> float | None:
+    """Seconds from ``"6m0s"``, ``"20ms"``, a plain number of seconds, or until an ISO 8601 time."""
     if value and _PART.sub("", value) == "":
         return sum(float(amount) * _SECONDS[unit] for amount, unit in _PART.findall(value))
-    return _number(value)
-
-
-def _seconds_until(value: str | None) -> float | None:
-    """Seconds until the ISO 8601 time ``value``."""
+    if (seconds := _number(value)) is not None:
+        return seconds
     try:
-        moment = datetime.fromisoformat(value or "")
+        moment = datetime.fromisoformat(value)
     except ValueError:
         return None
     return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())

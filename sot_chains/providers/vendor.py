@@ -30,7 +30,7 @@ from sot_chains.providers.base import (
 from sot_chains.providers.callbacks import nobody_listens, reported
 from sot_chains.providers.clients import find_client
 from sot_chains.providers.errors import ReportedError, broke_off, explain, without_answer
-from sot_chains.providers.headers import parse_rate_limits
+from sot_chains.providers.headers import parse_pause
 from sot_chains.providers.replies import Piece, Reply, read
 
 _PREFILL_REFUSED = re.compile(
@@ -158,7 +158,7 @@ class VendorProvider:
             sent = await self._send(client, self._request(messages, parameters, prefix))
             async with sent:  # closes the request however this ends
                 headers = sent.response.headers
-                yield Delta(rate_limits=parse_rate_limits(headers))
+                yield Delta(pause_seconds=parse_pause(headers))
                 async with aclosing(read(sent.response.aiter_bytes(), reply, self._parse)) as deltas:
                     async for delta in deltas:
                         yield delta

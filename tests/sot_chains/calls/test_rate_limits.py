@@ -13,10 +13,8 @@ from langchain_core.messages.ai import UsageMetadata
 
 from benchmarks.limits import Metered, measure_limit, most_in_a_window
 from sot_chains import Delta, Limits, ProviderError
-from sot_chains.calls.rate_limits import Limiter, limiter_for, next_question
-from sot_chains.calls.window import Window
-from sot_chains.providers import RateLimits
-from sot_chains.providers.headers import parse_rate_limits, parse_retry_after
+from sot_chains.calls.rate_limits import Limiter, Window, limiter_for, next_question
+from sot_chains.providers.headers import parse_pause
 from tests.sot_chains.answering import virtual_time
 from tests.sot_chains.fakes import QUESTION, ScriptedProvider, answer_to, other_tasks, sot_of
 
@@ -136,15 +134,10 @@ def test_what_the_server_says_closes_the_door(monkeypatch: pytest.MonkeyPatch) -
     async def work() -> None:
         limiter = Limiter(Limits())
         begin = time.monotonic()
-        limiter.update_from_headers(None, retry_after_seconds=7.0)
+        limiter.pause(7.0)
         await limiter.admit(next_question())
         assert time.monotonic() - begin == pytest.approx(7.0, abs=0.1)
-        begin = time.monotonic()
-        said = RateLimits(requests=60, requests_left=0, requests_reset_seconds=300.0)
-        limiter.update_from_headers(said)  # all are back in 300 s, one of them in 1 s
-        await limiter.admit(next_question())
-        assert time.monotonic() - begin == pytest.approx(1.0, abs=0.1)
-        limiter.update_from_headers(RateLimits(requests=60, requests_left=5))
+        limiter.pause(0.0)
         begin = time.monotonic()
         await limiter.admit(next_question())
         assert time.monotonic() == begin
@@ -156,9 +149,9 @@ def test_a_pause_that_is_too_long_is_an_error_and_not_a_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        limiter = Limiter(Limits(window_seconds=7200.0))
+        limiter = Limiter(Limits())
         begin = time.monotonic()
-        limiter.update_from_headers(RateLimits(requests=2, requests_left=0, requests_reset_seconds=5000.0))
+        limiter.pause(3600.0)
         with pytest.raises(
             ProviderError, match=r"asked to wait 3600 s, of which 3600 s are left.*now 60"
         ) as failed:
@@ -182,12 +175,12 @@ def test_a_pause_that_is_too_long_is_an_error_and_not_a_wait(
 def test_a_longer_pause_ends_the_wait_of_those_who_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         limiter = Limiter(Limits())
-        limiter.update_from_headers(None, retry_after_seconds=30.0)
+        limiter.pause(30.0)
         waiters = [
             asyncio.create_task(limiter.admit(next_question(), longest_wait_seconds=60.0)) for _ in range(3)
         ]
         await asyncio.sleep(1)
-        limiter.update_from_headers(None, retry_after_seconds=3600.0)
+        limiter.pause(3600.0)
         done = await asyncio.gather(*waiters, return_exceptions=True)
         assert all("asked to wait 3600 s" in str(one) for one in done)
         assert (limiter.num_waiting, limiter.num_running) == (0, 0)
@@ -255,26 +248,8 @@ async def test_threads_share_an_account() -> None:
 # --- what servers say
 
 
-def test_headers_of_both_vendors() -> None:
-    said = parse_rate_limits(
-        {
-            "x-ratelimit-limit-requests": "60",
-            "x-ratelimit-remaining-requests": "0",
-            "x-ratelimit-reset-requests": "6m0.5s",
-            "x-ratelimit-remaining-tokens": "149",
-            "x-ratelimit-reset-tokens": "20ms",
-        }
-    )
-    assert said == RateLimits(60, 0, 360.5, None, 149, 0.02)
-    said = parse_rate_limits(
-        {
-            "anthropic-ratelimit-requests-limit": "50",
-            "anthropic-ratelimit-requests-remaining": "49",
-            "anthropic-ratelimit-requests-reset": "2020-01-01T00:00:00Z",
-        }
-    )
-    assert said == RateLimits(50, 49, 0.0)
-    assert parse_rate_limits({}) is None
+SHORT_OF_REQUESTS = {"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "0"}
+ANTHROPIC = "anthropic-ratelimit-requests-"
 
 
 @pytest.mark.parametrize(
@@ -287,18 +262,25 @@ def test_headers_of_both_vendors() -> None:
         ({"retry-after": "soon"}, None),
         ({"retry-after": "nan"}, None),
         ({}, None),
+        # All are back in six minutes, one of them in a second.
+        ({**SHORT_OF_REQUESTS, "x-ratelimit-reset-requests": "6m0.5s"}, 1.0),
+        ({**SHORT_OF_REQUESTS, "x-ratelimit-reset-requests": "20ms"}, 0.02),
+        ({**SHORT_OF_REQUESTS, "retry-after": "9"}, 9.0),
+        ({**SHORT_OF_REQUESTS, "x-ratelimit-remaining-tokens": "0"}, 60.0),
+        ({**SHORT_OF_REQUESTS, "x-ratelimit-remaining-requests": "5"}, None),
+        ({f"{ANTHROPIC}limit": "50", f"{ANTHROPIC}remaining": "0"}, 1.2),
+        ({f"{ANTHROPIC}remaining": "0", f"{ANTHROPIC}reset": "2020-01-01T00:00:00Z"}, None),
     ],
 )
 def test_how_long_to_wait(headers: dict[str, str], seconds: float | None) -> None:
-    assert parse_retry_after(headers) == seconds
+    assert parse_pause(headers) == seconds
 
 
 @given(st.text(max_size=20))
 def test_headers_never_crash_us(value: str) -> None:
     names = ("retry-after", "x-ratelimit-limit-requests", "x-ratelimit-reset-requests")
     headers = dict.fromkeys(names, value)
-    parse_rate_limits(headers)
-    assert (parse_retry_after(headers) or 0.0) >= 0
+    assert (parse_pause({**headers, "x-ratelimit-remaining-requests": "0"}) or 0.0) >= 0
 
 
 async def test_usage_is_what_the_window_holds_in_the_end() -> None:
