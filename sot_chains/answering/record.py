@@ -149,7 +149,7 @@ class AnswerRecord:
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
             num_calls=num_calls,
             num_requests=num_requests,
-            usage=total_usage(call.usage for call in self.calls),
+            usage=total_usage(map(attrgetter("usage"), self.calls)),
             cost=self._cost(call.usage if call and points else None),
         )
 
@@ -161,7 +161,7 @@ class AnswerRecord:
                 stages.setdefault(call.stage, []).append(call.usage)
             if call.estimated:
                 estimated = added(call.estimated, estimated)
-        tokens = {stage: sum_tokens(usages) for stage, usages in stages.items()}
+        tokens = dict(zip(stages, map(sum_tokens, stages.values()), strict=True))
         plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
         return compute_cost(tokens, estimated, self._options.price, plain_input)
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
+from operator import itemgetter
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
@@ -47,7 +48,6 @@ class Caller:
         self._begin = time.perf_counter()
         provider, limiter = options.provider, options.limiter
         self._vendor = provider if isinstance(provider, VendorProvider) else None
-        self._takes_stop = not isinstance(provider, LangChainProvider) or provider.takes_stop
         self._own = _find_own(provider, call_options.parameters)
         self._limiter = limiter if limiter and not limiter.is_unlimited else None
         self._is_limited = self._limiter is not None or call_options.limit is not None
@@ -147,7 +147,9 @@ class Caller:
         if request.prefix and self._vendor:
             parameters["prefix"] = request.prefix
         bounds = request.bounds
-        if bounds.stop and self._takes_stop and not self._options.expectations.refuses_stop:
+        provider = self._options.provider
+        takes_stop = not isinstance(provider, LangChainProvider) or provider.takes_stop
+        if bounds.stop and takes_stop and not self._options.expectations.refuses_stop:
             own = self._own.get("stop") or []
             parameters["stop"] = [*([own] if isinstance(own, str) else own), *bounds.stop][:_MOST_STOPS]
         if bounds.max_tokens is not None:
@@ -247,9 +249,9 @@ class Caller:
 
 def _find_own(provider: Provider, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The user's own values of parameters, for this call, bound to the model or set in it."""
-    values: list[Mapping[str, Any]] = [parameters]
+    given: list[tuple[str, Any]] = []
     if isinstance(provider, LangChainProvider):
-        values.insert(0, provider.bound)
         if local := provider.local:
-            values.insert(0, {"stop": local.stop, "max_tokens": local.max_tokens})
-    return {name: value for given in values for name, value in given.items() if value is not None}
+            given += [("stop", local.stop), ("max_tokens", local.max_tokens)]
+        given += provider.bound.items()
+    return dict(filter(itemgetter(1), (*given, *parameters.items())))

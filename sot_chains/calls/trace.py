@@ -7,6 +7,7 @@ begun. No key is called ``index``: LangChain merges dicts of streamed messages t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, TypedDict, cast
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
@@ -35,6 +36,10 @@ class CallTrace(TypedDict):
     num_requests: int
     estimated: Tokens | None
     reasoning_tokens: int
+
+
+_TRACED = tuple(CallTrace.__annotations__)
+_get_traced = attrgetter(*_TRACED)
 
 
 class PointTrace(CallTrace):
@@ -201,4 +206,4 @@ class Call:
 
     def trace(self) -> CallTrace:
         """The call as it goes into the answer's trace."""
-        return cast("CallTrace", {name: getattr(self, name) for name in CallTrace.__annotations__})
+        return cast("CallTrace", dict(zip(_TRACED, _get_traced(self), strict=True)))

@@ -102,7 +102,7 @@ NO_TOKENS = Tokens(input_tokens=0, output_tokens=0, cached_tokens=0, cache_write
 
 def total_usage(usages: Iterable[UsageMetadata | None]) -> UsageMetadata | None:
     """The sum of ``usages``, ``None`` if none of them is known."""
-    known = [usage for usage in usages if usage is not None]
+    known = list(filter(None, usages))
     return reduce(add_usage, known) if known else None
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar, cast
 
 import anthropic
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from pydantic import SecretStr
 
-from sot_chains.providers.base import SharedPrefix
-from sot_chains.providers.replies import Piece, find_text, mapping
+from sot_chains.providers.base import Delta, SharedPrefix
+from sot_chains.providers.replies import Reply, find_text, mapping
 from sot_chains.providers.vendor import VendorProvider
 
 _MAX_TOKENS = 4096  # the API requires a limit
@@ -23,36 +22,19 @@ class AnthropicProvider(VendorProvider):
 
     Args:
         model: The model's name, as the server knows it.
-        base_url: The URL of the server, without ``/v1``. By default the environment variable
-            ``ANTHROPIC_BASE_URL``, or else Anthropic itself.
-        api_key: By default the environment variable ``ANTHROPIC_API_KEY``, or else a placeholder for servers
-            at another ``base_url``.
-        prefill: Whether the model continues a final assistant message. By default it is tried once: newer
-            models refuse it and get no prefill from then on.
         max_tokens: The longest a completion may be, unless a call sets it.
-        **client_options: Passed to ``anthropic.AsyncAnthropic``.
+        **options: Those of :class:`~sot_chains.providers.vendor.VendorProvider`; ``base_url`` is without
+            ``/v1``, and whether the model continues a final assistant message (``prefill``) is tried once by
+            default: newer models refuse it.
     """
 
     vendor: ClassVar[str] = "anthropic"
     vendor_url: ClassVar[str] = "https://api.anthropic.com"
-    url_variable: ClassVar[str] = "ANTHROPIC_BASE_URL"
-    key_variable: ClassVar[str] = "ANTHROPIC_API_KEY"
     sdk: ClassVar[Any] = anthropic
-    client_class: ClassVar[Any] = anthropic.AsyncAnthropic
+    find_endpoint: ClassVar[Any] = attrgetter("messages")
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        api_key: str | SecretStr | None = None,
-        prefill: bool | None = None,
-        max_tokens: int = _MAX_TOKENS,
-        **client_options: Any,
-    ) -> None:
-        super().__init__(
-            model, base_url=base_url, api_key=api_key, prefill=prefill, client_options=client_options
-        )
+    def __init__(self, model: str, *, max_tokens: int = _MAX_TOKENS, **options: Any) -> None:
+        super().__init__(model, **options)
         self._max_tokens = max_tokens
 
     def _request(
@@ -66,48 +48,26 @@ class AnthropicProvider(VendorProvider):
             **_fields(parameters),
         }
 
-    async def _send(self, client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> Any:
-        return await client.messages.create(**request)
-
-    def _parse(self, payload: Mapping[str, Any]) -> Piece:
+    def _parse(self, payload: Mapping[str, Any], reply: Reply) -> Delta:
         """Reads an event. Input tokens come first, output tokens last; gateways repeat both."""
-        delta = mapping(payload.get("delta"))
         match payload.get("type"):
-            case "message_start":
-                return _parse_message(mapping(payload.get("message")))
-            case "content_block_start":
-                block = mapping(payload.get("content_block"))
-                return Piece(find_text([block]), find_text(block.get("thinking")))
-            case "content_block_delta":
-                return Piece(find_text(delta.get("text")), find_text(delta.get("thinking")))
+            case "message_start" | "message":
+                message = mapping(payload.get("message", payload))
+                return reply.add(
+                    find_text(message.get("content")),
+                    model=message.get("model"),
+                    finish_reason=message.get("stop_reason"),
+                    counts=(message.get("usage"),),
+                )
+            case "content_block_start" | "content_block_delta":
+                block = mapping(payload.get("content_block") or payload.get("delta"))
+                return reply.add(find_text(block.get("text")), find_text(block.get("thinking")))
             case "message_delta":
-                return Piece(finish_reason=delta.get("stop_reason"), counts=(payload.get("usage"),))
+                reason = mapping(payload.get("delta")).get("stop_reason")
+                return reply.add(finish_reason=reason, counts=(payload.get("usage"),))
             case "message_stop":
-                return Piece(is_over=True)
-            case "message":
-                piece = _parse_message(payload)
-                piece.text = find_text(payload.get("content"))
-                return piece
-        return Piece()
-
-    def _usage(self, counts: Mapping[str, int]) -> UsageMetadata | None:
-        """The tokens in LangChain's format, whose input tokens include cache reads and cache writes."""
-        read, written = (counts.get(f"cache_{name}_input_tokens", 0) for name in ("read", "creation"))
-        num_in, num_out = counts.get("input_tokens", 0) + read + written, counts.get("output_tokens", 0)
-        if not num_in and not num_out:
-            return None
-        usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
-        if read or written:
-            usage["input_token_details"] = InputTokenDetails(cache_read=read, cache_creation=written)
-        return usage
-
-
-def _parse_message(message: Mapping[str, Any]) -> Piece:
-    return Piece(
-        model=message.get("model"),
-        finish_reason=message.get("stop_reason"),
-        counts=(message.get("usage"),),
-    )
+                return reply.add(is_over=True)
+        return Delta()
 
 
 def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
@@ -189,39 +149,30 @@ def _blocks(message: BaseMessage) -> list[dict[str, Any]]:
         }
         return [{**result, "is_error": True} if message.status == "error" else result]
     if isinstance(message.content, str):
-        blocks: list[dict[str, Any]] = []
-        if message.content:
-            blocks.append({"type": "text", "text": message.content})
+        blocks = [{"type": "text", "text": message.content}] if message.content else []
     else:
-        blocks = [
-            block
-            for part in message.content_blocks
-            if (block := _block(dict(part)))["type"] not in ("tool_call", "reasoning", "tool_use")
-        ]
-    if isinstance(message, AIMessage):
-        blocks += [
-            {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]}
-            for call in message.tool_calls
-        ]
+        blocks = [block for part in message.content_blocks if (block := _block(part))]
+    for call in message.tool_calls if isinstance(message, AIMessage) else ():
+        blocks.append({"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]})
     return blocks
 
 
-def _block(part: dict[str, Any]) -> dict[str, Any]:
-    kind = part["type"]
-    if kind == "text":
-        return {"type": "text", "text": part["text"]}
-    if kind in ("image", "file"):
-        name = "image" if kind == "image" else "document"
-        if "url" in part:
-            return {"type": name, "source": {"type": "url", "url": part["url"]}}
-        if "base64" in part:
-            data = {"type": "base64", "media_type": part.get("mime_type"), "data": part["base64"]}
-            return {"type": name, "source": data}
-    if kind in ("tool_call", "reasoning"):  # tool calls are read from the message; reasoning is not sent
-        return {"type": kind}
-    if kind == "non_standard" and isinstance(part.get("value"), dict) and "type" in part["value"]:
-        return dict(part["value"])
-    raise ValueError(
-        f"a message holds content of type {kind!r}, which Anthropic's API does not support; "
-        "expected text, images, files, tool calls and their results"
-    )
+def _block(part: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A part of a message in the API's form; ``None`` if it is not sent or read from the message itself."""
+    match part:
+        case {"type": "text", "text": text}:
+            return {"type": "text", "text": text}
+        case {"type": "image" | "file", "url": url}:
+            source = {"type": "url", "url": url}
+        case {"type": "image" | "file", "base64": data}:
+            source = {"type": "base64", "media_type": part.get("mime_type"), "data": data}
+        case {"type": "tool_call" | "reasoning"}:
+            return None
+        case {"type": "non_standard", "value": {"type": kind, **rest}}:
+            return {"type": kind, **cast("dict[str, Any]", rest)} if kind != "tool_use" else None
+        case _:
+            raise ValueError(
+                f"a message holds content of type {part['type']!r}, which Anthropic's API does not support; "
+                "expected text, images, files, tool calls and their results"
+            )
+    return {"type": "image" if part["type"] == "image" else "document", "source": source}

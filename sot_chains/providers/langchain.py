@@ -55,7 +55,7 @@ class LangChainProvider:
         names = (getattr(model, "model_name", None), getattr(model, "model", None))
         return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
-    @property
+    @cached_property
     def takes_stop(self) -> bool:
         """Whether every model inside is a chat model, which takes stop strings; a function may not."""
         return all(isinstance(model, BaseChatModel) for model in self.models)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 
 from sot_chains.providers.base import Delta
 from sot_chains.providers.errors import ReportedError, find_error
@@ -62,23 +62,6 @@ class EventDecoder:
                 self.strays.append(line)
 
 
-@dataclass(slots=True)
-class Piece:
-    """What one event of a reply says; each field as the server sent it.
-
-    Attributes:
-        counts: Objects with counts of tokens.
-        is_over: Whether nothing follows.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    model: object = None
-    finish_reason: object = None
-    counts: tuple[object, ...] = ()
-    is_over: bool = False
-
-
 class Reply:
     """A reply while it is read.
 
@@ -117,21 +100,57 @@ class Reply:
             return True
         return self.finish_reason is not None and not self._goes_on_after_end
 
-    def add(self, piece: Piece) -> Delta:
-        """Takes in what an event says, and returns its text and reasoning."""
-        text = self._with_whole_characters(piece.text)
+    def add(
+        self,
+        text: str = "",
+        reasoning: str = "",
+        *,
+        model: object = None,
+        finish_reason: object = None,
+        counts: Iterable[object] = (),
+        is_over: bool = False,
+    ) -> Delta:
+        """Takes in what an event says, each value as the server sent it; returns its text and reasoning.
+
+        Args:
+            text: The text since the last event.
+            reasoning: The reasoning since the last event.
+            model: The name of the model that answers.
+            finish_reason: Why the reply ended.
+            counts: Objects with counts of tokens.
+            is_over: Whether nothing follows.
+        """
+        text = self._with_whole_characters(text)
         self._goes_on_after_end |= self.finish_reason is not None and bool(text.strip())
         self.has_text |= bool(text.strip())
-        self.has_reasoning |= bool(piece.reasoning)
-        self.is_over |= piece.is_over
-        for counts in piece.counts:
-            self._count(counts)
-        if isinstance(piece.model, str) and piece.model:
-            self.model = piece.model
-        reason = piece.finish_reason
-        if isinstance(reason, str) and reason.strip().lower() not in _NO_REASON:
-            self.finish_reason = reason
-        return Delta(text, reasoning=piece.reasoning)
+        self.has_reasoning |= bool(reasoning)
+        self.is_over |= is_over
+        for reported in counts:
+            self._count(reported)
+        if isinstance(model, str) and model:
+            self.model = model
+        if isinstance(finish_reason, str) and finish_reason.strip().lower() not in _NO_REASON:
+            self.finish_reason = finish_reason
+        return Delta(text, reasoning=reasoning)
+
+    @property
+    def usage(self) -> UsageMetadata | None:
+        """The tokens in LangChain's format, whose input tokens include cache reads and cache writes."""
+        counts = self.counts
+        read, written = (counts.get(f"cache_{name}_input_tokens", 0) for name in ("read", "creation"))
+        num_in = counts.get("prompt_tokens") or counts.get("input_tokens", 0) + read + written
+        num_out = counts.get("completion_tokens") or counts.get("output_tokens", 0)
+        if not num_in and not num_out:
+            return None
+        total = max(counts.get("total_tokens", 0), num_in + num_out)
+        usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=total)
+        if "cached_tokens" in counts:
+            usage["input_token_details"] = InputTokenDetails(cache_read=counts["cached_tokens"])
+        elif read or written:
+            usage["input_token_details"] = InputTokenDetails(cache_read=read, cache_creation=written)
+        if "reasoning_tokens" in counts:
+            usage["output_token_details"] = OutputTokenDetails(reasoning=counts["reasoning_tokens"])
+        return usage
 
     def end(self) -> str:
         """The text that was held back, after the last event."""
@@ -155,14 +174,11 @@ class Reply:
 
 
 async def read(
-    chunks: AsyncIterator[bytes], reply: Reply, parse: Callable[[Mapping[str, Any]], Piece]
+    chunks: AsyncIterator[bytes], reply: Reply, parse: Callable[[Mapping[str, Any], Reply], Delta]
 ) -> AsyncGenerator[Delta, None]:
     """Reads the body of a response into ``reply`` and yields its text as it arrives.
 
-    Args:
-        chunks: The body.
-        reply: Where the reply is collected.
-        parse: Reads the JSON of an event, or of a reply in one piece.
+    ``parse`` reads the JSON of an event, or of a reply in one piece, into the reply.
 
     Raises:
         ReportedError: The server reports an error, or sends something else in place of a reply.
@@ -174,7 +190,7 @@ async def read(
             if data.startswith("[DONE]"):
                 reply.is_over = True
             elif data and name != "ping" and not reply.is_over:
-                yield reply.add(parse(_load(name, data)))
+                yield parse(_load(name, data), reply)
         if reply.is_over:
             break
     if reply.is_over:  # so that the connection can be used again; the reply is whole without it
@@ -188,7 +204,7 @@ async def read(
         if (error := find_error("", payload)) is not None:
             raise ReportedError(error, is_in_place=is_empty)
         if isinstance(payload, Mapping):
-            yield reply.add(parse(payload))
+            yield parse(payload, reply)
         if not reply.is_whole:
             raise ReportedError(payload, is_in_place=is_empty)
 

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 
 import httpx2
 from langchain_core.messages import BaseMessage
-from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from pydantic import SecretStr
 
@@ -31,7 +30,7 @@ from sot_chains.providers.callbacks import nobody_listens, reported
 from sot_chains.providers.clients import find_client
 from sot_chains.providers.errors import ReportedError, broke_off, explain, without_answer
 from sot_chains.providers.headers import parse_pause
-from sot_chains.providers.replies import Piece, Reply, read
+from sot_chains.providers.replies import Reply, read
 
 _PREFILL_REFUSED = re.compile(
     r"prefill|must end with a user message|continue_final_message|add_generation_prompt|min_tokens",
@@ -48,19 +47,20 @@ class VendorProvider:
 
     Args:
         model: The model's name, as the server knows it.
-        base_url: The URL of the server. By default the one in the environment, or else the vendor's own.
-        api_key: Kept secret: never logged, traced or shown. By default the one in the environment.
+        base_url: The URL of the server. By default the environment variable ``OPENAI_BASE_URL`` or
+            ``ANTHROPIC_BASE_URL``, or else the vendor's own.
+        api_key: Kept secret: never logged, traced or shown. By default the environment variable
+            ``OPENAI_API_KEY`` or ``ANTHROPIC_API_KEY``, or else a placeholder for servers at another
+            ``base_url``, which mostly want none.
         prefill: Whether the model continues a final assistant message; ``None`` to find out from the API's
             response to the first such request.
-        client_options: Passed to the SDK's client.
+        **client_options: Passed to the SDK's client: ``timeout`` (seconds), ``default_headers``, and so on.
     """
 
     vendor: ClassVar[str]
     vendor_url: ClassVar[str] = ""
-    url_variable: ClassVar[str] = ""
-    key_variable: ClassVar[str] = ""
     sdk: ClassVar[Any]  # its module
-    client_class: ClassVar[Any]
+    find_endpoint: ClassVar[Any]  # of a client of the SDK
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class VendorProvider:
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
         prefill: bool | None = None,
-        client_options: Mapping[str, Any] | None = None,
+        **client_options: Any,
     ) -> None:
         if not model:
             raise ValueError(f'the model has no name; write "{self.vendor}:MODEL"')
         self._model = model
-        self._base_url = (base_url or os.environ.get(self.url_variable) or self.vendor_url).rstrip("/")
+        self._base_url = (base_url or self._variable("BASE_URL") or self.vendor_url).rstrip("/")
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self._prefill = prefill
-        self._client_options = {"max_retries": 0, **(client_options or {})}
+        self._client_options = {"max_retries": 0, **client_options}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._model!r}, base_url={self._base_url!r})"
@@ -155,7 +155,8 @@ class VendorProvider:
         reply = Reply(self._model)
         headers: Mapping[str, str] = {}
         try:
-            sent = await self._send(client, self._request(messages, parameters, prefix))
+            endpoint = type(self).find_endpoint(client)
+            sent = await endpoint.create(**self._request(messages, parameters, prefix))
             async with sent:  # closes the request however this ends
                 headers = sent.response.headers
                 yield Delta(pause_seconds=parse_pause(headers))
@@ -166,11 +167,11 @@ class VendorProvider:
         except (self.sdk.APIError, httpx2.HTTPError, OSError, ReportedError, ValueError) as error:
             explained = explain(error, self.sdk, server=self._base_url, model=self._model, headers=headers)
             if explained.status in (400, 422) and messages and messages[-1].type == "ai":
-                explained = self._noting_refused_prefill(explained)
+                explained = self._note_refused_prefill(explained)
             raise explained from error
         if not reply.is_whole:
             raise broke_off(self._base_url, "the stream ended without a finish reason")
-        usage = self._usage(reply.counts)
+        usage = reply.usage
         yield Delta(reply.end(), usage, reply.finish_reason, {"model_name": reply.model})
         if not reply.has_text and (reply.has_reasoning or is_out_of_tokens(reply.finish_reason)):
             raise without_answer(self._model, reply.finish_reason, usage["output_tokens"] if usage else None)
@@ -181,23 +182,15 @@ class VendorProvider:
         """The fields of the request, as the SDK's method for it takes them."""
         raise NotImplementedError
 
-    async def _send(self, client: Any, request: dict[str, Any]) -> Any:
-        """Sends the request with the SDK's ``client``; returns the SDK's stream."""
-        raise NotImplementedError
-
-    def _parse(self, payload: Mapping[str, Any]) -> Piece:
-        """Reads an event, or a reply in one piece."""
-        raise NotImplementedError
-
-    def _usage(self, counts: Mapping[str, int]) -> UsageMetadata | None:
-        """The tokens of a reply in LangChain's format, from their counts under the server's names."""
+    def _parse(self, payload: Mapping[str, Any], reply: Reply) -> Delta:
+        """Reads an event, or a reply in one piece, into ``reply``."""
         raise NotImplementedError
 
     async def _client(self) -> Any:
         if (key := self._find_key()) is None:
             raise ProviderError(
-                f"there is no API key for {self._base_url}: pass api_key=... or set {self.key_variable}; "
-                "for a server of your own pass base_url=...",
+                f"there is no API key for {self._base_url}: pass api_key=... or set "
+                f"{self.vendor.upper()}_API_KEY; for a server of your own pass base_url=...",
                 is_unbilled=True,
             )
 
@@ -205,18 +198,21 @@ class VendorProvider:
             options = dict(self._client_options)
             if "http_client" not in options:
                 options["http_client"] = self.sdk.DefaultAsyncHttpxClient(limits=_LIMITS)
-            return self.client_class(base_url=self._base_url, api_key=key, **options)
+            return self.sdk.AsyncClient(base_url=self._base_url, api_key=key, **options)
 
         settings = self.vendor, self._base_url, key, repr(sorted(self._client_options.items()))
         return await find_client(settings, make)
+
+    def _variable(self, name: str) -> str | None:
+        return os.environ.get(f"{self.vendor.upper()}_{name}")
 
     def _find_key(self) -> str | None:
         # Servers of one's own mostly want none, and are sent a placeholder.
         if self._api_key is not None:
             return self._api_key.get_secret_value()
-        return os.environ.get(self.key_variable) or ("not-needed" if self.is_elsewhere else None)
+        return self._variable("API_KEY") or ("not-needed" if self.is_elsewhere else None)
 
-    def _noting_refused_prefill(self, error: ProviderError) -> ProviderError:
+    def _note_refused_prefill(self, error: ProviderError) -> ProviderError:
         """``error`` for a request with a begun reply, as the error to raise if that is what it is about."""
         if not _PREFILL_REFUSED.search(str(error)):
             return error

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sot_chains.providers.replies import EventDecoder, Piece, Reply
+from sot_chains.providers.replies import EventDecoder, Reply
 
 EVENTS = st.lists(
     st.builds(
@@ -61,5 +61,5 @@ def test_data_of_several_lines_and_what_is_no_event() -> None:
 )
 def test_counts_that_are_none(reported: object) -> None:
     reply = Reply("m")
-    reply.add(Piece(counts=(reported,)))
+    reply.add(counts=(reported,))
     assert set(reply.counts.values()) <= {0}
