@@ -149,9 +149,10 @@ def _blocks(message: BaseMessage) -> list[dict[str, Any]]:
         }
         return [{**result, "is_error": True} if message.status == "error" else result]
     if isinstance(message.content, str):
-        blocks = [{"type": "text", "text": message.content}] if message.content else []
+        parts: Sequence[Any] = [{"type": "text", "text": message.content}] if message.content else []
     else:
-        blocks = [block for part in message.content_blocks if (block := _block(part))]
+        parts = message.content_blocks
+    blocks = [block for part in parts if (block := _block(part))]
     for call in message.tool_calls if isinstance(message, AIMessage) else ():
         blocks.append({"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]})
     return blocks
