@@ -1,4 +1,4 @@
-"""Plain decoding and Skeleton-of-Thought side by side in a terminal, and pictures of an answer for notebooks.
+"""Plain decoding and Skeleton-of-Thought side by side in a terminal, and an answer shown in a notebook.
 
 The two run one after the other, since together they would slow each other down. A terminal shows both
 answers as they grow; a file or a pipe gets the finished answers, without control characters.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, nullcontext
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
@@ -26,12 +25,8 @@ from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.skeleton import Point
 from sot_chains.prompts.profile import UNFILTERED
 from sot_chains.providers import Provider
-from sot_chains.rendering import Run, make_bars, make_lane
+from sot_chains.rendering import Run, make_lane
 from sot_chains.router.rules import PLAINLY
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
 _COLORS = {_PLAIN: "blue", _SOT: "green"}
@@ -160,70 +155,6 @@ def printable(text: str) -> str:
     return "".join(
         character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc"
     )
-
-
-_WAITING, _SKELETON, _POINT = "#d5d8dd", "#4c6a92", "#5a9e6f"
-_BAR_INCHES = 0.42
-_LONGEST_LABEL = 38
-
-
-def timeline(message: AIMessage) -> Figure:
-    """Draws the start, first text and end of each model call of ``message``.
-
-    The grey part of a bar is the wait for its first text. Jupyter displays the figure.
-
-    Args:
-        message: An answer of ``SkeletonOfThought``.
-
-    Returns:
-        A matplotlib figure; it is not registered with pyplot, so it need not be closed.
-
-    Raises:
-        ValueError: The message carries no trace.
-        ImportError: Matplotlib is not installed.
-    """
-    trace = _read_trace(message)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "drawing a timeline needs matplotlib: pip install '.[notebooks]' in a checkout"
-        ) from error
-
-    class Timeline(Figure):
-        """Displays itself in Jupyter even if pyplot was never imported."""
-
-        def _repr_png_(self) -> bytes:
-            image = BytesIO()
-            self.savefig(image, format="png", dpi=120, bbox_inches="tight")
-            return image.getvalue()
-
-    bars = make_bars(trace)
-    figure = Timeline(figsize=(9, 1.3 + _BAR_INCHES * len(bars)), layout="constrained")
-    axes = figure.add_subplot()
-    for row, bar in enumerate(bars):
-        first_text = bar.end if bar.first_text is None else bar.first_text
-        color = _SKELETON if bar.label == "skeleton" else _POINT
-        axes.barh(row, first_text - bar.start, left=bar.start, height=0.62, color=_WAITING)
-        axes.barh(row, bar.end - first_text, left=first_text, height=0.62, color=color)
-        axes.annotate(f" {bar.end - bar.start:.2f} s", (bar.end, row), va="center", fontsize=8)
-    labels = [
-        bar.label if len(bar.label) <= _LONGEST_LABEL else f"{bar.label[:_LONGEST_LABEL]}…" for bar in bars
-    ]
-    axes.set_yticks(range(len(bars)), labels, fontsize=9, parse_math=False)
-    axes.invert_yaxis()
-    axes.set_xlim(0, (trace["seconds"] or 1) * 1.1)
-    axes.set_xlabel("seconds")
-    longest = "longest chain of points" if trace["route"] == "graph" else "longest point"
-    axes.set_title(
-        f"{trace['seconds']:.2f} s in all; skeleton and {longest} {trace['critical_path_seconds']:.2f} s",
-        loc="left",
-        fontsize=10,
-    )
-    axes.grid(axis="x", color="#eeeeee")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    return figure
 
 
 def _read_trace(message: AIMessage) -> SotTrace:

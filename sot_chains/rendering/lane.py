@@ -103,7 +103,7 @@ def make_lane(
         lane,
         note=trace["route_reason"] if name != "plain" else "",  # plain decoding was chosen by the user
         blocks=_blocks(trace, str(message.text)),
-        bars=make_bars(trace),
+        bars=_bars(trace),
         seconds=trace["seconds"],
         first_text_seconds=trace["first_text_seconds"],
         num_calls=trace["num_calls"],
@@ -123,7 +123,7 @@ def _blocks(trace: SotTrace, text: str) -> tuple[Block, ...]:
     )
 
 
-def make_bars(trace: SotTrace) -> tuple[Bar, ...]:
+def _bars(trace: SotTrace) -> tuple[Bar, ...]:
     """The model calls of an answer in the order of its text."""
     calls: list[tuple[str, CallTrace | None]] = [("skeleton", trace["skeleton_call"])]
     for point in trace["points"]:

@@ -9,7 +9,6 @@ import pytest
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGraph
-from sot_chains.display import timeline
 from sot_chains.outline import marks as dependencies
 from sot_chains.outline.marks import parse_needs
 from sot_chains.rendering import make_lane
@@ -270,14 +269,6 @@ async def test_a_router_may_choose_the_graph() -> None:
     assert again.text == message.text
     plain = await both(sot_of(model, router=PromptedRouter(model)))
     assert plain.response_metadata["sot"]["route"] == "plain"
-
-
-async def test_the_timeline_shows_what_points_wait_for() -> None:
-    message = await both(sot_of(PacedChatModel(answer=answer), dependencies=True, conclusion=True))
-    axes = timeline(message).axes[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[-2:] == ["3. Less coffee (after 1, 2)", "conclusion"]
-    assert "longest chain" in axes.get_title(loc="left")
 
 
 async def test_what_stands_around_the_points_is_shown() -> None:
