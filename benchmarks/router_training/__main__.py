@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.router_training.calibration_plot import calibration_svg
 from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
 from benchmarks.router_training.measures import Confusion, calibration, calibration_error
-from benchmarks.router_training.training import TrainingSettings, train
+from benchmarks.router_training.training import TrainingSettings, save_head, train
 from sot_chains.router.encoder import Encoder
 from sot_chains.router.trained import SHIPPED_HEAD, Features, TrainedRouter
 
@@ -77,7 +77,7 @@ def _train(options: argparse.Namespace) -> int:
         cost_of_wrong_sot=options.cost_of_wrong_sot,
     )
     trained = train(questions, _features(questions), settings)
-    trained.head.save(options.out)
+    save_head(trained.head, options.out)
     print(f"Held out in {settings.num_folds} folds:")
     _report(questions, trained.held_out, trained.head.threshold, options.plot, title="held out")
     return 0

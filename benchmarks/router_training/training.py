@@ -12,9 +12,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from benchmarks.router_training.labels import LabelledQuestion
 from benchmarks.router_training.measures import cheapest_threshold
@@ -264,3 +266,10 @@ def find_fold(question: str, num_folds: int) -> int:
 def _sigmoid(values: Doubles) -> Doubles:
     result: Doubles = 1 / (1 + np.exp(-np.clip(values, -500, 500)))
     return result
+
+
+def save_head(head: Head, path: Path) -> None:
+    """Writes the ``.safetensors`` file that ``Head.load`` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    threshold = np.array([head.threshold], dtype=np.float32)
+    save_file({"weights": head.weights.astype(np.float16), "threshold": threshold}, path)

@@ -46,10 +46,8 @@ def make_router(
     """
     if isinstance(router, Runnable):
         return router
-    if router == "auto":
-        return auto_router()
-    if router == "always":
-        return None
-    raise ValueError(
-        f'router must be a Runnable, "auto" or "always" (always use Skeleton-of-Thought), got {router!r}'
-    )
+    if router not in ("auto", "always"):
+        raise ValueError(
+            f'router must be a Runnable, "auto" or "always" (always use Skeleton-of-Thought), got {router!r}'
+        )
+    return auto_router() if router == "auto" else None

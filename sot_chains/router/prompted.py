@@ -95,25 +95,22 @@ class PromptedRouter(Router):
             ProviderError: The model call failed.
         """
         question = conversation.question
-        if question in self._letters:
-            letter = self._letters[question]
-        else:
+        if question not in self._letters:
             letter = await self._ask(question, config)
             if len(self._letters) >= _MAX_CACHED:
-                del self._letters[next(iter(self._letters))]  # the oldest
+                self._letters.clear()
             self._letters[question] = letter
+        letter = self._letters[question]
         if letter is None:
             return Route(False, "the model's reply was none of A, B and C", 0.0, "prompted")
         is_graph = self._graphs and letter == "B"
         return Route(letter == "A" or is_graph, _REASONS[letter], CONFIDENCE, "prompted", is_graph)
 
     async def _ask(self, question: str, config: RunnableConfig) -> str | None:
-        template = _REQUESTS[language_of(question)]
         # Not str.format: questions may contain braces.
-        messages = [HumanMessage(template.replace("{question}", question))]
-        config = RunnableConfig(**{**config, "run_name": "router"})
+        request = HumanMessage(_REQUESTS[language_of(question)].replace("{question}", question))
         reply = ""
-        deltas = self._provider.stream(messages, config=config)
+        deltas = self._provider.stream([request], config={**config, "run_name": "router"})
         async with aclosing(cast("Any", deltas)):
             async for delta in deltas:
                 reply += delta.text

@@ -71,22 +71,9 @@ class Head:
         score = float(features.values @ self.weights[features.indices] + self.weights[-1])
         return (1 + math.tanh(score / 2)) / 2  # the logistic function, without overflow
 
-    def save(self, path: Path) -> None:
-        """Writes a ``.safetensors`` file; no pickle."""
-        from safetensors.numpy import save_file
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        threshold = np.array([self.threshold], dtype=np.float32)
-        save_file({"weights": self.weights.astype(np.float16), "threshold": threshold}, path)
-
     @classmethod
     def load(cls, path: Path) -> Head:
-        """Reads what :meth:`save` wrote.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The file is not a router's, or was written by another version.
-        """
+        """Reads a file of weights; a ``ValueError`` if it is not a router's of this version."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 

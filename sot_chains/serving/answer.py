@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import uuid4
 
@@ -21,42 +22,31 @@ Answers = Runnable[LanguageModelInput, AIMessage]
 _TRACE_FIELDS = ("route", "skeleton", "is_complete", "failures", "seconds", "num_calls")
 
 
+@dataclass
 class TextLimit:
     """Ends a text before the first stop string, or after a number of tokens.
 
     A model that writes in one piece is told both. The calls of a skeleton are not: a stop string would end
     the outline, and a number of tokens would limit every point by itself.
-
-    Args:
-        stop: Strings before which the text ends; none of them is empty.
-        max_tokens: Its most tokens; ``None`` for no limit.
-        count: Counts the tokens of a text.
-
-    Attributes:
-        is_over: Whether the text has ended, so that all further text is dropped.
-        is_out_of_tokens: Whether it has ended at the number of tokens.
     """
 
-    def __init__(
-        self, stop: Sequence[str] = (), max_tokens: int | None = None, *, count: Callable[[str], int] = len
-    ) -> None:
-        self._stop = tuple(stop)
-        self._num_left = max_tokens
-        self._count = count
-        self._held = ""
-        self.is_over = False
-        self.is_out_of_tokens = False
+    stop: Sequence[str] = ()  # none of them is empty
+    max_tokens: int | None = None  # that are left; None for no limit
+    count: Callable[[str], int] = len  # the tokens of a text
+    is_over: bool = False  # all further text is dropped
+    is_out_of_tokens: bool = False  # it ended at the number of tokens
+    _held: str = ""  # the beginning of a stop string
 
     def feed(self, text: str) -> str:
         """The text to show now that ``text`` has arrived; the beginning of a stop string is held back."""
         if self.is_over:
             return ""
         whole = self._held + text
-        if ends := [index for stop in self._stop if (index := whole.find(stop)) >= 0]:
+        if ends := [index for stop in self.stop if (index := whole.find(stop)) >= 0]:
             shown = self._counted(whole[: min(ends)])
             self.is_over, self._held = True, ""
             return shown
-        num_held = max((_num_begun(whole, stop) for stop in self._stop), default=0)
+        num_held = max((_num_begun(whole, stop) for stop in self.stop), default=0)
         self._held = whole[len(whole) - num_held :]
         return self._counted(whole[: len(whole) - num_held])
 
@@ -66,14 +56,14 @@ class TextLimit:
         return "" if self.is_over else self._counted(held)
 
     def _counted(self, text: str) -> str:
-        if self._num_left is None or not text:
+        if self.max_tokens is None or not text:
             return text
-        num_tokens = self._count(text)
-        if num_tokens <= self._num_left:
-            self._num_left -= num_tokens
+        num_tokens = self.count(text)
+        if num_tokens <= self.max_tokens:
+            self.max_tokens -= num_tokens
             return text
-        shown = text[: len(text) * self._num_left // num_tokens]
-        self._num_left, self._held = 0, ""
+        shown = text[: len(text) * self.max_tokens // num_tokens]
+        self.max_tokens, self._held = 0, ""
         self.is_over = self.is_out_of_tokens = True
         return shown
 
@@ -83,51 +73,28 @@ def _num_begun(text: str, stop: str) -> int:
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
+@dataclass
 class Answer:
-    """The answer to one request, while it is written and afterwards.
+    """The answer to one request, while it is written and afterwards."""
 
-    Args:
-        answers: Writes it.
-        messages: The conversation.
-        parameters: The parameters of the call.
-        limit: Ends the text, if the calls are not told where.
-        reason: Why it is written this way, if that was decided for the client.
-        cite: Finds the citations in its text, beside those that ``answers`` reports.
-
-    Attributes:
-        text: Its text so far.
-        usage: The tokens of all calls; ``None`` if none were reported.
-        metadata: ``response_metadata`` of the finished message.
-        tool_calls: The tool calls of an answer written as a whole, in OpenAI's format.
-        annotations: The citations in OpenAI's format, with the span in the document in addition.
-    """
-
-    def __init__(
-        self,
-        answers: Answers,
-        messages: list[BaseMessage],
-        parameters: Mapping[str, Any],
-        *,
-        limit: TextLimit | None = None,
-        reason: str | None = None,
-        cite: Callable[[str], Sequence[Mapping[str, Any]]] | None = None,
-    ) -> None:
-        self._answers = answers
-        self._messages = messages
-        self._parameters = parameters
-        self._limit = limit or TextLimit()
-        self._reason = reason
-        self._cite = cite
-        self._calls_tools = False
-        self.text = ""
-        self.usage: UsageMetadata | None = None
-        self.metadata: dict[str, Any] = {}
-        self.tool_calls: list[dict[str, Any]] = []
-        self.annotations: list[dict[str, Any]] = []
+    answers: Answers  # writes it
+    messages: list[BaseMessage]
+    parameters: Mapping[str, Any]  # of the call
+    limit: TextLimit = field(default_factory=TextLimit)  # where its text ends, if the calls are not told
+    reason: str | None = None  # why it is written this way, if that was decided for the client
+    cite: Callable[[str], Sequence[Mapping[str, Any]]] | None = (
+        None  # finds citations beside the reported ones
+    )
+    text: str = ""  # so far
+    usage: UsageMetadata | None = None  # of all calls; None if none was reported
+    metadata: dict[str, Any] = field(default_factory=dict)  # response_metadata of the finished message
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)  # of an answer written as a whole
+    annotations: list[dict[str, Any]] = field(default_factory=list)  # citations in OpenAI's format
+    _calls_tools: bool = False
 
     async def stream(self) -> AsyncGenerator[tuple[str, list[ToolCallChunk]], None]:
         """Writes it and yields text or pieces of tool calls as they arrive."""
-        stream = self._answers.astream(self._messages, **self._parameters)
+        stream = self.answers.astream(self.messages, **self.parameters)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", stream)) as chunks:
             async for chunk in chunks:
                 if chunk.usage_metadata:
@@ -137,34 +104,34 @@ class Answer:
                 calls = getattr(chunk, "tool_call_chunks", [])
                 self._calls_tools |= bool(calls)
                 # Chunks after the end of the text are read, too: the usage is in the last one.
-                text = self._limit.feed(chunk.content if isinstance(chunk.content, str) else str(chunk.text))
+                text = self.limit.feed(chunk.content if isinstance(chunk.content, str) else str(chunk.text))
                 self.text += text
                 if text or calls:
                     yield text, calls
-        if rest := self._limit.end():
+        if rest := self.limit.end():
             self.text += rest
             yield rest, []
         await self._annotate()
 
     async def write(self) -> None:
         """Writes it as a whole."""
-        message = await self._answers.ainvoke(self._messages, **self._parameters)
+        message = await self.answers.ainvoke(self.messages, **self.parameters)
         self.usage, self.metadata = message.usage_metadata, message.response_metadata
-        self.text = self._limit.feed(str(message.text)) + self._limit.end()
+        self.text = self.limit.feed(str(message.text)) + self.limit.end()
         self.tool_calls = _make_tool_calls(message)
         self._calls_tools = bool(self.tool_calls)
         await self._annotate()
 
     async def _annotate(self) -> None:
         citations = list(self.metadata.get("citations") or [])
-        if self._cite:  # on a thread: a long answer and long references take a while
-            citations += await asyncio.to_thread(self._cite, self.text)
+        if self.cite:  # on a thread: a long answer and long references take a while
+            citations += await asyncio.to_thread(self.cite, self.text)
         self.annotations = _make_annotations(citations)
 
     @property
     def finish_reason(self) -> str:
         """Why it ended, in OpenAI's words."""
-        if self._limit.is_out_of_tokens:
+        if self.limit.is_out_of_tokens:
             return "length"
         if self._calls_tools:
             return "tool_calls"
@@ -189,7 +156,7 @@ class Answer:
         """Fields of a reply that are not OpenAI's: how the answer was written."""
         if (trace := self.metadata.get("sot")) is None:
             return {}
-        reason = self._reason or trace["route_reason"]
+        reason = self.reason or trace["route_reason"]
         return {"sot": {**{name: trace[name] for name in _TRACE_FIELDS}, "route_reason": reason}}
 
 

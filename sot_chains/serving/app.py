@@ -25,7 +25,6 @@ from sot_chains.providers import Provider, close_clients
 from sot_chains.serving.loading import Copying
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.page import OPEN_PATHS, PageRoutes
-from sot_chains.serving.routes import OpenAIRoutes
 from sot_chains.serving.schema import RefusedError
 from sot_chains.serving.service import Service, bearer_key
 from sot_chains.serving.stream import Pace, error_response
@@ -84,7 +83,7 @@ def create_app(
     )
     # FastAPI's documentation pages load scripts from another host.
     app = FastAPI(title="Skeleton-of-Thought", docs_url=None, redoc_url=None, lifespan=_lifespan)
-    OpenAIRoutes(service).add_to(app)
+    service.add_to(app)
     PageRoutes(service).add_to(app)
     _add_status_routes(app, service)
     _add_error_handlers(app, service)

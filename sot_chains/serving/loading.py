@@ -26,45 +26,32 @@ _MODELS = (
 
 @dataclass(frozen=True)
 class Copying:
-    """What copying adds to a model. Another package does the work.
+    """What copying adds to a model. Another package does the work."""
 
-    Attributes:
-        cite: Finds the citations of documents in a text.
-        from_folder: Makes a model answer from a folder, with citations; ``None`` without a folder.
-        references: Makes the argument ``references`` of a call; ``None`` if the model takes none. It gives
-            the same answer without them then.
-    """
-
-    cite: Callable[[str, Sequence[Document]], Sequence[Mapping[str, Any]]]
+    cite: Callable[[str, Sequence[Document]], Sequence[Mapping[str, Any]]]  # the citations in a text
+    # Makes a model answer from a folder, with citations; None without a folder.
     from_folder: Callable[[Any], Runnable[LanguageModelInput, AIMessage]] | None = None
+    # Makes the argument "references" of a call; None if the model takes none, which changes no answer.
     references: Callable[[Sequence[str]], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What the packages beside this one add to the commands.
+    """What the packages beside this one add to the commands."""
 
-    Attributes:
-        load_local: Loads the model at a path, ``None`` for the default model, with the options of
-            ``ChatLocal.from_pretrained``. Raises ``ImportError`` or ``OSError`` if it cannot be loaded.
-        make_copying: What copying adds to a model, with a folder of documents if one is given.
-    """
-
+    # Loads the model at a path (None: the default one) with the options of ChatLocal.from_pretrained.
     load_local: Callable[..., Any]
-    make_copying: Callable[[Any, Path | None], Copying]
+    make_copying: Callable[[Any, Path | None], Copying]  # for a model, with a folder of documents or None
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """Adds the arguments that name a model; ``options`` are those of ``--model``."""
+def add_model_arguments(parser: argparse.ArgumentParser, *, profile: bool = True, **options: Any) -> None:
+    """Adds the arguments that name a model and tell how it is asked; ``options`` are those of ``--model``."""
     parser.add_argument("--model", metavar="MODEL", **{"help": _MODELS, **options})
     parser.add_argument("--base-url", metavar="URL", help="a compatible server: http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the vendor's key")
-
-
-def add_profile_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument that tells how the model is asked."""
-    help_text = "how the model is asked (small for a local model or a compatible server)"
-    parser.add_argument("--profile", choices=("small", "strong"), help=help_text)
+    if profile:
+        help_text = "how the model is asked (small for a local model or a compatible server)"
+        parser.add_argument("--profile", choices=("small", "strong"), help=help_text)
 
 
 def load_model(
@@ -76,16 +63,10 @@ def load_model(
     key_name: str | None = None,
     **options: Any,
 ) -> Any:
-    """Loads the model that ``--model`` names.
+    """Loads the model that ``--model`` names, by default the local default model.
 
-    Args:
-        name: ``openai:NAME``, ``anthropic:NAME``, ``local:PATH``, ``python:PACKAGE.FUNCTION``, or ``None``
-            for the default local model.
-        extras: Loads local models.
-        opened: Closes the model, if it has a method ``close``.
-        base_url: The URL of a server that is compatible with the vendor's.
-        key_name: The environment variable that holds the key.
-        **options: Further arguments of a local model.
+    ``opened`` closes it if it has a method ``close``; ``key_name`` is the environment variable with the key;
+    ``options`` are further ones of a local model.
 
     Raises:
         ValueError: The name is not supported, or the variable is not set.

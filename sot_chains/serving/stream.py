@@ -49,7 +49,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await cancel_and_wait([working, leaving])
 
 
-async def read_body(request: Request, *, max_bytes: int, timeout_seconds: float) -> bytes:
+async def read_body(request: Request, max_bytes: int, timeout_seconds: float) -> bytes:
     """Reads the body of a request, or refuses it if it is too long or does not arrive in time."""
     body, num_bytes, begin = bytearray(), 0, time.monotonic()
     try:

@@ -19,7 +19,7 @@ from benchmarks.router_training.__main__ import main
 from benchmarks.router_training.encoder_training import EncoderSettings, train_adapter
 from benchmarks.router_training.labels import HELD_OUT_CHINESE, TRAINING, read_labels
 from benchmarks.router_training.measures import Confusion, calibration, calibration_error, cheapest_threshold
-from benchmarks.router_training.training import TrainingSettings, minimise, train, tversky_loss
+from benchmarks.router_training.training import TrainingSettings, minimise, save_head, train, tversky_loss
 from benchmarks.router_training.validation import confusions, nested, read_sources, total
 from sot_chains.router import TrainedRouter
 from sot_chains.router.encoder import MAX_TOKENS, WEIGHTS, WIDTH, Encoder
@@ -382,7 +382,7 @@ def test_a_wrong_sot_that_costs_more_raises_the_threshold() -> None:
 
 def test_a_head_survives_being_written(tmp_path: Path) -> None:
     head = Head.load(SHIPPED_HEAD)
-    head.save(tmp_path / "deep" / "head.safetensors")
+    save_head(head, tmp_path / "deep" / "head.safetensors")
     again = Head.load(tmp_path / "deep" / "head.safetensors")
     features = Features.of("What are good questions?", ENCODER)
     assert again.probability(features) == head.probability(features)

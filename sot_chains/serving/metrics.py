@@ -1,0 +1,70 @@
+"""What Prometheus scrapes of one server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages.ai import UsageMetadata
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
+
+
+class Metrics:
+    """What Prometheus scrapes: requests, tokens and times of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+
+        def metric(kind: Any, name: str, description: str, *labels: str, **options: Any) -> Any:
+            return kind(f"sot_{name}", description, labels, registry=self._registry, **options)
+
+        def seconds(name: str, description: str) -> Any:
+            return metric(Histogram, f"{name}_seconds", description, "model", buckets=_SECONDS)
+
+        self.requests = metric(Counter, "requests", "Requests answered or refused", "model", "status")
+        self.tokens = metric(Counter, "tokens", "Tokens of all model calls", "model", "kind")
+        self.calls = metric(Counter, "model_calls", "Model calls made for answers", "model")
+        self.running = metric(Gauge, "requests_running", "Requests being answered")
+        self.seconds = seconds("request", "From a request to the end of its answer")
+        self.first_text = seconds("first_text", "From a request to its first text")
+
+    @contextmanager
+    def request(self, model: str) -> Iterator[CountedRequest]:
+        """Counts a request; the block sets its status."""
+        counted = CountedRequest(self, model)
+        with self.running.track_inprogress(), self.seconds.labels(model).time():
+            try:
+                yield counted
+            finally:
+                self.requests.labels(model, str(counted.status)).inc()
+
+    def text(self) -> bytes:
+        """All of them in Prometheus' format."""
+        return generate_latest(self._registry)
+
+
+@dataclass
+class CountedRequest:
+    """One request while it is answered; its status is 499 if the client disconnects before the end."""
+
+    metrics: Metrics
+    model: str
+    begin: float = field(default_factory=time.perf_counter)
+    status: int = 499
+
+    def note_first_text(self) -> None:
+        """Notes that there is text."""
+        self.metrics.first_text.labels(self.model).observe(time.perf_counter() - self.begin)
+
+    def note_answer(self, usage: UsageMetadata | None, num_calls: int) -> None:
+        """Notes that it is answered, and what that took."""
+        self.status = 200
+        self.metrics.calls.labels(self.model).inc(num_calls)
+        if usage:
+            self.metrics.tokens.labels(self.model, "input").inc(usage["input_tokens"])
+            self.metrics.tokens.labels(self.model, "output").inc(usage["output_tokens"])
