@@ -106,23 +106,16 @@ async def _run(
 def _board(texts: _Texts) -> Table:
     """The panels on the screen, side by side; made again for each frame."""
     grid = Table.grid(expand=True, padding=(0, 1))
-    for _ in texts:
+    panels = []
+    for title, of_one in texts.items():
         grid.add_column(ratio=1)
-    grid.add_row(
-        *(
-            Panel(_written(of_one), title=title, border_style=_COLORS[title])
-            for title, of_one in texts.items()
-        )
-    )
+        points = []
+        for point, text in list(of_one.items()):  # a copy: rich draws frames on its own thread
+            heading = f"{point.number}. {point.text}" + (": " if text else "") if point else ""
+            points.append(Text(printable(heading), style="bold").append(printable(text), style="not bold"))
+        panels.append(Panel(Group(*points), title=title, border_style=_COLORS[title]))
+    grid.add_row(*panels)
     return grid
-
-
-def _written(texts: dict[Point | None, str]) -> Group:
-    points = []
-    for point, text in list(texts.items()):  # a copy: rich draws frames on its own thread
-        heading = f"{point.number}. {point.text}" + (": " if text else "") if point else ""
-        points.append(Text(printable(heading), style="bold").append(printable(text), style="not bold"))
-    return Group(*points)
 
 
 def _table(runs: Mapping[str, _Run]) -> Table:
@@ -133,20 +126,19 @@ def _table(runs: Mapping[str, _Run]) -> Table:
     plain_seconds = _read_trace(runs[_PLAIN][0])["seconds"] if _PLAIN in runs else None
     for title, (message, num_forwards) in runs.items():
         trace, usage = _read_trace(message), message.usage_metadata
-        seconds = trace["seconds"]
+        speed_up = plain_seconds / trace["seconds"] if plain_seconds and trace["seconds"] else None
         table.add_row(
             title,
-            f"{seconds:.2f}",
+            f"{trace['seconds']:.2f}",
             str(usage["output_tokens"]) if usage else "-",
             "-" if num_forwards is None else str(num_forwards),
-            _number(trace["first_text_seconds"], " s"),
-            _number(trace["critical_path_seconds"], " s"),
-            _number(plain_seconds / seconds if plain_seconds and seconds else None, "x"),
+            *(_number(trace[name], " s") for name in ("first_text_seconds", "critical_path_seconds")),
+            _number(speed_up, "x"),
         )
     return table
 
 
-def _number(value: float | None, unit: str) -> str:
+def _number(value: Any, unit: str) -> str:
     return "-" if value is None else f"{value:.2f}{unit}"
 
 

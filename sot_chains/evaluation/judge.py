@@ -28,7 +28,9 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 FAILURES: tuple[Failure, ...] = get_args(Failure)
 
 GENERAL = "general"
-ASPECTS = {
+_CRITERIA = {
+    GENERAL: "Judge which of them serves the one who asked better. Consider whether it helps, is to the "
+    "point, right, detailed enough and easy to follow.",
     "coherence": "Coherence: does the answer hang together, each part following from the question and "
     "fitting the others?",
     "diversity": "Diversity: does the answer look at the matter from several sides, with different ideas and "
@@ -38,7 +40,8 @@ ASPECTS = {
     "integrity": "Integrity: is the answer whole and right, without gaps, invented facts or contradictions?",
     "relevance": "Relevance: does the answer keep to what was asked, without things nobody asked for?",
 }
-CRITERIA: tuple[str, ...] = (GENERAL, *ASPECTS)
+CRITERIA = tuple(_CRITERIA)
+ASPECTS = CRITERIA[1:]
 
 _REQUEST = """Two assistants were asked the same thing. Compare what they wrote.
 
@@ -61,12 +64,6 @@ Give your reasons in two or three sentences. Then end with one line that says ex
 VERDICT: 1
 VERDICT: 2
 VERDICT: TIE"""
-_GENERAL_CRITERION = (
-    "Judge which of them serves the one who asked better. Consider whether it helps, is to the point, right, "
-    "detailed enough and easy to follow."
-)
-_ASPECT_CRITERION = "Judge one aspect only and leave everything else aside.\n{aspect}"
-
 _VERDICT = re.compile(r"VERDICT\W{0,6}(?:answer[ _]?)?(1|2|TIE)\b", re.IGNORECASE)
 _READINGS: dict[str, Verdict] = {"1": "first", "2": "second", "TIE": "tie"}
 _REFUSAL = re.compile(
@@ -92,8 +89,9 @@ def make_request(criterion: str, question: str, first: str, second: str) -> str:
     """
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
-    aspect = ASPECTS.get(criterion)
-    asked = _ASPECT_CRITERION.format(aspect=aspect) if aspect else _GENERAL_CRITERION
+    asked = _CRITERIA[criterion]
+    if criterion != GENERAL:
+        asked = f"Judge one aspect only and leave everything else aside.\n{asked}"
     # In one pass, so that fields and braces inside answers stay text.
     fields = {"question": question, "first": first, "second": second, "criterion": asked}
     return re.sub(r"\{(question|first|second|criterion)\}", lambda match: fields[match[1]], _REQUEST)

@@ -48,9 +48,23 @@ def markdown(evaluation: Evaluation) -> str:
             f"## {escape(model)}",
             f"{len(results)} questions, {num_failed} of them failed; `questions.csv` has a line for each.",
         ]
-        parts.append(_table(_category_rows(evaluation, model)))
+        rows = [
+            {"category": category or "all", "mode": NAMES[mode]}
+            | _cells(evaluation.figures(model, mode, category))
+            for category in (None, *evaluation.categories(model))
+            for mode in evaluation.modes
+        ]
+        parts.append(_table(rows))
         if evaluation.judge:
-            parts += ["### Net win rate by aspect", _table(_aspect_rows(evaluation, model))]
+            rates = {NAMES[mode]: evaluation.figures(model, mode).net_win_rates for mode in evaluation.modes}
+            rows = [
+                {
+                    "aspect": aspect,
+                    **{name: _rate(by_aspect.get(aspect)) for name, by_aspect in rates.items()},
+                }
+                for aspect in ASPECTS
+            ]
+            parts += ["### Net win rate by aspect", _table(rows)]
         failures = dict.fromkeys(one.failure for one in results if one.failure)
         parts += [f"Failed: {escape(failure)}" for failure in failures]
     return "\n\n".join(parts) + "\n"
@@ -65,18 +79,6 @@ def _health(evaluation: Evaluation) -> str:
         f"Position bias {100 * health.position_bias:+.0f} % (first minus second, among verdicts), averaged "
         f"out by judging both orders; the orders agree on {100 * health.agreement:.0f} % of pairs."
     )
-
-
-def _category_rows(evaluation: Evaluation, model: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "category": category or "all",
-            "mode": NAMES[mode],
-            **_cells(evaluation.figures(model, mode, category)),
-        }
-        for category in (None, *evaluation.categories(model))
-        for mode in evaluation.modes
-    ]
 
 
 def _cells(figures: Figures) -> dict[str, Any]:
@@ -94,14 +96,6 @@ def _cells(figures: Figures) -> dict[str, Any]:
         "words": figures.words,
         "prompt tokens over plain": figures.prefill_overhead,
     }
-
-
-def _aspect_rows(evaluation: Evaluation, model: str) -> list[dict[str, Any]]:
-    rates = {NAMES[mode]: evaluation.figures(model, mode).net_win_rates for mode in evaluation.modes}
-    return [
-        {"aspect": aspect, **{name: _rate(by_aspect.get(aspect)) for name, by_aspect in rates.items()}}
-        for aspect in ASPECTS
-    ]
 
 
 def _rate(rate: NetWinRate | None) -> str:

@@ -30,7 +30,6 @@ class TimedAnswer:
     route: str  # the route the answer took: "sot", "graph" or "plain"
     seconds: float  # in total, the router's included
     skeleton_seconds: float = 0.0
-    router_seconds: float = 0.0
     point_lengths: Sequence[int] = ()
     input_tokens: int | None = None  # of all calls; None if the model does not count them
     failure: str = ""  # why there is no answer

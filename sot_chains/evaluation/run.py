@@ -109,7 +109,7 @@ async def _with_route(
         store.put(key, kept)
     route, seconds = Route(**kept["route"]), kept["seconds"]
     chosen = result.answers["sot" if route.use_sot else "plain"]
-    sot_r = replace(chosen, seconds=chosen.seconds + seconds, router_seconds=seconds)
+    sot_r = replace(chosen, seconds=chosen.seconds + seconds)
     return replace(result, answers={**result.answers, "sot_r": sot_r}, route=route)
 
 

@@ -23,14 +23,7 @@ _MIN_TOKENS = 128  # with fewer, an answer by points would pay for points that i
 
 
 class ServedModel:
-    """One model and its modes.
-
-    Args:
-        model: What :class:`~sot_chains.SkeletonOfThought` takes.
-        copying: What copying adds, if it is installed.
-        prices: As for :class:`~sot_chains.SkeletonOfThought`.
-        profile: As for :class:`~sot_chains.SkeletonOfThought`.
-    """
+    """One model and its modes; the arguments are those of :class:`~sot_chains.SkeletonOfThought`."""
 
     def __init__(
         self,

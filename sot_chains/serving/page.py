@@ -59,11 +59,10 @@ class PageRoutes:
 
     def add_to(self, app: FastAPI) -> None:
         """Adds the routes to ``app``."""
-        for path, kind in _FILES.items():
-            content = (_STATIC / (path.removeprefix("/") or "race.html")).read_bytes()
-            app.add_api_route(path, _file(content, kind), methods=["GET"], include_in_schema=False)
-        style = _file(STYLE.encode(), "text/css")
-        app.add_api_route("/style.css", style, methods=["GET"], include_in_schema=False)
+        files = {path: (_STATIC / (path[1:] or "race.html")).read_bytes() for path in _FILES}
+        for path, content in {**files, "/style.css": STYLE.encode()}.items():
+            route = _file(content, _FILES.get(path, "text/css"))
+            app.add_api_route(path, route, methods=["GET"], include_in_schema=False)
         app.add_api_route("/about", self.about, methods=["GET"], include_in_schema=False)
         app.add_api_route("/race", self.race, methods=["POST"], response_model=None)
         app.add_api_route("/runs/{run}.html", self.saved, methods=["GET"], response_model=None)

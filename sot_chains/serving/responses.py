@@ -85,19 +85,16 @@ def _read_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _read_content(content: Any) -> Any:
     """Content as a chat message has it; what is no content is left for :func:`read_request` to refuse."""
-    if not isinstance(content, list):
-        return content
-    return [_read_part(part) if isinstance(part, Mapping) else part for part in content]
+    return list(map(_read_part, content)) if isinstance(content, list) else content
 
 
-def _read_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    match part.get("type"):
-        case "input_text" | "output_text":
+def _read_part(part: Any) -> Any:
+    match part:
+        case {"type": "input_text" | "output_text"}:
             return {"type": "text", "text": part.get("text")}
-        case "input_image" if isinstance(part.get("image_url"), str):
-            return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-        case _:
-            return part
+        case {"type": "input_image", "image_url": str(url)}:
+            return {"type": "image_url", "image_url": {"url": url}}
+    return part
 
 
 def _read_format(form: Any) -> dict[str, Any] | None:
@@ -141,15 +138,13 @@ class ResponseWriter:
         """The first events, with the first piece of the text."""
         begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
         message = {**self._message(_make_part("")), "status": "in_progress", "content": []}
-        return b"".join(
-            (
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-                self._event("response.output_item.added", output_index=0, item=message),
-                self._event("response.content_part.added", **self._part, part=_make_part("")),
-                self.text(text) if text else b"",
-            )
+        events = (
+            self._event("response.created", response=begun),
+            self._event("response.in_progress", response=begun),
+            self._event("response.output_item.added", output_index=0, item=message),
+            self._event("response.content_part.added", **self._part, part=_make_part("")),
         )
+        return b"".join(events) + (self.text(text) if text else b"")
 
     def text(self, text: str) -> bytes:
         """An event with a piece of the text."""
@@ -205,13 +200,10 @@ class ResponseWriter:
     def _whole(self, output: list[dict[str, Any]], answer: Answer) -> dict[str, Any]:
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         reason = reasons.get(answer.finish_reason)
-        ended = {
-            "status": "incomplete" if reason else "completed",
-            "incomplete_details": {"reason": reason} if reason else None,
-        }
         return {
             **self._head,
-            **ended,
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
             "output": output,
             **answer.extra_fields,
             "usage": _make_usage(answer.usage),

@@ -70,15 +70,10 @@ async def read_body(request: Request, max_bytes: int, timeout_seconds: float) ->
 
 @dataclass
 class Pace:
-    """How often readers are sent what is written for them, and how long they may take.
+    """How often readers are sent what is written for them, and how long they may take."""
 
-    Attributes:
-        timeout_seconds: How long a reader may take for what is sent to it.
-        num_readers: How many streams are being read.
-    """
-
-    timeout_seconds: float = 60.0
-    num_readers: int = 0
+    timeout_seconds: float = 60.0  # for a reader to take what is sent to it
+    num_readers: int = 0  # streams that are being read
 
     @property
     def seconds(self) -> float:
