@@ -115,8 +115,8 @@ def _add_eval(commands: Any) -> None:
 
 
 async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
-    # Imported here so that "sot --help" does not wait for them.
     from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store, evaluate, read_questions, write
+    from sot_chains.router import RulesRouter, auto_router
 
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {options.limit}")
@@ -124,6 +124,7 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
     store = opened.enter_context(Store(options.out / "store.jsonl"))
     given = {"base_url": options.base_url, "key_name": options.api_key_env}
     models = {name: load_model(name, extras, opened, **given) for name in options.model or [LOCAL]}
+    routers = {"none": None, "rules": RulesRouter(), "shipped": auto_router()}
     judge = None
     if options.judge:
         given = {"base_url": options.judge_base_url, "key_name": options.judge_api_key_env}
@@ -138,7 +139,7 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
         questions,
         models,
         store=store,
-        router=_router(options.router),
+        router=routers[options.router],
         judge=judge,
         criteria=(GENERAL,) if options.general_only else CRITERIA,
         watch=_progress,
@@ -149,14 +150,6 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
     print(f"{report}: {num_answered} of {num_questions} questions answered every way", file=sys.stderr)
     print(json.dumps(evaluation.summary()))
     return 0 if num_answered else _EXIT_FAILED
-
-
-def _router(name: str) -> Any:
-    from sot_chains.router import RulesRouter, auto_router
-
-    if name == "none":
-        return None
-    return RulesRouter() if name == "rules" else auto_router()
 
 
 def _progress(questions: Sequence[Any], model: str) -> Iterable[Any]:

@@ -76,14 +76,9 @@ def make_lane(
     seconds: float | None = None,
     first_text_seconds: float | None = None,
 ) -> Lane:
-    """The lane of a finished answer.
+    """The lane of an answer of ``SkeletonOfThought``, or of one with citations in ``response_metadata``.
 
-    Args:
-        name: See :class:`Lane`.
-        title: See :class:`Lane`.
-        message: An answer of ``SkeletonOfThought``, or one with citations in ``response_metadata``.
-        seconds: Its total time, if it has no trace.
-        first_text_seconds: When its first text arrived, if it has no trace.
+    An answer without a trace has the times that the caller measured.
     """
     trace: SotTrace | None = message.response_metadata.get("sot")
     usage = message.usage_metadata

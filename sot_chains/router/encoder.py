@@ -43,12 +43,7 @@ NORMS = {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.
 
 
 class Encoder:
-    """Encodes questions, one at a time.
-
-    Args:
-        folder: Holds ``model.safetensors`` and ``tokenizer.json`` of all-MiniLM-L6-v2; by default it is
-            looked up.
-        adapter: The trained changes; by default the shipped ones.
+    """Encodes questions, one at a time, with MiniLM (from ``folder``, or looked up) as ``adapter`` changes it.
 
     Raises:
         OSError: There is no such file, or MiniLM is nowhere to be found.

@@ -191,3 +191,17 @@ def _make_annotations(citations: Iterable[Mapping[str, Any]]) -> list[dict[str, 
         }
         annotations.append({"type": "url_citation", "url_citation": span})
     return annotations
+
+
+def usage_fields(usage: UsageMetadata | None, read: str, written: str) -> dict[str, Any] | None:
+    """The tokens under the names that a protocol has for those ``read`` and ``written``."""
+    if usage is None:
+        return None
+    of_read, of_written = usage.get("input_token_details", {}), usage.get("output_token_details", {})
+    return {
+        f"{read}_tokens": usage["input_tokens"],
+        f"{written}_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        f"{read}_tokens_details": {"cached_tokens": of_read.get("cache_read") or 0},
+        f"{written}_tokens_details": {"reasoning_tokens": of_written.get("reasoning") or 0},
+    }

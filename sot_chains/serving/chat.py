@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk
 
-from sot_chains.serving.answer import Answer
+from sot_chains.serving.answer import Answer, usage_fields
 from sot_chains.serving.schema import RefusedError
 
 
@@ -48,7 +47,7 @@ class ChatWriter:
         choice = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason}
         yield self._chunk(choices=[choice], **answer.extra_fields)
         if self._include_usage:
-            yield self._chunk(choices=[], usage=_make_usage(answer.usage))
+            yield self._chunk(choices=[], usage=usage_fields(answer.usage, "prompt", "completion"))
         yield b"data: [DONE]\n\n"
 
     def failed(self, error: RefusedError) -> bytes:
@@ -62,7 +61,11 @@ class ChatWriter:
         if answer.tool_calls:
             message |= {"content": answer.text or None, "tool_calls": answer.tool_calls}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
-        ended = {"choices": [choice], "usage": _make_usage(answer.usage), **answer.extra_fields}
+        ended = {
+            "choices": [choice],
+            "usage": usage_fields(answer.usage, "prompt", "completion"),
+            **answer.extra_fields,
+        }
         return {**self._head, "object": "chat.completion", **ended}
 
     def _delta(self, delta: Mapping[str, Any]) -> bytes:
@@ -79,16 +82,3 @@ def _call_delta(position: int, chunk: ToolCallChunk) -> dict[str, Any]:
         delta |= {"id": chunk["id"], "type": "function"}
     function = {"name": chunk["name"], "arguments": chunk["args"] or ""}
     return {**delta, "function": {k: v for k, v in function.items() if v is not None}}
-
-
-def _make_usage(usage: UsageMetadata | None) -> dict[str, Any] | None:
-    if usage is None:
-        return None
-    read, written = usage.get("input_token_details", {}), usage.get("output_token_details", {})
-    return {
-        "prompt_tokens": usage["input_tokens"],
-        "completion_tokens": usage["output_tokens"],
-        "total_tokens": usage["total_tokens"],
-        "prompt_tokens_details": {"cached_tokens": read.get("cache_read") or 0},
-        "completion_tokens_details": {"reasoning_tokens": written.get("reasoning") or 0},
-    }

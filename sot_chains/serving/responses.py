@@ -15,7 +15,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sot_chains.serving.answer import Answer
+from sot_chains.serving.answer import Answer, usage_fields
 from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
 
 # The client's bookkeeping, or options of what OpenAI keeps.
@@ -233,14 +233,8 @@ def _make_call(name: str | None, arguments: str, call_id: str | None) -> dict[st
 
 
 def _make_usage(usage: UsageMetadata | None) -> dict[str, Any] | None:
-    if usage is None:
-        return None
-    read, written = usage.get("input_token_details", {}), usage.get("output_token_details", {})
-    cached = {"cached_tokens": read.get("cache_read") or 0}
-    return {
-        "input_tokens": usage["input_tokens"],
-        "input_tokens_details": {"cache_write_tokens": read.get("cache_creation") or 0, **cached},
-        "output_tokens": usage["output_tokens"],
-        "output_tokens_details": {"reasoning_tokens": written.get("reasoning") or 0},
-        "total_tokens": usage["total_tokens"],
-    }
+    fields = usage_fields(usage, "input", "output")
+    if usage and fields:
+        num_written = usage.get("input_token_details", {}).get("cache_creation") or 0
+        fields["input_tokens_details"]["cache_write_tokens"] = num_written
+    return fields
