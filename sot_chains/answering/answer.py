@@ -53,6 +53,7 @@ class Answer:
         self._call_options = call_options
         self._conclusion = options.conclusion
         self._fault: str | None = None  # of the outline
+        self._router_reason = ""
         self._part_of: dict[int, Part] = {}  # by the number of the point
         self._messages = Messages(options, conversation)
         self._caller = Caller(options, call_options)
@@ -126,8 +127,7 @@ class Answer:
 
     def last_chunk(self) -> AIMessageChunk:
         """The last chunk of a stream of the text, which carries everything besides the text."""
-        particulars = self._record.particulars(self.message_id)
-        return AIMessageChunk(content="", chunk_position="last", **particulars)
+        return AIMessageChunk(content="", chunk_position="last", **self._record.particulars(self.message_id))
 
     # --- the route
 
@@ -161,7 +161,7 @@ class Answer:
         reason = f"{route.router} router: {route.reason}"
         if not route.use_sot:
             return reason
-        self._record.router_reason = reason
+        self._router_reason = f", {reason}"
         if route.is_graph:
             self._record.is_graph = self._messages.marks_needs = True
             self._conclusion = self._conclusion or True
@@ -179,8 +179,7 @@ class Answer:
         call = record.skeleton_call = Call("skeleton", "skeleton")
         record.calls.append(call)
         record.plain_share = self._messages.plain_share(request)
-        most_alike = self._options.profile.most_alike
-        reader = OutlineReader(self._messages.max_points, most_alike)
+        reader = OutlineReader(self._messages.max_points, self._options.profile.most_alike)
         async with aclosing(self._caller.stream(call, request)) as pieces:
             async for piece in pieces:
                 if piece is None:
@@ -201,8 +200,7 @@ class Answer:
             return
         for part in self._begin(points):
             yield part
-        because = f", {record.router_reason}" if record.router_reason else ""
-        record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{because}"
+        record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{self._router_reason}"
 
     def _begin(self, points: Sequence[Point]) -> list[Part]:
         """Adds ``points`` to the skeleton, and to the answer as parts of it."""
@@ -269,7 +267,8 @@ class Answer:
                     nothing = ProviderError((reasons or ["the model wrote nothing"])[-1])
                     raise (self._writer.errors or [nothing])[-1]
         except ProviderError as error:
-            record.fail(str(error), self._caller.now())
+            record.has_failed, record.seconds = True, self._caller.now()
+            record.end_parts(str(error))
             error.trace = record.trace()
             raise
         record.seconds = self._caller.now()
@@ -280,5 +279,6 @@ class Answer:
             what = "the model wrote anything" if record.is_outlined else "there was an outline"
             raise DeadlineError(f"the deadline of {seconds:g} s passed before {what}; raise deadline_seconds")
         if not record.is_outlined:
-            record.cut_outline("the outline was cut at the deadline")
+            record.is_cut, record.route_reason = True, "the outline was cut at the deadline"
+            record.skeleton = Skeleton(tuple([part.point for part in record.parts if part.point]))
         record.end_parts(f"the deadline of {seconds} s passed")

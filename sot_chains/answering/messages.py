@@ -55,7 +55,7 @@ class Messages:
             parameters["grammar"] = outline_grammar(1, self.max_points or 9, num_words)
         return Request(
             self._conversation,
-            templates.skeleton_request(self._conversation.question) + needs,
+            templates.skeleton.format(question=self._conversation.question) + needs,
             templates.skeleton_opening,
             templates.skeleton_prefill,
             templates.skeleton_examples() if templates.examples else (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from operator import attrgetter
 from typing import Any
@@ -15,6 +16,7 @@ from sot_chains.calls.usage import Cost, Tokens, added, compute_cost, sum_tokens
 from sot_chains.outline.skeleton import Skeleton
 
 
+@dataclass(slots=True)
 class AnswerRecord:
     """The calls, the parts and the route of one answer.
 
@@ -27,32 +29,24 @@ class AnswerRecord:
         is_graph: Whether points may build on each other because the router, or the user, says so.
         is_outlined: Whether the route is known, and all points with it.
         is_cut: Whether the outline is not whole.
-        router_reason: Why the router has chosen Skeleton-of-Thought, if one was asked.
         has_failed: Whether the answer ended with an error.
         plain_share: What a plain answer would have read of what the skeleton's call did, by characters.
     """
 
-    def __init__(self, options: AnswerOptions) -> None:
-        self._options = options
-        self.calls: list[Call] = []
-        self.parts: list[Part] = []
-        self.skeleton = Skeleton()
-        self.skeleton_call: Call | None = None
-        self.skeleton_reply: str | None = None
-        self.is_graph = False
-        self.is_outlined = False
-        self.is_cut = False
-        self.has_failed = False
-        self.route_reason = ""
-        self.router_reason = ""
-        self.seconds = 0.0
-        self.first_text_seconds: float | None = None
-        self.plain_share = 0.0
-
-    def cut_outline(self, reason: str) -> None:
-        """Records that the outline is not whole: the answer has the points that were begun."""
-        self.is_cut, self.route_reason = True, reason
-        self.skeleton = Skeleton(tuple(part.point for part in self.parts if part.point))
+    options: AnswerOptions
+    calls: list[Call] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    skeleton: Skeleton = field(default_factory=Skeleton)
+    skeleton_call: Call | None = None
+    skeleton_reply: str | None = None
+    is_graph: bool = False
+    is_outlined: bool = False
+    is_cut: bool = False
+    has_failed: bool = False
+    route_reason: str = ""
+    seconds: float = 0.0
+    first_text_seconds: float | None = None
+    plain_share: float = 0.0
 
     def begin_plain(self, reason: str) -> Part:
         """Drops all parts, because the answer is to be plain. Their calls stay recorded."""
@@ -69,7 +63,7 @@ class AnswerRecord:
     def has_any(self) -> bool:
         """Whether any point, or the plain answer, has text, or is complete without."""
         for part in self.parts:
-            if part.kind != "conclusion" and (part.text.strip() or part.status == "complete"):
+            if part.kind != "conclusion" and (part.status == "complete" or part.text.strip()):
                 return True
         return False
 
@@ -79,25 +73,12 @@ class AnswerRecord:
             if part.status is None:
                 part.end("cut" if part.pieces else "failed", reason)
 
-    def fail(self, reason: str, seconds: float) -> None:
-        """Records that the answer ended with an error."""
-        self.has_failed, self.seconds = True, seconds
-        self.end_parts(reason)
-
     def particulars(self, message_id: str) -> dict[str, Any]:
         """What the finished message carries besides its text."""
         trace = self.trace()
-        model_name = None
-        for call in self.calls:
-            model_name = call.model_name or model_name
-        return {
-            "id": message_id,
-            "usage_metadata": trace["usage"],
-            "response_metadata": {
-                "model_name": model_name or self._options.provider.model_name,
-                "sot": trace,
-            },
-        }
+        names = filter(None, map(attrgetter("model_name"), reversed(self.calls)))
+        metadata = {"model_name": next(names, self.options.provider.model_name), "sot": trace}
+        return {"id": message_id, "usage_metadata": trace["usage"], "response_metadata": metadata}
 
     def trace(self) -> SotTrace:
         """The record as plain values. Written as one loop over parts: an answer has many of them."""
@@ -117,20 +98,11 @@ class AnswerRecord:
             else:
                 conclusion = traced
             if traced["status"] != "complete" and (part.status or not plain):
-                failures.append(
-                    Failure(
-                        number=traced["number"],
-                        label=traced["label"],
-                        status=traced["status"],
-                        reason=traced["reason"] or "",
-                    )
-                )
+                number, label, status = traced["number"], traced["label"], traced["status"]
+                reason = traced["reason"] or ""
+                failures.append(Failure(number=number, label=label, status=status, reason=reason))
         call = self.skeleton_call
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
-        num_calls = num_requests = 0
-        for one in self.calls:
-            num_calls += one.is_begun
-            num_requests += one.num_requests
         return SotTrace(
             route="plain" if plain else "graph" if is_graph else "sot",
             route_reason=self.route_reason,
@@ -147,8 +119,8 @@ class AnswerRecord:
             first_text_seconds=self.first_text_seconds,
             # At most the whole time, which is less where points are written while the outline still is.
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
-            num_calls=num_calls,
-            num_requests=num_requests,
+            num_calls=sum(map(attrgetter("is_begun"), self.calls)),
+            num_requests=sum(map(attrgetter("num_requests"), self.calls)),
             usage=total_usage(map(attrgetter("usage"), self.calls)),
             cost=self._cost(call.usage if call and points else None),
         )
@@ -163,7 +135,7 @@ class AnswerRecord:
                 estimated = added(call.estimated, estimated)
         tokens = dict(zip(stages, map(sum_tokens, stages.values()), strict=True))
         plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
-        return compute_cost(tokens, estimated, self._options.price, plain_input)
+        return compute_cost(tokens, estimated, self.options.price, plain_input)
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""
@@ -176,6 +148,6 @@ class AnswerRecord:
         needs = {id(part): [id(needed) for needed in part.needs] for part in self.parts}
         ends: dict[int, float] = {}
         for number in TopologicalSorter(needs).static_order():  # no recursion: a graph may be long
-            begin = max((ends[needed] for needed in needs[number]), default=0.0)
+            begin = max([ends[needed] for needed in needs[number]], default=0.0)
             ends[number] = begin + by_id[number].seconds
         return max(ends.values())

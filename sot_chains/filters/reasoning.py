@@ -86,7 +86,7 @@ class ReasoningFilter:
 
     def end(self) -> str:
         """The rest, after the last piece."""
-        return self._read(is_last=True)
+        return self._read(is_last=True) if self._held or self._opening is not None else ""
 
     def _read(self, *, is_last: bool) -> str:
         while True:

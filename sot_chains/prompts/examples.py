@@ -42,19 +42,16 @@ class Example:
         return self.text[: end.end()] if end else self.text + (self.more if detail == "full" else "")
 
 
+def _outline(headings: str) -> Skeleton:
+    return Skeleton.of(headings.split(" / "))
+
+
 ENGLISH_EXAMPLES = (
     Example(
         "How do I keep a houseplant alive?",
-        Skeleton.of(
-            (
-                "Enough daylight",
-                "Careful watering",
-                "Fresh soil each spring",
-                "Signs of pests",
-                "The right pot",
-                "Food while it grows",
-                "Clean leaves",
-            )
+        _outline(
+            "Enough daylight / Careful watering / Fresh soil each spring / Signs of pests / The right pot / "
+            "Food while it grows / Clean leaves"
         ),
         2,
         "Water a houseplant only when its upper soil feels dry, because roots that stand in water rot. Push "
@@ -67,15 +64,9 @@ ENGLISH_EXAMPLES = (
     ),
     Example(
         "What made the railway so important?",
-        Skeleton.of(
-            (
-                "Cheaper transport of goods",
-                "Faster travel",
-                "New towns and markets",
-                "A shared clock",
-                "Jobs in industry",
-                "Fresh food in cities",
-            )
+        _outline(
+            "Cheaper transport of goods / Faster travel / New towns and markets / A shared clock / "
+            "Jobs in industry / Fresh food in cities"
         ),
         4,
         "Railway timetables only work when every station keeps the same time, so local noon gave way to one "
@@ -90,9 +81,7 @@ ENGLISH_EXAMPLES = (
 CHINESE_EXAMPLES = (
     Example(
         "怎样养好室内植物？",
-        Skeleton.of(
-            ("充足的光照", "适量浇水", "每年春天换土", "留意虫害", "合适的花盆", "生长期施肥", "清洁叶片")
-        ),
+        _outline("充足的光照 / 适量浇水 / 每年春天换土 / 留意虫害 / 合适的花盆 / 生长期施肥 / 清洁叶片"),
         2,
         "室内植物要等表层土壤干了再浇水，因为根泡在水里会腐烂。可以把手指插进土里试一试：如果土粘手，就再等一两"
         "天。冬天大多数室内植物几乎不生长，需要的水更少，而夏天晴朗的一周里可能隔天就要浇一次。浇水要慢，直到有水"
@@ -102,7 +91,7 @@ CHINESE_EXAMPLES = (
     ),
     Example(
         "铁路为什么这么重要？",
-        Skeleton.of(("货运更便宜", "出行更快", "新的城镇和市场", "统一的时间", "工业岗位", "城市的新鲜食物")),
+        _outline("货运更便宜 / 出行更快 / 新的城镇和市场 / 统一的时间 / 工业岗位 / 城市的新鲜食物"),
         4,
         "铁路的时刻表只有在每个车站使用同一时间时才有意义，所以各地的时间让位给了全国统一的时间。在那之前，每个"
         "城镇按太阳校准钟表，相邻的城镇可能相差几分钟。铁路公司通过电报线路传送时间，城镇一个接一个地跟随。今天的"

@@ -37,15 +37,13 @@ def language_of(text: str) -> str:
     return "zh" if len(_HAN.findall(text)) > len(_LATIN_WORD.findall(text)) else "en"
 
 
-def _check_fields(
-    template: str, *, name: str, required: set[str], optional: frozenset[str] = frozenset()
-) -> None:
-    found = {field_name for _, field_name, _, _ in Formatter().parse(template) if field_name}
-    if found - optional != required:
-        raise ValueError(
-            f"the {name} template must use exactly the fields {sorted(required)}, got {sorted(found)}; "
-            "write literal braces as {{ and }}"
-        )
+_FIELDS = {  # of templates that are used as requests
+    "skeleton": {"question"},
+    "expansion": {"question", "skeleton", "number", "point"},
+    "expansion_prefill": {"number", "point"},
+    "needed": {"points"},
+    "conclusion": {"question", "points"},
+}
 
 
 @dataclass(frozen=True)
@@ -92,42 +90,31 @@ class PromptTemplates:
     separator: str = ": "
 
     def __post_init__(self) -> None:
-        _check_fields(self.skeleton, name="skeleton", required={"question"})
-        fields = {"question", "skeleton", "number", "point"}
-        _check_fields(self.expansion, name="expansion", required=fields, optional=frozenset({"length"}))
-        _check_fields(self.expansion_prefill, name="expansion_prefill", required={"number", "point"})
-        _check_fields(self.needed, name="needed", required={"points"})
-        _check_fields(self.conclusion, name="conclusion", required={"question", "points"})
+        for name, required in _FIELDS.items():
+            found = {one for _, one, _, _ in Formatter().parse(vars(self)[name]) if one}
+            if found - ({"length"} if name == "expansion" else set()) != required:
+                raise ValueError(
+                    f"the {name} template must use exactly the fields {sorted(required)}, got "
+                    f"{sorted(found)}; write literal braces as {{{{ and }}}}"
+                )
         if missing := set(get_args(Detail)) - set(self.lengths):
             raise ValueError(f"lengths need an entry for {sorted(missing)}, got {sorted(self.lengths)}")
 
-    def skeleton_request(self, question: str) -> str:
-        """The text of the message that asks for the skeleton of an answer to ``question``."""
-        return self.skeleton.format(question=question)
-
     def expansion_request(self, question: str, skeleton: Skeleton, point: Point, *, detail: Detail) -> str:
         """The text of the message that asks for ``point`` of ``skeleton`` to be written out."""
-        return self.expansion.format(
-            question=question,
-            skeleton=skeleton.text,
-            number=point.number,
-            point=point.text,
-            length=self.lengths[detail],
-        )
+        fields = {"question": question, "skeleton": skeleton.text, "length": self.lengths[detail]}
+        return self.expansion.format(**fields, number=point.number, point=point.text)
 
     def num_shared(self, question: str, skeleton: Skeleton, *, detail: Detail) -> int:
         """How many characters the expansion requests of all points of ``skeleton`` have in common."""
-        mark = "\0"  # where the point and its number come in
-        request = self.expansion.format(
-            question=question, skeleton=skeleton.text, number=mark, point=mark, length=self.lengths[detail]
-        )
-        return request.index(mark)
+        fields = {"question": question, "skeleton": skeleton.text, "length": self.lengths[detail]}
+        return self.expansion.format(**fields, number="\0", point="\0").index("\0")
 
     def skeleton_examples(self) -> list[tuple[str, str, str]]:
         """Requests for the skeletons of ``examples``, what each reply is begun with, and its rest."""
         start = self.skeleton_prefill
         return [
-            (self.skeleton_request(one.question), start, one.skeleton.text.removeprefix(start))
+            (self.skeleton.format(question=one.question), start, one.skeleton.text.removeprefix(start))
             for one in self.examples
         ]
 
@@ -157,24 +144,16 @@ _ENGLISH_LENGTHS: dict[Detail, str] = {
     "normal": "two to four full sentences",
     "full": "a full paragraph, with a list or code where it helps",
 }
-_CHINESE_LENGTHS: dict[Detail, str] = {
-    "brief": "一句完整的话",
-    "normal": "两到四句完整的话",
-    "full": "一个完整的段落，必要时可以用列表或代码",
-}
 
 ENGLISH = PromptTemplates(
     examples=ENGLISH_EXAMPLES,
     skeleton=(
         "Write only the outline of an answer to this question, not the answer: five to eight numbered "
         "points, one a line, each a heading of two to five words that can be worked out without reading the "
-        "others. "
-        "Use the language of the question.\n\n"
-        "Question: {question}"
+        "others. Use the language of the question.\n\nQuestion: {question}"
     ),
     expansion=(
-        "Question: {question}\n\n"
-        "Outline of the answer:\n{skeleton}\n\n"
+        "Question: {question}\n\nOutline of the answer:\n{skeleton}\n\n"
         "Several writers work on this outline at once and each takes one point. "
         "Write out your point in {length}, in the language of the question, and name what the question is "
         "about. Leave the other points alone, do not repeat the heading, and add no introduction.\n\n"
@@ -189,7 +168,11 @@ CHINESE = PromptTemplates(
     ),
     needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
     conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
-    lengths=_CHINESE_LENGTHS,
+    lengths={
+        "brief": "一句完整的话",
+        "normal": "两到四句完整的话",
+        "full": "一个完整的段落，必要时可以用列表或代码",
+    },
     examples=CHINESE_EXAMPLES,
     skeleton=(
         "请只写出下面问题的回答提纲，不要写正文：五到八个带编号的要点，每行一个，"
