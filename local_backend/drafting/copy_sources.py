@@ -50,10 +50,7 @@ TRAITS = (
 class CopySources:
     """Finds the positions where one row may continue.
 
-    Args:
-        references: Index of the texts to copy from; if it is empty, the prompt is copied.
-        prompt: Index of the row's prompt.
-        others: Index of further texts that the row may quote, e.g. earlier answers.
+    In the references or, without any, in the prompt; and in ``others``, e.g. earlier answers.
     """
 
     def __init__(
@@ -112,11 +109,7 @@ class CopySources:
         return True
 
     def __call__(self, text: Sequence[int]) -> list[Source]:
-        """List the sources of the next token.
-
-        Args:
-            text: Prompt and all emitted tokens.
-        """
+        """List the sources of the token after ``text``, the prompt and all emitted tokens."""
         matches = self._main.matches(text, limit=_MAX_REFERENCE_MATCHES, near=self._next_index)
         rarities = self._rarities(text)
         sources = [self._in_main(IN_REFERENCE, match, rarities) for match in matches]

@@ -80,7 +80,6 @@ class Source:
     """A position in a text whose tokens may come next in a row.
 
     Attributes:
-        tokens: The text that contains it.
         index: Index of the first token to copy.
         num_tokens: How many tokens before it match; 0 if the position is a guess.
         traits: Features that weight its vote.
@@ -97,13 +96,11 @@ Voter = tuple[Sequence[int], int, int, float]
 
 
 class Votes:
-    """Counts the votes of sources, under weights and a deviation that stay.
+    """Counts the votes of sources, under weights that stay.
 
-    Args:
-        weights: Weights of the votes.
-        deviation: Log odds that the next token differs from the position the row copies from.
-        caution: Added to the log weight of "none of them" after the first token: how much more often than
-            expected the row's copies break off.
+    ``deviation`` is the log odds that the next token differs from the position the row copies from.
+    ``caution`` is added to the log weight of "none of them" after the first token: how much more often than
+    expected the row's copies break off.
     """
 
     def __init__(self, weights: CopyWeights, *, deviation: float, caution: float = 0.0) -> None:
@@ -175,16 +172,9 @@ def grow(
     max_depth: int,
     min_probability: float,
 ) -> Draft:
-    """Grow the tree of likeliest continuations, likeliest first.
+    """Grow the tree of likeliest continuations, likeliest first; see :class:`Votes`.
 
-    Args:
-        sources: Indexes where the text may continue.
-        weights: Weights of their votes.
-        deviation: See :class:`Votes`.
-        caution: See :class:`Votes`.
-        max_tokens: Maximum size of the tree.
-        max_depth: Maximum length of a path.
-        min_probability: A token is added if its whole path is accepted with at least this probability.
+    A token is added if its whole path is accepted with at least ``min_probability``.
     """
     if max_depth < 1 or max_tokens < 1 or not sources:
         return Draft()

@@ -42,13 +42,9 @@ class Draft:
 
     @classmethod
     def merged(cls, drafts: Iterable[Draft], *, max_tokens: int | None = None) -> Draft:
-        """Merge ``drafts`` into one tree with every path, in which common prefixes are stored once.
+        """Merge ``drafts``, earlier ones first, into one tree in which common prefixes are stored once.
 
         If all drafts have probabilities, a shared token gets the highest of its probabilities.
-
-        Args:
-            drafts: What to merge; earlier drafts take precedence if there is no room for all.
-            max_tokens: Maximum size of the tree.
         """
         token_ids: list[int] = []
         parents: list[int] = []
@@ -88,23 +84,16 @@ class Draft:
 
     def nodes_along(self, path: Iterable[int]) -> list[int]:
         """Nodes of the tokens of ``path``, from the root down, as far as the tree contains it."""
-        children = self._children()
+        children: dict[tuple[int, int], int] = {}
+        for node, key in enumerate(zip(self.parents, self.token_ids, strict=True)):
+            children.setdefault(key, node)  # of equal children the first, as in verification
         nodes: list[int] = []
-        parent = -1
         for token in path:
-            child = children.get((parent, token))
+            child = children.get((nodes[-1] if nodes else -1, token))
             if child is None:
                 break
             nodes.append(child)
-            parent = child
         return nodes
-
-    def _children(self) -> dict[tuple[int, int], int]:
-        """Place by parent and token; of equal children the first, as in verification."""
-        children: dict[tuple[int, int], int] = {}
-        for node, key in enumerate(zip(self.parents, self.token_ids, strict=True)):
-            children.setdefault(key, node)
-        return children
 
     @property
     def is_chain(self) -> bool:

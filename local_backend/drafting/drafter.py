@@ -54,10 +54,9 @@ StateT = TypeVar("StateT")
 
 
 class PerRow(Generic[StateT]):
-    """One state for each row, created at first access and dropped with the row.
+    """One state for each row, created by ``make`` at first access and dropped with the row.
 
-    Args:
-        make: Creates the state of a new row. It must not refer to the row, or neither is ever freed.
+    ``make`` must not refer to the row, or neither is ever freed.
     """
 
     def __init__(self, make: Callable[[RowView], StateT]) -> None:

@@ -71,12 +71,7 @@ class Jacobi:
 
 
 class NgramPool:
-    """The last few continuations seen after each token.
-
-    Args:
-        num_tokens: Length of an n-gram, including its first token.
-        num_kept: Continuations kept for each first token; the oldest is dropped first.
-    """
+    """The last ``num_kept`` n-grams of ``num_tokens`` tokens seen from each first token on."""
 
     def __init__(self, num_tokens: int, num_kept: int) -> None:
         self._num_tokens = num_tokens

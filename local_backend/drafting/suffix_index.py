@@ -52,9 +52,6 @@ class Match:
 class SuffixIndex:
     """Finds every position in several texts where a row's last tokens occur.
 
-    Args:
-        texts: Token ids of each text.
-
     Raises:
         ValueError: A token id is negative.
     """
@@ -111,10 +108,7 @@ class SuffixIndex:
     def matches(self, text: Sequence[int], *, limit: int, near: int = 0) -> list[Match]:
         """Indexes where the end of ``text`` occurs and another token follows, longest matches first.
 
-        Args:
-            text: The row's tokens; the last ones are looked up.
-            limit: Maximum number of matches.
-            near: If there are too many equally long matches, those closest to this position are taken.
+        Of too many equally long matches, those closest to ``near`` are taken.
         """
         found: list[Match] = []
         inner_first = inner_end = 0
@@ -238,8 +232,7 @@ _NOTHING = SuffixIndex([])
 class SharedIndexes:
     """Indexes shared by rows, built at first use; the least recently used are dropped first.
 
-    Args:
-        max_tokens: Maximum total of indexed tokens; one set of references is always kept.
+    At most ``max_tokens`` tokens stay indexed, but one set of references always does.
     """
 
     def __init__(self, max_tokens: int = 4_000_000) -> None:

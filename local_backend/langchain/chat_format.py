@@ -29,10 +29,7 @@ def chat_prompt(
 ) -> tuple[list[int], int]:
     """Token ids of rendered turns, and how many of the last ones belong to a reply already begun.
 
-    Args:
-        tokenizer: With a chat template.
-        turns: Each with ``role`` and text ``content``; a final assistant turn is continued.
-        options: Further arguments of ``apply_chat_template``, e.g. ``tools``.
+    A final assistant turn is continued; ``options`` go to ``apply_chat_template``.
     """
     begun = turns[-1]["content"] if turns[-1]["role"] == "assistant" else ""
     token_ids = encode_chat(
@@ -85,12 +82,7 @@ _KNOWN = frozenset(
 
 
 def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters of one call; its arguments override the attributes of ``model``.
-
-    Args:
-        model: Has :data:`PARAMETERS`, ``stop``, ``logprobs``, ``top_logprobs`` and ``model_name``.
-        stop: Stop strings; the answer ends before them.
-        arguments: Further arguments of the call; ``None`` means not given.
+    """Sampling parameters of one call; its arguments, unless ``None``, override attributes of ``model``.
 
     Raises:
         ValueError: An argument is unknown, out of range, or names another model.

@@ -150,12 +150,9 @@ class ChatLocal(EngineChatModel):
         """
         if "runtime" in options:
             raise TypeError("there is no runtime=: run `llama-server` and pass its address as base_url")
-        given: dict[str, Any] = {
-            "device": device,
-            "quantization": quantization,
-            "model_options": model_options,
-        }
-        model, tokenizer = load(path_or_name, dtype=dtype, **given)
+        model, tokenizer = load(
+            path_or_name, dtype=dtype, device=device, quantization=quantization, model_options=model_options
+        )
         if not tokenizer.chat_template:
             raise ValueError(
                 f"the tokenizer of {str(path_or_name)!r} has no chat template: set "

@@ -49,12 +49,7 @@ if TYPE_CHECKING:
 
 
 class ReplyFormat:
-    """What a reply may be.
-
-    Args:
-        tokenizer: The model's.
-        arguments: Those of a call: ``tools``, ``tool_choice``, ``response_format``, and ``grammar``, which
-            a schema or a forced call replaces; others do not matter.
+    """What a reply may be, by the arguments of a call.
 
     Attributes:
         tools: Shown to the model.
@@ -163,14 +158,7 @@ def reply_prompt(
 
 
 class Reply:
-    """One reply.
-
-    Args:
-        model: The ``ChatLocal`` that replies; see
-            :func:`~local_backend.langchain.chat_format.sampling_params`.
-        messages: The conversation to reply to.
-        stop: Stop strings.
-        arguments: Further arguments of the call.
+    """One reply of ``model``, a ``ChatLocal``.
 
     Raises:
         ValueError: An argument or message is invalid.
@@ -235,12 +223,9 @@ class Reply:
 
 
 def warm_up(model: Any) -> None:
-    """Do now what the first reply would wait for, without a reply.
+    """Do now what the first reply of a ``ChatLocal`` would wait for, without a reply.
 
     Imports LangChain's tracers, compiles the chat template, reads the vocabulary and runs first forwards.
-
-    Args:
-        model: As for :class:`Reply`.
     """
     CallbackManager.configure()
     with suppress(Exception):  # a template that takes no such message will say so when it is asked

@@ -31,10 +31,6 @@ ANY_OBJECT = {"type": "object"}
 def response_schema(response_format: Any) -> dict[str, Any] | None:
     """The JSON schema that OpenAI's ``response_format`` asks for; ``None`` for plain text.
 
-    Args:
-        response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``, ``{"type":
-            "json_object"}`` or ``{"type": "text"}``.
-
     Raises:
         ValueError: It is something else.
     """

@@ -134,12 +134,7 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
 
 
 def chosen_tools(tools: Sequence[Tool], choice: Any) -> list[Tool]:
-    """The tools of which one must be called; none if the model decides.
-
-    Args:
-        tools: All of them.
-        choice: ``None``, ``False``, ``"auto"`` or ``"none"``; ``True``, ``"any"`` or ``"required"``; a tool's
-            name, or OpenAI's ``{"type": "function", "function": {"name": ...}}``.
+    """The tools of which one must be called by OpenAI's or LangChain's ``choice``; none if the model decides.
 
     Raises:
         ValueError: There is no such tool.
@@ -190,10 +185,8 @@ def _short(identifier: str) -> str:
 class CallReader:
     """Reads tool calls out of a reply while it is written; make one by a classmethod.
 
-    Args:
-        parser: Of ``transformers``.
-        specials: Special tokens, which are no text at the end of a reply.
-        is_bound: Whether a grammar bounds the reply, so that a call which cannot be read was cut off.
+    Special tokens are no text at the end of a reply; a call that cannot be read was cut off if a grammar
+    bounds the reply.
     """
 
     def __init__(
@@ -211,11 +204,7 @@ class CallReader:
     ) -> CallReader:
         """Reads a reply in which the model may call tools.
 
-        Args:
-            tokenizer: The model's.
-            tools: Their schemas say the types of arguments that are written without.
-            prompt: As text; a reply may have begun at its end.
-            opened_tag: With which the prompt opens a block of reasoning, if it does.
+        The reply may have begun at the end of ``prompt``; ``opened_tag`` opens a block of reasoning there.
 
         Raises:
             ValueError: It is not known how the chat template writes calls.
@@ -238,9 +227,7 @@ class CallReader:
     def of_grammar(cls, starts: Sequence[str], opening: str) -> CallReader:
         """Reads a reply that a grammar makes a call, or something else that begins otherwise.
 
-        Args:
-            starts: What the JSON object of each call begins with.
-            opening: What precedes a call, without special tokens.
+        A call's JSON begins with one of ``starts``, after ``opening`` without special tokens.
         """
         call = {
             "open_pattern": rf"\A\s*{re.escape(opening.strip())}\s*(?={_any_of(starts)})",
@@ -254,10 +241,6 @@ class CallReader:
         """What a piece of the reply adds to the message; a call is added when it is complete.
 
         A call that cannot be read stays text, and so does what follows it.
-
-        Args:
-            text: The piece.
-            finish_reason: Why the reply has ended, if it has.
 
         Raises:
             OutputParserException: A call that a grammar bounds was cut off.

@@ -30,13 +30,9 @@ def row_arguments(
 ) -> dict[str, Any]:
     """The arguments of :meth:`~local_backend.Engine.make_row` for a line; unknown keys are ignored.
 
-    Args:
-        record: A prompt, see :func:`~local_backend.offline.prompt_file.record_prompt`; optionally
-            ``references``, ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, the penalties,
-            ``seed`` and ``stop``.
-        tokenizer: The model's.
-        defaults: Parameters that the line does not set.
-        seed: The line's, if it sets none.
+    The record is a prompt, see :func:`~local_backend.offline.prompt_file.record_prompt`, optionally with
+    ``references``, ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, the penalties, ``seed``
+    and ``stop``.
 
     Raises:
         TypeError: A value has the wrong type.
@@ -65,14 +61,9 @@ def answer_lines(
     seed: int = 0,
     max_in_flight: int = 256,
 ) -> Iterator[tuple[JsonLine, dict[str, Any]]]:
-    """Answer lines; yields each one as soon as it is answered.
+    """Answer lines, at most ``max_in_flight`` at a time; yields each one as soon as it is answered.
 
-    Args:
-        engine: Decodes.
-        lines: See :func:`row_arguments`.
-        defaults: Parameters for lines that do not set them.
-        seed: Each line's own seed follows from it and the line's number.
-        max_in_flight: Maximum lines in the engine at a time.
+    Each line's own seed follows from ``seed`` and the line's number.
 
     Yields:
         The line and its output record: its number as ``line``, its ``id`` if it has one, and its answer or

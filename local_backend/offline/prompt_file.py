@@ -30,11 +30,9 @@ _EXPECTED = (
 def record_prompt(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
     """Token ids of a record's prompt, and how many of the last ones belong to a reply already begun.
 
-    Args:
-        record: Has a ``prompt`` (text, continued as it is), a ``question`` (asked of a chat model),
-            ``messages`` (rendered by the chat template) or ``prompt_ids``. ``None`` means not given, as a
-            dataset fills the columns that a record lacks.
-        tokenizer: The model's.
+    It has a ``prompt`` (text, continued as it is), a ``question`` (asked of a chat model), ``messages``
+    (rendered by the chat template) or ``prompt_ids``. ``None`` means not given, as a dataset fills the
+    columns that a record lacks.
 
     Raises:
         ValueError: The record has none, or the chat template rejects its messages.
@@ -69,7 +67,6 @@ def read_prompts(
     max_positions: int,
     max_tokens: int,
     vocabulary_size: int | None = None,
-    split: str = "train",
     limit: int | None = None,
     template: str | None = None,
 ) -> list[list[int]]:
@@ -82,7 +79,6 @@ def read_prompts(
         max_positions: Tokens the model has positions for.
         max_tokens: Maximum tokens of an answer.
         vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
-        split: Which split of a dataset to read.
         limit: Read only the first ``limit`` prompts.
         template: A user's message in which fields of the record stand in braces, for records of another form:
             ``"{passage} {question}"``. A list of texts becomes paragraphs; ``{documents[0]}`` is one of them.
@@ -110,7 +106,7 @@ def read_prompts(
             )
         return token_ids
 
-    return _parse_records(source, split, limit, parse)
+    return _parse_records(source, limit, parse)
 
 
 def read_examples(
@@ -119,21 +115,10 @@ def read_examples(
     *,
     max_positions: int,
     vocabulary_size: int | None = None,
-    split: str = "train",
 ) -> list[Trajectory]:
     """Read prompts with answers, as trajectories without iterates; each answer ends with the end token.
 
-    Args:
-        source: As for :func:`read_prompts`; a record also has an ``answer`` (text) or ``answer_ids``.
-        tokenizer: The model's.
-        max_positions: Tokens the model has positions for.
-        vocabulary_size: How many token ids the model reads; the tokenizer's unless given.
-        split: Which split of a dataset to read.
-
-    Raises:
-        FileNotFoundError: A file of JSON lines does not exist.
-        ValueError: There is no example, a record is not one, is too long or contains token ids unknown to the
-            model, or the tokenizer has no end token.
+    As :func:`read_prompts`; a record also has an ``answer`` (text) or ``answer_ids``.
     """
     end = check_tokenizer(tokenizer)
 
@@ -155,7 +140,7 @@ def read_examples(
             )
         return Trajectory(tuple(prompt_ids), tuple(answer_ids))
 
-    return _parse_records(source, split, None, parse)
+    return _parse_records(source, None, parse)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -174,13 +159,12 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def _parse_records(
     source: str | Path | Iterable[Mapping[str, Any]],
-    split: str,
     limit: int | None,
     parse: Callable[[Mapping[str, Any]], _Parsed],
 ) -> list[_Parsed]:
     """The parsed records; an error names its record."""
     parsed = []
-    for name, record in islice(_records(source, split), limit):
+    for name, record in islice(_records(source), limit):
         try:
             if not isinstance(record, Mapping):
                 raise ValueError(f"expected a JSON object, got {type(record).__name__}")
@@ -193,9 +177,7 @@ def _parse_records(
     return parsed
 
 
-def _records(
-    source: str | Path | Iterable[Mapping[str, Any]], split: str
-) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _records(source: str | Path | Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
     if not isinstance(source, str | Path):
         return ((f"record {number}", record) for number, record in enumerate(source, 1))
     if Path(source).suffix in (".jsonl", ".json", ".ndjson"):
@@ -205,7 +187,7 @@ def _records(
     from datasets import load_dataset, load_from_disk
 
     is_saved = (Path(source) / "dataset_info.json").exists() or (Path(source) / "state.json").exists()
-    dataset = load_from_disk(str(source)) if is_saved else load_dataset(str(source), split=split)
+    dataset = load_from_disk(str(source)) if is_saved else load_dataset(str(source), split="train")
     return ((f"record {number} of {source}", record) for number, record in enumerate(dataset, 1))
 
 

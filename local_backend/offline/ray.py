@@ -97,12 +97,7 @@ def parallel_batch(
 
 
 def answer_block(block: Table, *, settings: BatchSettings) -> Table:
-    """Answer the rows of one block; on the machine that has taken it.
-
-    Args:
-        block: Rows as :func:`parallel_batch` takes them, or their numbers and JSON.
-        settings: How they are answered.
-    """
+    """Answer the rows, or their numbers and JSON, of one block; on the machine that has taken it."""
     import pyarrow
 
     lines = [_make_line(row) for row in block.to_pylist()]

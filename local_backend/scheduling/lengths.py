@@ -61,9 +61,7 @@ class LengthPredictor(Protocol):
     ) -> list[Prediction | None]:
         """One prediction for each prompt, in order; ``None`` where there is no data to predict from.
 
-        Args:
-            prompts: Token ids of each prompt.
-            params: How each answer will be sampled, if known. The caller caps predictions at ``max_tokens``.
+        ``params`` say how each answer will be sampled; the caller caps predictions at ``max_tokens``.
         """
         ...
 
@@ -217,11 +215,7 @@ class Scheduling:
 
     @classmethod
     def of(cls, scheduling: Scheduling | AdmissionPolicy | None) -> Scheduling:
-        """Convert a policy's name or ``None`` to a ``Scheduling``.
-
-        Raises:
-            TypeError: It is none of these.
-        """
+        """Convert a policy's name or ``None`` to a ``Scheduling``; raises ``TypeError`` for anything else."""
         if scheduling is None:
             return cls()
         if isinstance(scheduling, str):

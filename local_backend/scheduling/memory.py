@@ -50,13 +50,6 @@ class MemoryBudget:
     ) -> MemoryBudget:
         """Split a limit, measuring the bytes per token with one forward.
 
-        Args:
-            model: In evaluation mode, with its final dtype and device.
-            architecture: The model's.
-            max_rows: Maximum number of running rows.
-            max_prefix_bytes: Maximum for the prefix cache.
-            max_bytes: In total.
-
         Raises:
             ValueError: The limit is too small for any row.
         """

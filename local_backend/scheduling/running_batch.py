@@ -15,12 +15,7 @@ _WORTH_WAITING_TOKENS = 16
 
 
 class RunningBatch:
-    """The running rows, in adjacent slots.
-
-    Args:
-        cache: Holds their keys and values, in the same slots.
-        max_rows: Maximum number of rows.
-    """
+    """The running rows, in adjacent slots; ``cache`` holds their keys and values in the same slots."""
 
     def __init__(self, cache: RaggedKVCache, max_rows: int) -> None:
         self._cache = cache
@@ -59,8 +54,7 @@ class RunningBatch:
     def add(self, row: Row) -> bool:
         """Give ``row`` a slot, filled with the longest prefix already in the cache.
 
-        Returns:
-            Whether it got one; ``False`` while another row is about to prefill a prefix they share.
+        Returns whether it got one: not while another row is about to prefill a prefix they share.
         """
         wanted = row.token_ids[:-1]
         source, num_ready = None, 0
@@ -95,12 +89,7 @@ class RunningBatch:
                 self._num_writing += 1
 
     def remove(self, row: Row, *, keep: bool = False) -> None:
-        """Free a row's slot.
-
-        Args:
-            row: One of the rows.
-            keep: Whether to keep its prompt and answer in the prefix cache.
-        """
+        """Free a row's slot; ``keep`` keeps its prompt and answer in the prefix cache."""
         slot = self._rows.index(row)
         if keep:
             self._cache.keep_prefix(slot, row.token_ids)

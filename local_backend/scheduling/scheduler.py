@@ -48,16 +48,6 @@ class Scheduler:
 
     :meth:`submit`, :meth:`cancel`, :meth:`reschedule` and :meth:`clear` may be called from any thread; they
     take effect when the engine's thread next calls :meth:`receive`.
-
-    Args:
-        scheduling: Order of admission, predictor and length log.
-        running: The running rows.
-        cache: Their KV cache; told how long they are expected to become.
-        memory: The memory budget of rows.
-        stats: The engine's; counts reused tokens and preemptions.
-
-    Attributes:
-        scheduling: The current one.
     """
 
     def __init__(

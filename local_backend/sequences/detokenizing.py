@@ -140,12 +140,7 @@ def _certain(text: str) -> str:
 
 
 class _StopStrings:
-    """Cuts a text before the first stop string, and holds back what could be the start of one.
-
-    Attributes:
-        stop: The strings.
-        is_reached: Whether one was found.
-    """
+    """Cuts a text before the first stop string, and holds back what could be the start of one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self.stop = tuple(stop)

@@ -41,12 +41,9 @@ _COMBINATIONS = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of JSON texts that follow a schema.
+    """The grammar of JSON texts that follow a schema; for what it leaves out see :func:`ignored_keywords`.
 
     An object has only the properties that its schema names, unless it says ``additionalProperties`` itself.
-
-    Args:
-        schema: A JSON schema. See :func:`ignored_keywords` for what cannot be expressed.
     """
     return alternatives_grammar([Alternative(schema)])
 
@@ -110,13 +107,6 @@ def _closed(schema: Any) -> Any:
 
 class GrammarRule:
     """A logits processor that leaves the tokens a grammar allows, and end tokens where the text is complete.
-
-    Args:
-        tokenizer: The model's; a fast one.
-        grammar: See :func:`json_grammar`.
-        num_prompt_tokens: Tokens before the answer, which the grammar does not bound.
-        end_token_ids: Tokens that end the answer.
-        vocabulary_size: How many token ids the model can read.
 
     Raises:
         ValueError: The grammar or the tokenizer cannot be used, or there is no end token.

@@ -43,12 +43,7 @@ _REFUSED_SETTINGS = {
 
 
 class RowLogits:
-    """The processors of one row.
-
-    Args:
-        processors: Applied in order.
-        device: Where they run.
-    """
+    """The processors of one row, applied in order."""
 
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
         self._processors = processors
@@ -58,15 +53,9 @@ class RowLogits:
         self._num_known = 0
 
     def __call__(self, token_ids: Sequence[int], path: Sequence[int], logits: Tensor) -> Tensor:
-        """The scores of the token after ``token_ids`` and ``path``.
+        """Scores ``[vocabulary]``, float32, of the token after ``token_ids`` and a ``path`` in its draft.
 
-        Args:
-            token_ids: Prompt and emitted tokens; may only grow between calls.
-            path: Draft tokens from the root to a node.
-            logits: The model's logits, ``[vocabulary]``; not modified.
-
-        Returns:
-            Scores ``[vocabulary]``, float32.
+        Between calls ``token_ids`` may only grow; ``logits`` ``[vocabulary]`` are not modified.
         """
         input_ids = self._tensor_of(token_ids, path)
         scores = logits[None].to(device=self._device, dtype=torch.float32, copy=True)
@@ -89,13 +78,7 @@ class RowLogits:
 
 
 def answer_penalties(num_prompt_tokens: int, presence: float, frequency: float) -> LogitsProcessorLike:
-    """Makes tokens less likely that an answer already has, by OpenAI's formula.
-
-    Args:
-        num_prompt_tokens: Tokens before the answer, which do not count.
-        presence: Subtracted from the logit of each token of the answer.
-        frequency: Subtracted as often as the answer has the token.
-    """
+    """Subtracts from the logits of tokens that the answer, behind the prompt, has; OpenAI's formula."""
 
     def penalize(token_ids: Tensor, scores: Tensor) -> Tensor:
         seen, counts = token_ids[0, num_prompt_tokens:].unique(return_counts=True)

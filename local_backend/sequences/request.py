@@ -9,6 +9,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from local_backend.sequences.detokenizing import Detokenizer
@@ -27,69 +28,52 @@ TokenizedTexts = tuple[tuple[int, ...], ...]
 
 
 class References:
-    """Texts that an answer may copy from, e.g. retrieved documents.
+    """Texts that an answer may copy from, e.g. retrieved documents, in order.
 
     ``repr``, equality and hash are short and depend only on the texts, and the object is not iterable. So it
     can be part of cache keys and traces, where the texts themselves should not appear.
-
-    Args:
-        texts: The texts, in order.
 
     Raises:
         TypeError: ``texts`` is a single string or contains non-strings.
     """
 
-    __slots__ = ("_digest", "_texts")
+    __slots__ = ("digest", "texts")
 
     def __init__(self, texts: Sequence[str]) -> None:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError(
                 f"references are a sequence of texts: give a list of str, got {type(texts).__name__}"
             )
-        self._texts = tuple(texts)
+        self.texts = tuple(texts)
         hashed = hashlib.sha256()
-        for text in self._texts:
+        for text in self.texts:
             encoded = text.encode("utf-8", "surrogatepass")
             hashed.update(len(encoded).to_bytes(8, "little"))
             hashed.update(encoded)
-        self._digest = hashed.hexdigest()
+        self.digest = hashed.hexdigest()
 
     @classmethod
     def of(cls, texts: Sequence[str] | References) -> References:
         """Wrap ``texts``; a ``References`` object is returned unchanged."""
         return texts if isinstance(texts, References) else cls(texts)
 
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts, in order."""
-        return self._texts
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the texts, hexadecimal."""
-        return self._digest
-
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self.texts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, References) and self._digest == other._digest
+        return isinstance(other, References) and self.digest == other.digest
 
     def __hash__(self) -> int:
-        return int(self._digest[:15], 16)  # the same in every process, unlike the hash of a str
+        return int(self.digest[:15], 16)  # the same in every process, unlike the hash of a str
 
     def __repr__(self) -> str:
-        return f"References({len(self)} texts, {self._digest[:16]})"
+        return f"References({len(self)} texts, {self.digest[:16]})"
 
 
 class ReferenceTokens:
-    """Tokenizes references and caches the token ids. Thread-safe.
+    """Tokenizes references and caches up to ``max_tokens`` token ids; thread-safe.
 
     Equal references give the same object, so data built from it can be looked up by identity.
-
-    Args:
-        tokenizer: Encodes texts, in which control tokens are text.
-        max_tokens: Maximum number of cached tokens; the least recently used references are dropped first.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 500_000) -> None:
@@ -99,11 +83,7 @@ class ReferenceTokens:
         self._lock = threading.Lock()
 
     def __call__(self, references: Sequence[str] | References | None) -> TokenizedTexts:
-        """Token ids of each text.
-
-        Raises:
-            TypeError: ``references`` is a single string or contains non-strings.
-        """
+        """Token ids of each text; see :class:`References` for what is no reference."""
         if references is None or not len(references):
             return ()
         handle = References.of(references)
@@ -120,33 +100,19 @@ class ReferenceTokens:
         return tokens
 
 
+@dataclass(eq=False)
 class RowMaker:
-    """Makes rows for one model.
+    """Makes rows for one model; ``require_memory`` raises if a row of that many tokens cannot fit."""
 
-    Args:
-        tokenizer: The model's.
-        rules: End tokens, stop strings and logits processors that apply to all rows.
-        require_memory: Raises ``ValueError`` if a row of that many tokens cannot fit into memory.
-        max_positions: Maximum tokens of prompt and answer together.
-        vocabulary_size: How many token ids the model can read.
-    """
+    tokenizer: PreTrainedTokenizerBase
+    rules: LogitsRules
+    require_memory: Callable[[int], None]
+    max_positions: int
+    vocabulary_size: int
+    _with_stop: dict[frozenset[str], frozenset[int]] = field(init=False, default_factory=dict)
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        rules: LogitsRules,
-        require_memory: Callable[[int], None],
-        max_positions: int,
-        *,
-        vocabulary_size: int,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._rules = rules
-        self._require_memory = require_memory
-        self._max_positions = max_positions
-        self._vocabulary_size = vocabulary_size
-        self._with_stop: dict[frozenset[str], frozenset[int]] = {}
-        self._reference_tokens = ReferenceTokens(tokenizer)
+    def __post_init__(self) -> None:
+        self._reference_tokens = ReferenceTokens(self.tokenizer)
 
     def __call__(
         self,
@@ -175,13 +141,13 @@ class RowMaker:
             TypeError: The prompt is text, or a single token.
         """
         prompt, params = self._checked(prompt), params or SamplingParams()
-        room = self._max_positions - len(prompt)
+        room = self.max_positions - len(prompt)
         max_length = len(prompt) + min(room, params.max_tokens or room)
         num_before = len(prompt) - num_context_tokens  # of the reply
         end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_end:
-            end_token_ids |= self._rules.end_token_ids
-        stop = params.stop + self._rules.stop
+            end_token_ids |= self.rules.end_token_ids
+        stop = params.stop + self.rules.stop
         processors = self._processors(params, len(prompt), num_before, end_token_ids, stop)
         return Row(
             prompt_token_ids=prompt,
@@ -189,11 +155,11 @@ class RowMaker:
             end_token_ids=end_token_ids,
             max_length=max_length,
             detokenizer=Detokenizer(
-                self._tokenizer, stop, prompt[num_before:], keep_special_tokens=params.keep_special_tokens
+                self.tokenizer, stop, prompt[num_before:], keep_special_tokens=params.keep_special_tokens
             ),
             listener=listener,
             references=self._reference_tokens(references),
-            logits=self._rules.for_row(prompt, max_length, processors),
+            logits=self.rules.for_row(prompt, max_length, processors),
             min_interval_seconds=min_interval_seconds,
         )
 
@@ -206,17 +172,17 @@ class RowMaker:
         prompt = tuple(prompt)
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
-        if len(prompt) >= self._max_positions:
+        if len(prompt) >= self.max_positions:
             raise ValueError(
-                f"the prompt has {len(prompt)} tokens, but the model has positions for {self._max_positions} "
+                f"the prompt has {len(prompt)} tokens, but the model has positions for {self.max_positions} "
                 "with the answer: shorten it"
             )
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
+        if min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
             raise ValueError(
                 f"the prompt has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
-                f"{self._vocabulary_size - 1}: is the tokenizer another model's?"
+                f"{self.vocabulary_size - 1}: is the tokenizer another model's?"
             )
-        self._require_memory(len(prompt) + 1)
+        self.require_memory(len(prompt) + 1)
         return prompt
 
     def _processors(
@@ -236,16 +202,16 @@ class RowMaker:
             ending = end_token_ids | self._tokens_with(stop)
             processors.append(min_length(num_prompt_tokens + params.min_tokens, ending))
         if params.grammar is not None:
-            bounds = (num_prompt_tokens, end_token_ids, self._vocabulary_size)
-            processors.append(GrammarRule(self._tokenizer, params.grammar, *bounds))
+            bounds = (num_prompt_tokens, end_token_ids, self.vocabulary_size)
+            processors.append(GrammarRule(self.tokenizer, params.grammar, *bounds))
         return processors
 
     def _tokens_with(self, stop: Sequence[str]) -> frozenset[int]:
         """The tokens whose text contains one of ``stop``."""
         key = frozenset(stop)
         if key and key not in self._with_stop:
-            token_ids = range(min(len(self._tokenizer), self._vocabulary_size))
-            texts = self._tokenizer.batch_decode([[token_id] for token_id in token_ids])
+            token_ids = range(min(len(self.tokenizer), self.vocabulary_size))
+            texts = self.tokenizer.batch_decode([[token_id] for token_id in token_ids])
             self._with_stop[key] = frozenset(
                 token_id
                 for token_id, text in zip(token_ids, texts, strict=True)

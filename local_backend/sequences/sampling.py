@@ -91,15 +91,7 @@ class SamplingParams:
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The distribution a row samples from, in the order of filters ``transformers`` uses.
-
-    Args:
-        logits: Of one position, ``[vocabulary]``.
-        params: Temperature above 0, top-k, top-p and min-p.
-
-    Returns:
-        Probabilities ``[vocabulary]``, float32.
-    """
+    """Float32 distribution a row samples from, of one position; filters in the order of ``transformers``."""
     scores = logits.float() / params.temperature
     if 0 < params.top_k < scores.numel():
         scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -torch.inf)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -57,8 +56,7 @@ def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str, *, is_reply: boo
     """Token ids of a text in which control tokens are ordinary text, e.g. a document or a reply."""
     token_ids = encode(tokenizer, text)
     text = _without_surrogates(text)
-    control = _control_tokens(tokenizer)
-    marked = mark_control_tokens(text, control.in_replies if is_reply else control.in_texts)
+    marked = mark_control_tokens(text, _control_tokens(tokenizer)[is_reply])
     return encode_marked_chat(tokenizer, marked) if marked != text else token_ids
 
 
@@ -67,21 +65,13 @@ def encode_chat(
 ) -> list[int]:
     """Token ids of a chat, in which only the chat template writes control tokens.
 
-    For turns without control tokens these are the ids of ``apply_chat_template``.
-
-    Args:
-        tokenizer: With a chat template.
-        turns: Messages as the template expects them.
-        options: Of ``apply_chat_template``, e.g. ``add_generation_prompt`` and ``tools``.
+    For turns without control tokens these are the ids of ``apply_chat_template``, which takes ``options``.
     """
-    control = _control_tokens(tokenizer)
+    controls = _control_tokens(tokenizer)
     messages: list[dict[str, Any]] = [_without_surrogates(dict(turn)) for turn in turns]
     options = _without_surrogates(options)
-    marked_messages = [
-        mark_control_tokens(turn, control.in_replies if turn["role"] == "assistant" else control.in_texts)
-        for turn in messages
-    ]
-    marked_options = mark_control_tokens(options, control.in_texts)
+    marked_messages = [mark_control_tokens(turn, controls[turn["role"] == "assistant"]) for turn in messages]
+    marked_options = mark_control_tokens(options, controls[False])
     if (marked_messages, marked_options) == (messages, options):
         token_ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
         return [*map(int, token_ids)]
@@ -98,22 +88,13 @@ def _without_surrogates(value: Any) -> Any:
     return [_without_surrogates(part) for part in value] if isinstance(value, list) else value
 
 
-@dataclass(frozen=True, slots=True)
-class _ControlTokens:
-    """The control tokens of a tokenizer: special tokens, and added tokens that its chat template writes.
-
-    Attributes:
-        in_texts: Matches what must stay text in messages and documents.
-        in_replies: The same without pairs of tags, e.g. ``<think>`` and ``</think>``, that are not special:
-            the model writes them itself, and templates look for them in its earlier replies.
-    """
-
-    in_texts: re.Pattern[str]
-    in_replies: re.Pattern[str]
-
-
 @cached_by_tokenizer
-def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> _ControlTokens:
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Match special tokens, and added tokens that the chat template writes: in texts, and in replies.
+
+    In replies pairs of tags, e.g. ``<think>`` and ``</think>``, that are not special may stand: the model
+    writes them itself, and templates look for them in its earlier replies.
+    """
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special}
     named = getattr(tokenizer, "chat_control_tokens", None)
@@ -126,7 +107,7 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> _ControlTokens:
         for token in others
         if (tag := _TAG.fullmatch(token)) and {f"<{tag[1]}>", f"</{tag[1]}>"} <= others
     }
-    return _ControlTokens(_match_any(special | others), _match_any((special | others) - tags))
+    return _match_any(special | others), _match_any((special | others) - tags)
 
 
 def _match_any(tokens: Iterable[str]) -> re.Pattern[str]:

@@ -63,17 +63,10 @@ def progressive_ratio(block: int, options: NoiseOptions) -> float:
 def noised(
     answer_ids: Sequence[int], part: range, ratio: float, source: Sequence[int], rng: random.Random
 ) -> list[int]:
-    """A guess at a part of an answer, the last ``ratio`` of which is wrong.
+    """A guess at a part of an answer, the last ``ratio`` of which is wrong, drawn from ``source``.
 
     The errors imitate those of Jacobi iterates: other tokens of the text, one token repeated, the right
     tokens at shifted positions, or right and wrong ones mixed.
-
-    Args:
-        answer_ids: The right tokens.
-        part: The positions to guess; the answer may end before the last.
-        ratio: Share of them that may be wrong.
-        source: Tokens that wrong guesses are drawn from.
-        rng: The source of randomness.
     """
     right = list(answer_ids[part.start : part.stop])
     num_right = round(len(right) * (1 - ratio))

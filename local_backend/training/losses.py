@@ -23,19 +23,11 @@ NO_TEACHER = -1  # the index of positions without a teacher
 
 
 def divergence(student_logits: Tensor, teacher_logits: Tensor, kind: Divergence = "forward_kl") -> Tensor:
-    """How far a student's distributions ``q`` are from a teacher's ``p``, in nats.
+    """How far a student's distributions ``q`` are from a teacher's ``p``, in nats, over the last axis.
 
     ``forward_kl`` is KL(p || q): the student must cover everything the teacher gives weight to. With
     ``reverse_kl``, KL(q || p), it may drop some of that. ``jsd`` is the Jensen-Shannon divergence,
-    KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2.
-
-    Args:
-        student_logits: ``[..., vocabulary]``.
-        teacher_logits: ``[..., vocabulary]``; no gradient flows through them.
-        kind: Which divergence.
-
-    Returns:
-        ``[...]``.
+    KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2. No gradient flows through the teacher.
 
     Raises:
         ValueError: There is no such divergence.
@@ -59,14 +51,8 @@ def consistency_loss(logits: Tensor, teacher_column: Tensor, kind: Divergence = 
     rises along a window of blocks that is the progressive loss of Jacobi Forcing (arXiv 2512.14681). Local
     consistency (CLLM): the teacher reads the next iterate, or the clean text where that has settled.
 
-    Args:
-        logits: ``[rows, width, vocabulary]``.
-        teacher_column: For each position the column of its teacher in the same row, :data:`NO_TEACHER` where
-            it has none; ``[rows, width]``.
-        kind: D.
-
-    Returns:
-        A scalar; 0 where no position has a teacher.
+    ``teacher_column`` ``[rows, width]`` names each position's teacher in the same row of ``logits``, or
+    :data:`NO_TEACHER`; the loss is 0 where no position has one.
     """
     row, column = (teacher_column != NO_TEACHER).nonzero(as_tuple=True)
     if not len(row):
@@ -77,12 +63,8 @@ def consistency_loss(logits: Tensor, teacher_column: Tensor, kind: Divergence = 
 def autoregressive_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy on the clean text, which preserves the model's quality (CLLM, arXiv 2403.00835).
 
-    ``- mean over positions i of log q(y*_i | y*_<i, x)``.
-
-    Args:
-        logits: ``[rows, width, vocabulary]``.
-        labels: Target token of each position, not shifted: a label stands at the position that predicts it;
-            :data:`IGNORED` where there is none, ``[rows, width]``.
+    ``- mean over positions i of log q(y*_i | y*_<i, x)``. A label stands at the position that predicts it, or
+    :data:`IGNORED`.
     """
     row, column = (labels != IGNORED).nonzero(as_tuple=True)
     if not len(row):

@@ -104,11 +104,7 @@ class CollectOptions:
 
 
 class Recorder:
-    """Records, for each row, the block of guesses that a drafter proposes before each forward.
-
-    Args:
-        drafter: One that proposes chains, such as Jacobi without recycled n-grams.
-    """
+    """Records each row's guesses before each forward, of a drafter that proposes chains, such as Jacobi."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
