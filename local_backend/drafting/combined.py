@@ -205,18 +205,13 @@ class Combined:
     ) -> float:
         proposal = state.members[number].proposal
         assert proposal is not None
-        cost = (
-            0.0
-            if proposal.probabilities
-            else self.token_cost * min(len(proposal), self.max_draft_tokens - size)
-        )
-        return _promise([gains[number] for gains in history], best) - max(cost, _LEAST_WORTH_TOKENS)
+        num_paid = 0 if proposal.probabilities else min(len(proposal), self.max_draft_tokens - size)
+        promise = _promise([gains[number] for gains in history], best)
+        return promise - max(self.token_cost * num_paid, _LEAST_WORTH_TOKENS)
 
     def _history(self, state: _State) -> list[Gains]:
         """The row's gains, preceded by those of other rows while it has few."""
-        if len(state.gains) < _KEPT_FORWARDS:
-            return [*self._shared_gains, *state.gains]
-        return list(state.gains)
+        return [*(self._shared_gains if len(state.gains) < _KEPT_FORWARDS else ()), *state.gains]
 
 
 def _gain(member: _Member, outcome: Outcome) -> int | None:

@@ -140,9 +140,7 @@ class CopySources:
     def _common(self) -> Iterator[Source]:
         for count, index in self._main.common_tokens(behind=self._next_index):
             share = math.log(count / len(self._main))
-            yield Source(
-                self._main.tokens, index, 0, (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, share)
-            )
+            yield Source(self._main.tokens, index, 0, (*_KINDS[COMMON], 0.0, 0.0, 0.0, 0.0, 0.0, share))
 
     def _rarities(self, text: Sequence[int]) -> dict[int, float]:
         """The rare tokens among those emitted last, and how rare each is."""
@@ -173,12 +171,8 @@ class CopySources:
     def _elsewhere(self, kind: int, tokens: Sequence[int], match: Match) -> Source:
         """A source in the prompt, if there are references, in other texts, or in the emitted text."""
         count = self._main.count(tokens[match.index - 1]) if match.num_tokens == 1 else 0
-        return Source(
-            tokens,
-            match.index,
-            match.num_tokens,
-            (*_KINDS[kind], math.log(count or 1), 0.0, 0.0, 0.0, 0.0, 0.0),
-        )
+        traits = (*_KINDS[kind], math.log(count or 1), 0.0, 0.0, 0.0, 0.0, 0.0)
+        return Source(tokens, match.index, match.num_tokens, traits)
 
 
 _KINDS = tuple(tuple(float(kind == other) for other in range(6)) for kind in range(6))

@@ -114,13 +114,8 @@ class Votes:
         """The sources with their weights."""
         traits = self._traits
         return [
-            (
-                source.tokens,
-                source.index,
-                source.num_tokens,
-                math.exp(sum(map(mul, traits, source.traits))),
-            )
-            for source in sources
+            (one.tokens, one.index, one.num_tokens, math.exp(sum(map(mul, traits, one.traits))))
+            for one in sources
         ]
 
     def count(self, voters: Sequence[Voter], depth: int) -> tuple[dict[int, float], dict[int, list[Voter]]]:

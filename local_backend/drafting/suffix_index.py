@@ -86,8 +86,7 @@ class SuffixIndex:
     def count(self, token: int) -> int:
         """How often a token occurs."""
         first, end = self._ranges.get(token, (0, 0))
-        size: int = end - first
-        return size
+        return int(end - first)
 
     @cached_property
     def _commonest(self) -> list[tuple[int, NDArray[np.int32]]]:

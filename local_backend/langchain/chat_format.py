@@ -11,9 +11,6 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages.ai import UsageMetadata
-
-from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
 from local_backend.sequences.outputs import Completion, TokenLogprob
 from local_backend.sequences.request import References
@@ -53,13 +50,6 @@ REASONING_TAGS = {
 """What opens and closes a block of reasoning, in the formats of chat templates."""
 
 _MOST_TOKENS_OF_A_TAG = 16
-
-
-def opens_reasoning(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template begins each reply with a block of reasoning, so that only its end is seen."""
-    return bool(
-        opened_reasoning(tokenizer, chat_prompt(tokenizer, [{"role": "user", "content": "Hello"}])[0])
-    )
 
 
 def opened_reasoning(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
@@ -171,7 +161,7 @@ def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> 
         "model_name": model_name,
         "finish_reason": completion.finish_reason,
         "decoding": {
-            "drafter": _drafter_name(engine.drafter),
+            "drafter": re.sub(r"(?<!^)(?=[A-Z])", "_", type(engine.drafter).__name__).lower(),
             "num_forwards": stats.num_forwards,
             "tokens_per_forward": stats.tokens_per_forward,
             "num_drafted": stats.num_drafted,
@@ -186,23 +176,12 @@ def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> 
     return metadata
 
 
-def answer_usage(completion: Completion) -> UsageMetadata:
-    """The tokens of an answer and its prompt."""
-    prompt, answer = completion.num_prompt_tokens, len(completion.token_ids)
-    return UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
-
-
 def with_digest_of_references(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a call with references replaced by their number and digest."""
     references = kwargs.get("references")
     if references is None or isinstance(references, str):  # a string is rejected when the call is made
         return kwargs
     return {**kwargs, "references": repr(References.of(references))}
-
-
-def _drafter_name(drafter: Drafter) -> str:
-    """A drafter's registered name, e.g. ``"reference_copy"``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(drafter).__name__).lower()
 
 
 def text_model_profile(name: str, max_positions: int, *, calls_tools: bool) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
 from local_backend.langchain.chat_format import (
     PARAMETERS,
-    opens_reasoning,
+    chat_prompt,
+    opened_reasoning,
     text_model_profile,
     with_digest_of_references,
 )
@@ -55,14 +56,8 @@ class ChatLocal(EngineChatModel):
         model_name: The model's name in metadata.
         max_tokens: Maximum tokens of an answer, also called ``max_new_tokens``; ``None`` is as many as the
             model has positions for. A truncated answer has ``finish_reason`` ``"length"``.
-        temperature: 0 is greedy.
-        top_p: Sample among the most likely tokens that together have this probability.
-        top_k: Sample among this many most likely tokens; 0 is all.
-        min_p: Sample among tokens at least this share as likely as the most likely one; 0 is all.
-        presence_penalty, frequency_penalty: Make tokens less likely that the answer already has.
-        min_tokens: Tokens of an answer before which the model does not end it.
-        seed: The same seed gives the same answer.
-        stop: Stop strings; an answer ends before them.
+        temperature, top_p, top_k, min_p, presence_penalty, frequency_penalty, min_tokens, seed, stop: As in
+            :class:`~local_backend.SamplingParams`.
         logprobs: Whether ``response_metadata["logprobs"]`` has log probabilities, in OpenAI's format.
         top_logprobs: How many of the most likely tokens to include at each position.
         scheduling: Order of admission, passed to the engine when the model is made; ``None`` keeps its own.
@@ -166,8 +161,9 @@ class ChatLocal(EngineChatModel):
 
     @property
     def opens_reasoning(self) -> bool:
-        """Whether the chat template begins each reply with a block of reasoning."""
-        return opens_reasoning(self.engine.tokenizer)
+        """Whether the chat template begins each reply with a block of reasoning: only its end is seen."""
+        prompt, _ = chat_prompt(self.engine.tokenizer, [{"role": "user", "content": "Hello"}])
+        return bool(opened_reasoning(self.engine.tokenizer, prompt))
 
     @property
     def takes_grammars(self) -> bool:

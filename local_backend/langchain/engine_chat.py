@@ -64,13 +64,7 @@ def _with_progress(
 
 
 class EngineChatModel(BaseChatModel):
-    """A chat model that decodes with an engine.
-
-    Attributes:
-        engine: Decodes; shared by all users of this model. :meth:`close` closes it.
-        model_name: The model's name in metadata.
-        progress: Whether ``batch`` and ``abatch`` show a progress bar when they take long.
-    """
+    """A chat model that decodes with an engine; see :class:`~local_backend.ChatLocal`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 

@@ -65,17 +65,15 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
         """Call the model and wait for the answer."""
-        message: AIMessage = self.model.invoke(input, config, **self._with_priority(input, kwargs))
-        self._learn(input, message)
-        return message
+        return self._learn(input, self.model.invoke(input, config, **self._with_priority(input, kwargs)))
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
         """:meth:`invoke` in the running event loop."""
-        message: AIMessage = await self.model.ainvoke(input, config, **self._with_priority(input, kwargs))
-        self._learn(input, message)
-        return message
+        return self._learn(
+            input, await self.model.ainvoke(input, config, **self._with_priority(input, kwargs))
+        )
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
@@ -105,10 +103,11 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
         own = getattr(self.model, "extra_body", None) or {}  # what a call gives replaces it
         return {**given, "extra_body": {"priority": priority, **own, **(given.get("extra_body") or {})}}
 
-    def _learn(self, input: LanguageModelInput, message: AIMessage) -> None:
+    def _learn(self, input: LanguageModelInput, message: AIMessage) -> AIMessage:
         reason = message.response_metadata.get("finish_reason")
         if message.usage_metadata and reason == "stop" and isinstance(self.predictor, LearningPredictor):
             self.predictor.observe(self.encode(_input_text(input)), message.usage_metadata["output_tokens"])
+        return message
 
 
 def _input_text(input: LanguageModelInput) -> str:

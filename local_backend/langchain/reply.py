@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import CallbackManager
 from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, message_chunk_to_message
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -23,7 +24,6 @@ from local_backend.engine.engine import Engine
 from local_backend.langchain.chat_format import (
     REASONING_TAGS,
     answer_metadata,
-    answer_usage,
     chat_prompt,
     message_text,
     opened_reasoning,
@@ -206,7 +206,10 @@ class Reply:
         if self._calls is not None:
             message = self._calls.read(update.text, completion.finish_reason if completion else None)
         if completion is not None:
-            message.usage_metadata = answer_usage(completion)
+            prompt, answer = completion.num_prompt_tokens, len(completion.token_ids)
+            message.usage_metadata = UsageMetadata(
+                input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer
+            )
             message.response_metadata = answer_metadata(completion, self._model_name, self._engine)
             message.chunk_position = "last"
         elif not (message.content or message.tool_call_chunks or message.additional_kwargs):

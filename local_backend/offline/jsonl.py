@@ -17,13 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class JsonLine:
-    """A line that is not empty.
-
-    Attributes:
-        path: Its file.
-        number: Its number in the file, from 1.
-        content: Its bytes.
-    """
+    """A line that is not empty: its file, its number there from 1, and its bytes."""
 
     path: Path
     number: int
@@ -61,12 +55,8 @@ def read_lines(path: Path) -> Iterator[JsonLine]:
 class ResumableOutput:
     """The output file of a long run: none of its lines is lost or written twice when the run is killed.
 
-    Records are appended in any order to ``OUT.partial``, whose first line holds the run's settings.
-    :meth:`finish` writes the output in the order of the input.
-
-    Args:
-        path: The output; it must not exist.
-        settings: What the records depend on; a run is resumed with the same settings only.
+    Records are appended in any order to ``OUT.partial``, whose first line holds the run's settings; it is
+    resumed with the same settings only. :meth:`finish` writes the output in the order of the input.
 
     Raises:
         ValueError: The output exists, the interrupted run had other settings, or another process is writing.

@@ -52,10 +52,6 @@ class AdmissionQueue(Generic[ItemT]):
     prediction come before all others, because nothing says that they should wait. No item starves: once
     ``max_overtakes`` later arrivals were admitted before an item, it is next whatever the policy. Items that
     arrived together do not count as overtaking each other.
-
-    Attributes:
-        policy: Order of admission.
-        max_overtakes: How many later arrivals may be admitted before a waiting item.
     """
 
     def __init__(

@@ -112,11 +112,9 @@ class _Seen:
 
 
 class ObservedLengths:
-    """Predicts from observed answers; thread-safe.
+    """Predicts from observed answers, where a template has at least ``min_answers``; thread-safe.
 
-    Args:
-        min_answers: Answers a template needs before it is used.
-        max_templates: Maximum number of templates kept; the least recently observed are evicted.
+    Of more than ``max_templates`` templates the least recently observed are evicted.
 
     Raises:
         ValueError: A number is below 1.

@@ -46,11 +46,6 @@ class RunningBatch:
         """Number of free slots."""
         return self.max_rows - len(self._rows)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no slot is free."""
-        return self.num_free <= 0
-
     def add(self, row: Row) -> bool:
         """Give ``row`` a slot, filled with the longest prefix already in the cache.
 

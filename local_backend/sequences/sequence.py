@@ -34,10 +34,7 @@ class Row:
     """One request in the engine.
 
     Attributes:
-        prompt_token_ids: The prompt.
-        params: How its tokens are chosen.
         references: Texts that may be copied, as token ids.
-        listener: Called with every update, on the engine's thread; must return at once.
         token_ids: Prompt and all emitted tokens.
         num_cached: How many of ``token_ids`` have their keys and values in the cache.
         max_length: Maximum length of ``token_ids``.

@@ -16,12 +16,11 @@ if missing := [name for name in ("torch", "accelerate", "datasets", "peft") if f
 from local_backend.offline.prompt_file import read_prompts
 from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import fingerprint
-from local_backend.training.evaluation import Evaluation, Likeness, evaluate, perplexity
+from local_backend.training.evaluation import Evaluation, evaluate, perplexity
 from local_backend.training.examples import NoiseOptions, NoisyExamples
-from local_backend.training.losses import autoregressive_loss, consistency_loss
-from local_backend.training.packing import Copy, Example, PackedBatch, PackedForward, pack
+from local_backend.training.packing import Copy, Example, pack
 from local_backend.training.rounds import TuneOptions, load_for_training, train_round
-from local_backend.training.trainer import ConsistencyTrainer, LossOptions, packed_losses
+from local_backend.training.trainer import ConsistencyTrainer, LossOptions
 from local_backend.training.trajectories import (
     CollectOptions,
     Recorder,
@@ -37,26 +36,20 @@ __all__ = [
     "Copy",
     "Evaluation",
     "Example",
-    "Likeness",
     "LossOptions",
     "NoiseOptions",
     "NoisyExamples",
-    "PackedBatch",
-    "PackedForward",
     "Recorder",
     "Report",
     "StoredTrajectories",
     "Trajectory",
     "TuneOptions",
-    "autoregressive_loss",
     "collect_trajectories",
-    "consistency_loss",
     "decode_recorded",
     "evaluate",
     "fingerprint",
     "load_for_training",
     "pack",
-    "packed_losses",
     "perplexity",
     "read_prompts",
     "train_round",

@@ -135,7 +135,7 @@ def _evaluate(given: argparse.Namespace) -> None:
         prompts,
         max_tokens=given.max_tokens,
         block_size=given.block_size,
-        num_timed=min(given.timed, len(prompts)),
+        num_timed=given.timed,
     )
     print(json.dumps(figures.as_dict()))
 

@@ -242,7 +242,7 @@ class Exam:
 
     def grade(self, model: PreTrainedModel) -> tuple[Evaluation, Likeness]:
         """All figures, timed ones too."""
-        evaluation = self._evaluate(model, num_timed=min(_NUM_TIMED, len(self._prompts)))
+        evaluation = self._evaluate(model, num_timed=_NUM_TIMED)
         return evaluation, likeness(model, self._prompts, evaluation.answers, self._plain_answers)
 
     def _share_of_plain_answers(self, completions: Sequence[Completion]) -> float:

@@ -73,8 +73,7 @@ class PackedBatch(NamedTuple):
     """Rows of examples, padded to one width.
 
     Attributes:
-        input_ids: ``[rows, width]``.
-        position_ids: ``[rows, width]``.
+        input_ids, position_ids: ``[rows, width]``.
         sees: Whether a column (second axis) attends to another (third axis); ``[rows, width, width]``.
             Padding attends to itself, so that no row of a softmax is empty.
         labels: Target token of each column of the clean text, :data:`IGNORED` elsewhere; ``[rows, width]``.

@@ -27,13 +27,7 @@ Measure = Callable[["PreTrainedModel"], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
-    """Weights of the losses and the divergence of the consistency losses.
-
-    Attributes:
-        global_weight: Of consistency with the fixed point.
-        local_weight: Of consistency with the next iterate.
-        autoregressive_weight: Of the cross-entropy on the clean text.
-        divergence: ``"forward_kl"``, ``"reverse_kl"`` or ``"jsd"``.
+    """Weights of the losses, 0 for none, and the divergence of the consistency losses.
 
     Raises:
         ValueError: A weight is negative or all are 0, or there is no such divergence.

@@ -147,13 +147,7 @@ def _prepare(
     prompts_apart = split_held_out(token_ids, options)
     references: list[Trajectory] = []
     if examples is not None:
-        limits = PackedForward(model)
-        references = read_examples(
-            examples,
-            tokenizer,
-            max_positions=limits.max_positions,
-            vocabulary_size=limits.vocabulary_size,
-        )
+        references = read_examples(examples, tokenizer, **_limits(model))
     wanted = {
         "model": fingerprint(model, tokenizer),
         "prompts": digest(token_ids),
@@ -174,16 +168,13 @@ def read_prompts_for(
     template: str | None = None,
 ) -> list[list[int]]:
     """Token ids of prompts that fit a model; see :func:`~local_backend.offline.prompt_file.read_prompts`."""
+    limits = _limits(model)
+    return read_prompts(prompts, tokenizer, **limits, max_tokens=max_tokens, limit=limit, template=template)
+
+
+def _limits(model: PreTrainedModel) -> dict[str, int]:
     forward = PackedForward(model)  # raises if the model cannot be trained
-    return read_prompts(
-        prompts,
-        tokenizer,
-        max_positions=forward.max_positions,
-        max_tokens=max_tokens,
-        vocabulary_size=forward.vocabulary_size,
-        limit=limit,
-        template=template,
-    )
+    return {"max_positions": forward.max_positions, "vocabulary_size": forward.vocabulary_size}
 
 
 def split_held_out(prompts: Sequence[list[int]], options: TuneOptions) -> tuple[Prompts, Prompts]:
