@@ -38,12 +38,7 @@ _NUM_COMMON_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A position whose preceding tokens are the last tokens of a row.
-
-    Attributes:
-        index: Index of the token after the match, where a copy would begin.
-        num_tokens: How many tokens match.
-    """
+    """Where the last ``num_tokens`` tokens of a row occurred; a copy would begin at ``index``, behind."""
 
     index: int
     num_tokens: int

@@ -99,9 +99,6 @@ def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[s
     )
 
 
-_HALF_CHARACTER = "\ufffd"
-
-
 def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}, ...], "refusal": None}``.
 
@@ -121,7 +118,7 @@ def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedToken
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         text = token_text(token_id)
-        whole = _HALF_CHARACTER not in text
+        whole = "\N{REPLACEMENT CHARACTER}" not in text
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
     content = [

@@ -35,9 +35,7 @@ class BatchSettings:
     Attributes:
         model: Folder, GGUF file or hub name that every machine can read; ``None`` for the default model.
         device: Where it runs; by default CUDA for tasks that ask for a GPU, else the CPU.
-        drafter: A drafter's name.
         params: Parameters of rows that do not set them.
-        max_rows: Rows in a forward.
         seed: Of the run; each row's own seed follows from it and the row.
     """
 

@@ -44,12 +44,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, the model's own answer to it and guesses at that answer.
-
-    Attributes:
-        prompt_ids: At least one token.
-        answer_ids: The fixed point, i.e. the right tokens, its end token included if it has one.
-        copies: Guesses at parts of it.
+    """A prompt, the model's own answer to it (the right tokens, any end token included) and guesses at it.
 
     Raises:
         ValueError: There is no prompt, a copy starts outside the answer, or a ``next_copy`` does not exist.
