@@ -8,6 +8,7 @@ Knows messages, chat templates and grammars. Does not know decoding.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +30,7 @@ from local_backend.langchain.chat_format import (
     opened_reasoning,
     sampling_params,
 )
-from local_backend.langchain.structured import ANY_OBJECT, instruction, response_schema, warn_of_ignored
+from local_backend.langchain.structured import ANY_OBJECT, instruction, response_schema
 from local_backend.langchain.tools import (
     CallReader,
     Tool,
@@ -95,7 +96,11 @@ class ReplyFormat:
             alternatives.append(Alternative(schema))
             if schema != ANY_OBJECT:
                 self.instruction = instruction(schema)
-        warn_of_ignored([words for each in alternatives for words in ignored_keywords(each.schema)])
+        if ignored := [words for each in alternatives for words in ignored_keywords(each.schema)]:
+            warnings.warn(
+                f"parts of the schema do not bound the answer, check them yourself: {'; '.join(ignored)}",
+                stacklevel=2,
+            )
         self.grammar = alternatives_grammar(alternatives)
 
 

@@ -6,10 +6,9 @@ Knows the schemas that LangChain takes, OpenAI's ``response_format`` and output 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -20,9 +19,6 @@ from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ANY_OBJECT = {"type": "object"}
 """The schema of ``{"type": "json_object"}``."""
@@ -95,15 +91,6 @@ def find_json_schema(schema: Any) -> dict[str, Any]:
     if isinstance(schema, Mapping) and not {"name", "toolSpec", "function"} & schema.keys():
         return dict(schema)  # it needs no title here
     return convert_to_json_schema(schema)
-
-
-def warn_of_ignored(keywords: Sequence[str]) -> None:
-    """Warn that parts of a schema do not bound the tokens."""
-    if keywords:
-        warnings.warn(
-            f"parts of the schema do not bound the answer, check them yourself: {'; '.join(keywords)}",
-            stacklevel=2,
-        )
 
 
 class _WholeJson(JsonOutputParser):

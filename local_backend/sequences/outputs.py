@@ -110,9 +110,7 @@ class Stats:
 
     Attributes:
         num_forwards: Decode forwards of the row; prefill is not one.
-        num_tokens: Tokens emitted.
-        num_drafted: Tokens drafted.
-        num_accepted: Drafted tokens accepted.
+        num_tokens, num_drafted, num_accepted: Tokens emitted; drafted; drafted and accepted.
         num_prefilled: Tokens prefilled for this row: of the prompt, except for a shared prefix, and of its
             own text after a preemption.
         num_preempted: How often it was preempted for lack of memory.
@@ -142,7 +140,6 @@ class TokenLogprob:
     """How likely an emitted token was.
 
     Attributes:
-        token_id: The token.
         logprob: Natural logarithm of its probability under the model.
         top: The most likely tokens in its stead and their log probabilities, likeliest first.
     """
@@ -168,8 +165,6 @@ class Completion:
         token_ids: What was generated, the end token included when it was generated.
         text: Its text, without special tokens, cut before a stop string.
         finish_reason: ``"stop"`` (end token or stop string), ``"length"`` or ``"cancelled"``.
-        stats: Statistics of the row.
-        num_prompt_tokens: Tokens of the prompt.
         logprobs: How likely each of ``token_ids`` was; ``None`` unless requested.
         references: Token ids of the texts that could be copied.
     """
@@ -214,7 +209,6 @@ class Trajectory:
     """One answer and the Jacobi iterates it was decoded from.
 
     Attributes:
-        prompt_ids: Token ids of the prompt.
         answer_ids: The fixed point, including its end token if it has one.
         starts: For each iterate, the index of its first token in the answer.
         iterates: The guesses of each forward, in the order of decoding.

@@ -39,14 +39,12 @@ class Evaluation:
     """Measurements of a model on held-out prompts.
 
     Attributes:
-        num_prompts: Number of prompts.
         tokens_per_forward: Emitted tokens over decode forwards, the bonus included.
         fast_forwarded_tokens: Accepted guesses per forward, on average.
         stationary_tokens: Guesses that became right while an earlier guess was still wrong, and stayed right
             until they were accepted; per forward, on average.
         speedup: Autoregressive seconds over Jacobi seconds, batch 1; ``None`` if not timed.
         quality: As the caller measures it; ``None`` if it does not.
-        answers: Token ids of the answers.
     """
 
     num_prompts: int
