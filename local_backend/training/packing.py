@@ -141,9 +141,8 @@ def _fill(batch: PackedBatch, row: int, example: Example) -> None:
             ahead = positions - num_prompt - following.start
             teacher = first_columns[copy.next_copy] + ahead
             teacher[ahead >= counts[copy.next_copy]] = NO_TEACHER
-            batch.next_iterate_column[row, columns] = torch.where(
-                ahead < 0, positions, teacher
-            )  # settled: < 0
+            # Before the next iterate the text has settled.
+            batch.next_iterate_column[row, columns] = torch.where(ahead < 0, positions, teacher)
 
 
 class PackedForward:
