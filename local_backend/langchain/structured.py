@@ -93,32 +93,35 @@ def find_json_schema(schema: Any) -> dict[str, Any]:
     return convert_to_json_schema(schema)
 
 
-class _WholeJson(JsonOutputParser):
-    """Raises if an answer has ended before it was complete, which LangChain's parsers would mend silently."""
+def _check_whole(result: list[Generation]) -> None:
+    """Raise if an answer has ended before it was complete; parsers would mend it silently."""
+    message = getattr(result[0], "message", None)
+    if not isinstance(message, AIMessage) or not (reason := message.response_metadata.get("finish_reason")):
+        return  # it is still being written
+    text = result[0].text
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        num_tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else "some"
+        cause = (
+            "max_tokens or the model's positions were reached: raise max_tokens, or ask for less"
+            if reason == "length"
+            else "a stop string ended it: call without stop"
+        )
+        raise OutputParserException(
+            f"the answer was cut off after {num_tokens} tokens, before its JSON was complete; {cause}. "
+            f"It ends with {text[-200:]!r}",
+            llm_output=text,
+        ) from error
 
+
+class _WholeJson(JsonOutputParser):
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        message = getattr(result[0], "message", None)
-        if not isinstance(message, AIMessage) or not (
-            reason := message.response_metadata.get("finish_reason")
-        ):
-            return super().parse_result(result, partial=partial)  # it is still being written
-        text = result[0].text
-        try:
-            json.loads(text)
-        except json.JSONDecodeError as error:
-            num_tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else "some"
-            cause = (
-                "max_tokens or the model's positions were reached: raise max_tokens, or ask for less"
-                if reason == "length"
-                else "a stop string ended it: call without stop"
-            )
-            raise OutputParserException(
-                f"the answer was cut off after {num_tokens} tokens, before its JSON was complete; {cause}. "
-                f"It ends with {text[-200:]!r}",
-                llm_output=text,
-            ) from error
+        _check_whole(result)
         return super().parse_result(result, partial=partial)
 
 
-class _WholePydantic(PydanticOutputParser[Any], _WholeJson):
-    """The same for a pydantic class."""
+class _WholePydantic(PydanticOutputParser[Any]):
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        _check_whole(result)
+        return super().parse_result(result, partial=partial)
