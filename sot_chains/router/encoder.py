@@ -43,7 +43,7 @@ NORMS = {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.
 
 
 class Encoder:
-    """Encodes questions, one at a time, with MiniLM (from ``folder``, or looked up) as ``adapter`` changes it.
+    """Encodes questions, one at a time, with MiniLM (in ``folder``, or looked up) and ``adapter``.
 
     Raises:
         OSError: There is no such file, or MiniLM is nowhere to be found.
