@@ -153,9 +153,10 @@ def _blocks(message: BaseMessage) -> list[dict[str, Any]]:
     else:
         parts = message.content_blocks
     blocks = [block for part in parts if (block := _block(part))]
-    for call in message.tool_calls if isinstance(message, AIMessage) else ():
-        blocks.append({"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]})
-    return blocks
+    calls = message.tool_calls if isinstance(message, AIMessage) else ()
+    return blocks + [
+        {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]} for call in calls
+    ]
 
 
 def _block(part: Mapping[str, Any]) -> dict[str, Any] | None:
