@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
 from langchain_core.messages import AIMessage, HumanMessage
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from sot_chains.aio.tasks import gather_or_cancel
@@ -30,7 +30,7 @@ from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.rendering import STYLE, Lane, Run, make_lane
 from sot_chains.serving.answer import Answer, Answers
 from sot_chains.serving.modes import ServedModel
-from sot_chains.serving.schema import RefusedError
+from sot_chains.serving.schema import RefusedError, read_body_as
 from sot_chains.serving.service import Service
 from sot_chains.serving.stream import Send, event_response
 
@@ -94,10 +94,7 @@ class PageRoutes:
 
     async def race(self, request: Request) -> Response:
         """Answers a question in all modes, as a stream of what each of them writes."""
-        try:
-            asked = _Asked.model_validate_json(await self._service.body(request))
-        except ValidationError as error:
-            raise RefusedError.from_validation(error) from None
+        asked = read_body_as(_Asked, await self._service.body(request))
         served = self._service.served_for(request)
         in_turn = self._service.in_turn if asked.in_turn is None else asked.in_turn
         write = partial(self._race, asked.question, served, in_turn)

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from sot_chains.serving.answer import Answer, usage_fields
-from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
+from sot_chains.serving.schema import ChatRequest, RefusedError, read_body_as, read_request
 
 # The client's bookkeeping, or options of what OpenAI keeps.
 _IGNORED = ("store", "include", "truncation", "stream_options", "prompt_cache_retention")
@@ -37,10 +37,7 @@ class _ResponsesRequest(BaseModel):
 
 def read_responses_request(body: bytes) -> ChatRequest:
     """Reads the body of ``POST /v1/responses`` as a request for a chat completion, as ``read_request``."""
-    try:
-        asked = _ResponsesRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise RefusedError.from_validation(error) from None
+    asked = read_body_as(_ResponsesRequest, body)
     extra = {name: value for name, value in (asked.model_extra or {}).items() if name not in _IGNORED}
     for name in _STATEFUL:
         if extra.pop(name, None):

@@ -6,13 +6,15 @@ https://platform.openai.com/docs/api-reference/chat. Knows messages; does not kn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, convert_to_messages
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sot_chains.providers.base import ProviderError
+
+T = TypeVar("T", bound=BaseModel)
 
 _MAX_TOKENS = 10_000_000
 _MAX_SEED = 2**63
@@ -77,13 +79,6 @@ class RefusedError(Exception):
         if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
             return cls(f"the model refuses this request: {error or type(error).__name__}"[:1000])
         return cls(f"the model failed: {type(error).__name__}: {error}"[:1000], status=500)
-
-    @classmethod
-    def from_validation(cls, error: ValidationError) -> RefusedError:
-        """What the client is told about a body that is not a valid request."""
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        return cls(f"{field or 'the body is not a valid request'}: {first['msg']}", param=field or None)
 
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
@@ -188,12 +183,20 @@ class ChatRequest(BaseModel):
         return {"required": "any", "none": "none"}.get(choice or "auto")
 
 
+def read_body_as(kind: type[T], body: bytes) -> T:
+    """Reads a body in JSON as a ``kind``; refused if it is none."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        message = f"{field or 'the body is not a valid request'}: {first['msg']}"
+        raise RefusedError(message, param=field or None) from None
+
+
 def read_request(body: bytes) -> ChatRequest:
     """Reads the body of a request; refused if it is no request or requests an unsupported feature."""
-    try:
-        request = ChatRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise RefusedError.from_validation(error) from None
+    request = read_body_as(ChatRequest, body)
     extra = request.model_extra or {}
     if reserved := sorted(_RESERVED & extra.keys()):
         raise RefusedError(f"{reserved[0]} is not a field of a request; omit it", param=reserved[0])
