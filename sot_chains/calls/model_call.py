@@ -35,12 +35,7 @@ _MOST_STOPS = 4  # that OpenAI takes
 
 
 class Caller:
-    """Makes the calls of one answer.
-
-    Args:
-        options: How answers are written.
-        call_options: Options of this answer.
-    """
+    """Makes the calls of one answer."""
 
     def __init__(self, options: AnswerOptions, call_options: CallOptions) -> None:
         self._options = options

@@ -43,9 +43,7 @@ class Expectations:
 
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
-        self.opens_reasoning = False
-        self.refuses_examples = False
-        self.refuses_stop = False
+        self.opens_reasoning = self.refuses_examples = self.refuses_stop = False
 
     def output_tokens(self, stage: str) -> int:
         """What a call of ``stage`` is expected to write."""
@@ -190,11 +188,6 @@ def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:
 
 
 def _trace_to_resume(resume: Any) -> SotTrace | None:
-    """The trace to resume from.
-
-    Raises:
-        TypeError: It is none.
-    """
     if isinstance(resume, AIMessage):
         resume = resume.response_metadata.get("sot", resume)
     if resume is None or (isinstance(resume, Mapping) and {"skeleton", "points"} <= resume.keys()):

@@ -189,7 +189,7 @@ class Limiter:
         Args:
             question: The number of the call's question, from :func:`next_question`; lower ones go first.
             tokens: Tokens the call is expected to use, input and output together.
-            longest_wait_seconds: The longest pause asked for by the server that is waited out.
+            longest_wait_seconds: The longest pause of the server that is waited out.
 
         Raises:
             ProviderError: ``tokens`` exceeds the limit, so the call could never start, or the server has
@@ -303,15 +303,10 @@ _limiters_lock = threading.Lock()
 
 
 def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | None:
-    """The limiter shared by all chains with the same key.
+    """The limiter shared by all chains with the same key; the newest limits apply to all of them.
 
-    Args:
-        limits: The user's limits, if any.
-        account: The provider's account; ``None`` for LangChain models.
-
-    Returns:
-        ``None`` if there is nothing to enforce: neither limits nor an account whose server may ask for
-        pauses. If a key is used again with other limits, the new ones apply to all chains that share it.
+    It is ``None`` if there is nothing to enforce: neither limits nor an account, which LangChain models lack,
+    whose server may ask for pauses.
     """
     if limits is None and account is None:
         return None

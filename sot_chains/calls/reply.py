@@ -29,11 +29,7 @@ class ReplyReader:
         Raises:
             ProviderError: The reply does not begin as expected.
         """
-        text = self.reasoning.feed(piece)
-        if self._rest and text:
-            text = self._without_beginning(text)
-        self.has_text = self.has_text or bool(text.strip())
-        return text
+        return self._take(self.reasoning.feed(piece))
 
     def end(self) -> str:
         """The rest, after the last piece.
@@ -41,24 +37,21 @@ class ReplyReader:
         Raises:
             ProviderError: The reply ended before the end of what was read already.
         """
-        text = self.reasoning.end()
-        if self._rest and text:
-            text = self._without_beginning(text)
-        self.has_text = self.has_text or bool(text.strip())
+        text = self._take(self.reasoning.end())
         if self._rest.strip():
             raise _other_reply()
         return text
 
-    def _without_beginning(self, text: str) -> str:
-        rest = self._rest
-        if not rest.strip() and text[:1].strip():  # blanks where it goes on may be left out
-            self._rest = ""
-            return text
-        num_same = min(len(rest), len(text))
-        if text[:num_same] != rest[:num_same]:
-            raise _other_reply()
-        self._rest = rest[num_same:]
-        return text[num_same:]
+    def _take(self, text: str) -> str:
+        if text and (rest := self._rest):
+            is_left_out = not rest.strip() and text[:1].strip()  # blanks where it goes on
+            num_same = 0 if is_left_out else min(len(rest), len(text))
+            if text[:num_same] != rest[:num_same]:
+                raise _other_reply()
+            self._rest = "" if is_left_out else rest[num_same:]
+            text = text[num_same:]
+        self.has_text = self.has_text or bool(text.strip())
+        return text
 
 
 def _other_reply() -> ProviderError:

@@ -43,13 +43,7 @@ class Request:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def messages(self, *, prefill: bool, written: str, shows_examples: bool) -> list[BaseMessage]:
-        """The messages of one attempt.
-
-        Args:
-            prefill: Whether the reply is begun for the model.
-            written: What the reply has by now, for the model to continue.
-            shows_examples: Whether the examples are shown.
-        """
+        """The messages of one attempt; with ``prefill`` the model continues what is ``written`` by now."""
         start = self.reply_start + written if prefill else ""
         if self.text is None:
             messages = list(self.conversation.messages)

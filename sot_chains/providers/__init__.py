@@ -38,9 +38,7 @@ def make_provider(model: str | Runnable[Any, Any] | Provider, **options: Any) ->
     Args:
         model: ``"openai:MODEL"``, ``"anthropic:MODEL"``, a LangChain chat model or other Runnable that
             answers messages with a message, or a provider, which is returned as it is.
-        **options: For a named model only: ``base_url``, ``api_key`` and the other arguments of
-            :class:`~sot_chains.providers.openai.OpenAIProvider` or
-            :class:`~sot_chains.providers.anthropic.AnthropicProvider`.
+        **options: For a named model only: ``base_url``, ``api_key`` and the other arguments of its provider.
 
     Raises:
         ValueError: A name without a vendor, or with one that is not supported.

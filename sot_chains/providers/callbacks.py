@@ -63,19 +63,20 @@ class ChatRun:
     """A chat model run in progress.
 
     Attributes:
-        message: The result of the run; set it before the run ends.
+        message: The result of the run; set it before the run ends. By default it is the text.
+        pieces: The text so far.
     """
 
     def __init__(self, manager: AsyncCallbackManagerForLLMRun, message_id: str | None) -> None:
         self._manager = manager
         self._token_manager = _narrowed(manager, "on_llm_new_token")
         self._message_id = message_id or f"lc_run--{manager.run_id}"
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []
         self.message: AIMessage | None = None
 
     async def wrote(self, text: str) -> None:
         """Reports ``text`` as the next piece of the answer."""
-        self._pieces.append(text)
+        self.pieces.append(text)
         if self._token_manager.handlers:
             chunk = AIMessageChunk(content=text, id=self._message_id)
             await self._token_manager.on_llm_new_token(text, chunk=ChatGenerationChunk(message=chunk))
@@ -95,8 +96,7 @@ class ChatRun:
         await _narrowed(self._manager, "on_llm_error").on_llm_error(error, response=self._result())
 
     def _result(self) -> LLMResult:
-        """The result for the handlers: ``message``, or else the text so far."""
-        message = self.message or AIMessage(content="".join(self._pieces), id=self._message_id)
+        message = self.message or AIMessage(content="".join(self.pieces), id=self._message_id)
         return LLMResult(generations=[[ChatGeneration(message=message)]])
 
 
@@ -111,12 +111,8 @@ async def chat_run(
 ) -> AsyncIterator[ChatRun | None]:
     """Reports the enclosed block as a chat model run; yields ``None`` if there are no handlers.
 
-    Args:
-        config: Callbacks, run name, tags and metadata.
-        messages: The input of the model.
-        model: The model's name.
-        message_id: The id of the answer; by default derived from the run's id.
-        parameters: Other parameters of the call. Handlers and tracers see them, so they must hold no secrets.
+    Handlers and tracers see the ``parameters``, so they must hold no secrets. By default ``message_id`` is
+    derived from the run's id.
     """
     if nobody_listens(config):
         yield None
@@ -165,21 +161,18 @@ async def reported(
         chat_run(config, messages, model=model, parameters=parameters) as run,
         aclosing(deltas),
     ):
-        pieces: list[str] = []
         usage: UsageMetadata | None = None
         metadata: dict[str, Any] = {"model_name": model}
         async for delta in deltas:
-            if delta.text:
-                pieces.append(delta.text)
-                if run:
-                    await run.wrote(delta.text)
+            if run and delta.text:
+                await run.wrote(delta.text)
             usage = delta.usage or usage
             metadata |= delta.response_metadata or {}
             if delta.finish_reason:
                 metadata["finish_reason"] = delta.finish_reason
             yield delta
         if run:
-            run.message = AIMessage("".join(pieces), usage_metadata=usage, response_metadata=metadata)
+            run.message = AIMessage("".join(run.pieces), usage_metadata=usage, response_metadata=metadata)
 
 
 def _narrowed(manager: AsyncCallbackManagerForLLMRun, event: str) -> AsyncCallbackManagerForLLMRun:

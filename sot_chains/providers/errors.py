@@ -65,12 +65,7 @@ class ReportedError(Exception):
 
 
 def find_error(name: str, payload: object) -> object | None:
-    """The error that an event or a JSON body reports; ``None`` if it reports none.
-
-    Args:
-        name: The name of the event.
-        payload: Its JSON value, or text that is not JSON.
-    """
+    """The error that the event ``name`` or a JSON body reports; ``None`` if it reports none."""
     if isinstance(payload, list) and payload:
         payload = payload[0]
     if not isinstance(payload, Mapping):
@@ -100,11 +95,9 @@ def _find_status(said: object) -> int | None:
 
 
 def describe(said: object, otherwise: str = "") -> str:
-    """A server's words on one line, with the error's code if they lack it.
+    """A server's words on one line, or ``otherwise``, with the error's code if they lack it.
 
-    Args:
-        said: An error object, possibly inside another one, or text, possibly a page.
-        otherwise: What to return if it has no words.
+    ``said`` is an error object, possibly inside another one, or text, possibly a page.
     """
     whole, code, more = said, "", ""
     while isinstance(said, Mapping):
@@ -121,20 +114,17 @@ def describe(said: object, otherwise: str = "") -> str:
     return f"{text} ({code})" if code not in text else text
 
 
-def is_quota_used_up(status: int | None, said: str) -> bool:
+def is_quota_used_up(status: int, said: str) -> bool:
     """Whether the account has nothing left to spend, which waiting does not change."""
-    if status == 402:
-        return True
-    is_refusal = status in (None, 400, 403, 429)
-    return is_refusal and bool(_QUOTA.search(said)) and not _REFILLS.search(said)
+    may_be = status in (400, 403, 429) and _QUOTA.search(said) and not _REFILLS.search(said)
+    return status == 402 or bool(may_be)
 
 
 def status_error(
     status: int, said: str, *, server: str, model: str, headers: Mapping[str, str]
 ) -> ProviderError:
     """The error for a reply with an error ``status``, be it that of HTTP or one reported within a stream."""
-    is_used_up = is_quota_used_up(status, said)
-    if is_used_up:
+    if is_used_up := is_quota_used_up(status, said):
         problem = (
             f"the quota of the account at {server} is used up ({status}): {said}; add credit or raise the "
             "account's spending limit there"
@@ -162,15 +152,7 @@ def status_error(
 def explain(
     error: BaseException, sdk: Any, *, server: str, model: str, headers: Mapping[str, str]
 ) -> ProviderError:
-    """The error to raise for one that sending a request or reading its reply raised.
-
-    Args:
-        error: What was raised: by the vendor's SDK, by httpx2, or a :class:`ReportedError`.
-        sdk: The module of the vendor's SDK.
-        server: The URL of the server.
-        model: The model that was asked for.
-        headers: Those of the reply, if it had begun.
-    """
+    """The error to raise for one of the vendor's SDK or of httpx2, or a :class:`ReportedError`."""
     if isinstance(error, sdk.APITimeoutError | httpx2.TimeoutException):
         return ProviderError(
             f"{server} did not answer in time; raise timeout=... or check its load", is_retryable=True

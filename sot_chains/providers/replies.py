@@ -112,13 +112,7 @@ class Reply:
     ) -> Delta:
         """Takes in what an event says, each value as the server sent it; returns its text and reasoning.
 
-        Args:
-            text: The text since the last event.
-            reasoning: The reasoning since the last event.
-            model: The name of the model that answers.
-            finish_reason: Why the reply ended.
-            counts: Objects with counts of tokens.
-            is_over: Whether nothing follows.
+        ``counts`` are objects with counts of tokens; ``is_over`` says that nothing follows.
         """
         text = self._with_whole_characters(text)
         self._goes_on_after_end |= self.finish_reason is not None and bool(text.strip())
@@ -210,7 +204,6 @@ async def read(
 
 
 async def _with_blank_line(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """``chunks``, and the blank line that may be missing after the last event."""
     async for chunk in chunks:
         yield chunk
     yield b"\n\n"

@@ -134,11 +134,8 @@ class VendorProvider:
     ) -> AsyncGenerator[Delta, None]:
         """Sends one request and yields the completion of ``messages`` as it arrives.
 
-        Args:
-            messages: The conversation.
-            config: Callbacks, tags and name of the run.
-            prefix: The part of the last user message that other requests share, to be cached.
-            **kwargs: Fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``extra_body``.
+        ``prefix`` is the part of the last user message that other requests share, to be cached; ``kwargs``
+        are fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``extra_body``.
 
         Raises:
             ProviderError: No API key, no connection, or the server returns an error or disconnects.
@@ -166,8 +163,13 @@ class VendorProvider:
         # Besides those of sending: an event that is no JSON or no text, which are values.
         except (self.sdk.APIError, httpx2.HTTPError, OSError, ReportedError, ValueError) as error:
             explained = explain(error, self.sdk, server=self._base_url, model=self._model, headers=headers)
-            if explained.status in (400, 422) and messages and messages[-1].type == "ai":
-                explained = self._note_refused_prefill(explained)
+            is_begun = messages and messages[-1].type == "ai"
+            if is_begun and explained.status in (400, 422) and _PREFILL_REFUSED.search(str(explained)):
+                _without_prefill.add(self._identity)
+                raise PrefillRefusedError(
+                    f"model {self._model!r} does not continue a prefilled reply: {explained}",
+                    status=explained.status,
+                ) from error
             raise explained from error
         if not reply.is_whole:
             raise broke_off(self._base_url, "the stream ended without a finish reason")
@@ -211,12 +213,3 @@ class VendorProvider:
         if self._api_key is not None:
             return self._api_key.get_secret_value()
         return self._variable("API_KEY") or ("not-needed" if self.is_elsewhere else None)
-
-    def _note_refused_prefill(self, error: ProviderError) -> ProviderError:
-        """``error`` for a request with a begun reply, as the error to raise if that is what it is about."""
-        if not _PREFILL_REFUSED.search(str(error)):
-            return error
-        _without_prefill.add(self._identity)
-        return PrefillRefusedError(
-            f"model {self._model!r} does not continue a prefilled reply: {error}", status=error.status
-        )
