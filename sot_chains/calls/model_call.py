@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from operator import itemgetter
 from typing import Any, cast
@@ -24,7 +24,7 @@ from sot_chains.calls.request import Request
 from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, num_message_tokens, num_tokens
-from sot_chains.providers.base import Delta, PrefillRefusedError, Provider, ProviderError
+from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import without_answer
 from sot_chains.providers.langchain import LangChainProvider
@@ -43,7 +43,13 @@ class Caller:
         self._begin = time.perf_counter()
         provider, limiter = options.provider, options.limiter
         self._vendor = provider if isinstance(provider, VendorProvider) else None
-        self._own = _find_own(provider, call_options.parameters)
+        own: list[tuple[str, Any]] = []
+        if isinstance(provider, LangChainProvider):
+            if local := provider.local:
+                own += [("stop", local.stop), ("max_tokens", local.max_tokens)]
+            own += provider.bound.items()
+        # The user's values of parameters: of the model, bound to it, or for this call.
+        self._own = dict(filter(itemgetter(1), (*own, *call_options.parameters.items())))
         self._limiter = limiter if limiter and not limiter.is_unlimited else None
         self._is_limited = self._limiter is not None or call_options.limit is not None
         self._is_heard = not nobody_listens(call_options.config)
@@ -88,7 +94,7 @@ class Caller:
                         if text:
                             read += text
                             yield text
-                    if text := reply.end():
+                    if text := reply.feed(None):
                         yield text
                 self._learn(call, reply)
                 return
@@ -240,13 +246,3 @@ class Caller:
             call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
         if self._options.limiter and failure.was_refused:
             self._options.limiter.pause(failure.retry_after_seconds or 0.0)
-
-
-def _find_own(provider: Provider, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's own values of parameters, for this call, bound to the model or set in it."""
-    given: list[tuple[str, Any]] = []
-    if isinstance(provider, LangChainProvider):
-        if local := provider.local:
-            given += [("stop", local.stop), ("max_tokens", local.max_tokens)]
-        given += provider.bound.items()
-    return dict(filter(itemgetter(1), (*given, *parameters.items())))

@@ -23,26 +23,13 @@ class ReplyReader:
         self.reasoning = ReasoningFilter(is_open=is_open)
         self._rest = beginning
 
-    def feed(self, piece: str) -> str:
-        """The new text that the next raw piece gives.
+    def feed(self, piece: str | None) -> str:
+        """The new text that the next raw piece gives; ``None`` ends the reply.
 
         Raises:
-            ProviderError: The reply does not begin as expected.
+            ProviderError: The reply does not begin as expected, or ends before the end of what was read.
         """
-        return self._take(self.reasoning.feed(piece))
-
-    def end(self) -> str:
-        """The rest, after the last piece.
-
-        Raises:
-            ProviderError: The reply ended before the end of what was read already.
-        """
-        text = self._take(self.reasoning.end())
-        if self._rest.strip():
-            raise _other_reply()
-        return text
-
-    def _take(self, text: str) -> str:
+        text = self.reasoning.end() if piece is None else self.reasoning.feed(piece)
         if text and (rest := self._rest):
             is_left_out = not rest.strip() and text[:1].strip()  # blanks where it goes on
             num_same = 0 if is_left_out else min(len(rest), len(text))
@@ -50,6 +37,8 @@ class ReplyReader:
                 raise _other_reply()
             self._rest = "" if is_left_out else rest[num_same:]
             text = text[num_same:]
+        if piece is None and self._rest.strip():
+            raise _other_reply()
         self.has_text = self.has_text or bool(text.strip())
         return text
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict
 
 from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata, add_usage
@@ -121,9 +121,12 @@ def sum_tokens(usages: Iterable[UsageMetadata | None]) -> Tokens:
 
 def added(one: Tokens, other: Tokens | None) -> Tokens:
     """The sum of two counts."""
-    counts = cast("dict[str, int]", other or NO_TOKENS)
-    return cast(
-        "Tokens", {name: number + counts[name] for name, number in cast("dict[str, int]", one).items()}
+    other = other or NO_TOKENS
+    return Tokens(
+        input_tokens=one["input_tokens"] + other["input_tokens"],
+        output_tokens=one["output_tokens"] + other["output_tokens"],
+        cached_tokens=one["cached_tokens"] + other["cached_tokens"],
+        cache_write_tokens=one["cache_write_tokens"] + other["cache_write_tokens"],
     )
 
 
