@@ -74,11 +74,7 @@ class PerRow(Generic[StateT]):
 
 
 def require_at_least(least: float, **numbers: float) -> None:
-    """Check the options of a drafter, given by name.
-
-    Raises:
-        ValueError: One is below ``least``.
-    """
+    """Check options given by name; raises ``ValueError`` for one below ``least``."""
     for name, number in numbers.items():
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")

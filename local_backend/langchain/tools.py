@@ -115,11 +115,7 @@ def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def require_tools(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the chat template shows tools to the model.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Raise ``ValueError`` unless the chat template shows tools to the model."""
     if not takes_tools(tokenizer):
         raise ValueError(
             "this model's chat template takes no tools, so it was not trained to call them: use a model "

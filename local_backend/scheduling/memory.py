@@ -76,11 +76,7 @@ class MemoryBudget:
         return min(self.useful_tokens, (self.max_bytes - self.max_prefix_bytes) // self.bytes_per_token)
 
     def require(self, num_tokens: int) -> None:
-        """Check that a row of ``num_tokens`` tokens fits when it runs alone.
-
-        Raises:
-            ValueError: It does not.
-        """
+        """Raise ``ValueError`` unless a row of ``num_tokens`` tokens fits when it runs alone."""
         if self.max_tokens is not None and num_tokens > self.max_tokens:
             needed, allowed = (number * self.bytes_per_token for number in (num_tokens, self.max_tokens))
             raise ValueError(

@@ -120,11 +120,7 @@ def num_stationary(trajectory: Trajectory) -> int:
 
 
 def perplexity(model: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
-    """Perplexity of answers given their prompts, over all tokens of all answers.
-
-    Raises:
-        ValueError: There is no text.
-    """
+    """Perplexity of answers given their prompts, over all tokens; ``ValueError`` if there are none."""
     forward = PackedForward(model)
     surprise, count = 0.0, 0
     with torch.inference_mode():
@@ -160,11 +156,7 @@ def likeness(
     answers: Sequence[Sequence[int]],
     plain_answers: Sequence[Sequence[int]],
 ) -> Likeness:
-    """Compare a model's answers to prompts with the plain model's.
-
-    Raises:
-        ValueError: There is no answer, or their numbers differ.
-    """
+    """Compare a model's answers to prompts with the plain model's, of which there must be as many."""
     pairs = list(zip(answers, plain_answers, strict=True))
     return Likeness(
         same_answers=sum(list(one) == list(other) for one, other in pairs) / max(1, len(pairs)),
