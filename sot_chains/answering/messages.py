@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 from sot_chains.answering.state import Part
@@ -104,9 +105,7 @@ class Messages:
 
     def plain_share(self, request: Request) -> float:
         """How much shorter than ``request`` the user's own is, by characters."""
-        own = 0
-        for message in self._conversation.messages:
-            own += len(str(message.text))
+        own = sum(map(len, map(str, map(attrgetter("text"), self._conversation.messages))))
         return own / max(1, own - len(self._conversation.question) + len(request.text or ""))
 
     def _parameters(self, bounds: ReplyBounds) -> dict[str, Any]:
@@ -133,9 +132,8 @@ class Messages:
         if len(skeleton) < 2:
             return None
         if self._prefix is None or self._prefix[0] is not skeleton:
-            shared = self.templates.num_shared(
-                self._conversation.question, skeleton, detail=self._options.detail
-            )
+            question, detail = self._conversation.question, self._options.detail
+            shared = self.templates.num_shared(question, skeleton, detail=detail)
             self._prefix = skeleton, SharedPrefix(shared, self._key)
         return self._prefix[1]
 

@@ -16,8 +16,7 @@ from sot_chains.calls.request import Request
 from sot_chains.calls.trace import Call, Status, StoppedBy
 from sot_chains.filters.heading import HeadingFilter
 from sot_chains.filters.overrun import OverrunFilter
-from sot_chains.filters.pipeline import Pipeline, TextFilter
-from sot_chains.filters.sentences import WholeSentences
+from sot_chains.filters.pipeline import Pipeline, TextFilter, WholeSentences
 from sot_chains.outline.words import ends_sentence
 from sot_chains.providers.loops import LoopGuard
 
@@ -63,11 +62,7 @@ class PointWriter:
         self._tell(part, part.text)
 
     async def write(self, part: Part, request: Callable[[], Request]) -> None:
-        """Writes ``part``, unless it was taken over whole from an earlier answer.
-
-        Args:
-            part: The part.
-            request: Makes its request, once what it builds on is written.
+        """Writes ``part``, unless it is whole already; ``request`` is called once what it needs is written.
 
         Raises:
             PlainInsteadError: The call failed and the policy is ``"plain"``.

@@ -39,11 +39,7 @@ class Marker(NamedTuple):
 def read_marker(body: str) -> Marker | None:
     """The marker that ``body`` begins with, a line without white space around it; ``None`` without one."""
     match = _MARKER.match(body, 0, _LONGEST_MARKER)
-    if match is None:
-        return None
-    if match["bullet"]:
-        return Marker(match["bullet"], 0, match.end())
-    return Marker("number", int(match["number"]), match.end())
+    return match and Marker(match["bullet"] or "number", int(match["number"] or 0), match.end())
 
 
 class OutlineParser:

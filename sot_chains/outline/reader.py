@@ -17,15 +17,10 @@ _MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer alread
 
 
 def outline_grammar(first: int, last: int, num_words: int) -> str:
-    """A grammar of what follows the first number of an outline: short headings, one a line, nothing else.
+    """A grammar (``llguidance``) of the headings ``first`` to ``last``; the first number is written already.
 
     Left alone, some small models explain each point behind a colon or write headings that are sentences,
-    which takes longer than the points themselves. It is one of ``llguidance``, in the syntax of Lark.
-
-    Args:
-        first: The number it begins with, which is written already.
-        last: The number of the last heading that there may be.
-        num_words: How many words a heading has at most.
+    which takes longer than the points themselves.
     """
     lines = ""
     for number in range(last, first, -1):
@@ -102,12 +97,7 @@ class OutlineReader:
         self._parser.feed(first if read_marker(first.strip()) else start + first)
 
     def end(self, *, is_cut: bool = False) -> None:
-        """Reads the end of the reply.
-
-        Args:
-            is_cut: Whether it was broken off, so that the point being written may not be whole. It is
-                dropped.
-        """
+        """Reads the end of the reply; ``is_cut`` drops the point being written, which may not be whole."""
         if self._first_line is not None:
             self._begin()
         if not is_cut:

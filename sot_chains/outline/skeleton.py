@@ -68,8 +68,7 @@ def parse_skeleton(text: str) -> Skeleton:
     and repeated. Lines that follow directly are joined to its heading. Lists below a point, prose after a
     blank line and repeated points are dropped. After "1." and "2." another "1." ends the list.
 
-    Never raises and takes time linear in ``len(text)``. A skeleton of two points or more is read back from
-    its own :attr:`Skeleton.text`.
+    Never raises, in linear time. Two points or more are read back from :attr:`Skeleton.text`.
     """
     parser = OutlineParser()
     parser.feed(text)

@@ -32,8 +32,8 @@ class Thought(BaseModel):
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of thoughts in the prompt."""
-        found = [name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None]
-        return tuple(dict.fromkeys(name for name in found if name != "question"))
+        found = dict.fromkeys(name for _, name, _, _ in Formatter().parse(self.prompt))
+        return tuple(name for name in found if name not in (None, "question"))
 
     @property
     def all_needs(self) -> tuple[str, ...]:
@@ -42,11 +42,8 @@ class Thought(BaseModel):
 
     def request(self, question: str, texts: Mapping[str, str]) -> str:
         """The prompt with the question, and with the texts of the thoughts it builds on, by their names."""
-        values = {**texts, "question": question}
-        filled = "".join(
-            text + (values[name] if name is not None else "")
-            for text, name, _, _ in Formatter().parse(self.prompt)
-        )
+        values, parts = {**texts, "question": question}, Formatter().parse(self.prompt)
+        filled = "".join(text + (values[name] if name is not None else "") for text, name, _, _ in parts)
         shown = [f"{name}: {text}" for name, text in texts.items() if name not in self.fields]
         return "\n\n".join([filled, *shown])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from sot_chains.prompts.examples import Detail
 from sot_chains.prompts.templates import Prompts
@@ -29,9 +29,6 @@ class ReplyBounds:
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
-
-
-_UNBOUNDED: dict[Detail, ReplyBounds] = dict.fromkeys(("brief", "normal", "full"), ReplyBounds())
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,9 @@ class ModelProfile:
     prompts: Prompts = field(default_factory=Prompts.short)
     prefill: bool | None = None
     outline: ReplyBounds = ReplyBounds()
-    points: Mapping[Detail, ReplyBounds] = field(default_factory=lambda: _UNBOUNDED)
+    points: Mapping[Detail, ReplyBounds] = field(
+        default_factory=lambda: dict.fromkeys(get_args(Detail), ReplyBounds())
+    )
     conclusion: ReplyBounds = ReplyBounds()
     max_points: int | None = None
     heading_words: int | None = None

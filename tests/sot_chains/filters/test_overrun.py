@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sot_chains.filters.overrun import OverrunFilter
-from sot_chains.filters.pipeline import Pipeline, TextFilter
-from sot_chains.filters.sentences import WholeSentences
+from sot_chains.filters.pipeline import Pipeline, TextFilter, WholeSentences
 from sot_chains.outline.skeleton import Point
 from sot_chains.providers.loops import LoopGuard
 
