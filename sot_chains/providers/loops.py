@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 from sot_chains.outline.words import HAN, ends_sentence
 
@@ -24,7 +25,7 @@ class LoopGuard:
     def __init__(self) -> None:
         self.is_over = False
         self._words: list[str] = []
-        self._positions: dict[str, list[int]] = {}
+        self._positions: defaultdict[str, list[int]] = defaultdict(list)
         self._runs: dict[int, int] = {}  # by the position that would continue it: length of the repetition
         self._held: list[str] = []
         self._num_free = 0  # of the held words: those before the first repetition, which need end no sentence
@@ -53,12 +54,9 @@ class LoopGuard:
             word = token.strip(_NOT_COMPARED).casefold() or token
             if runs:
                 runs = {end + 1: length + 1 for end, length in runs.items() if words[end] == word}
-            if word not in positions:
-                positions[word] = [len(words)]
-            else:
-                for position in positions[word]:
-                    runs.setdefault(position + 1, 1)
-                positions[word].append(len(words))
+            for position in positions[word]:
+                runs.setdefault(position + 1, 1)
+            positions[word].append(len(words))
             words.append(word)
             held.append(token)
             if runs and len(words) >= 2 * _NUM_WORDS and self._repeats(max(runs.values())):
