@@ -27,7 +27,7 @@ _ABBREVIATIONS = (
 SENTENCE_END = regex.compile(
     rf"(?<=[.!?…][\"'”’)\]]*)(?<!(?:\b\d{{1,2}}|(?<![^\s.(])\p{{Lu}}|\b(?i:{_ABBREVIATIONS}))\.)\s+(?!\p{{Ll}})"
     r"|(?<=[。！？][”’」』）]*)"
-    r"|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)|(?<=^#.*)\n",
+    r"|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)|\n(?<=^#.*\n)",
     regex.MULTILINE,
 )
 _QUESTION = regex.compile(r"[?？][\"'”’)\]]*$")
