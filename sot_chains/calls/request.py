@@ -25,7 +25,8 @@ class Request:
         text: What stands in place of the question; ``None`` for the question itself.
         opening: Added to ``text`` if the reply cannot be begun for the model.
         reply_start: What the reply is begun with for models that continue one.
-        examples: Earlier turns that show what is asked for: request, beginning of the reply, and its rest.
+        examples: Earlier turns that show what is asked for: request, the whole of a reply that is begun, and
+            a reply that is not.
         point: The point that is asked for, if it is one.
         prefix: What the messages share with those of other requests.
         bounds: Where the reply ends, besides where the model ends it.
@@ -50,7 +51,7 @@ class Request:
         else:
             text = self.text if prefill else self.text + self.opening
             turns: list[tuple[str, str]] = []
-            for asked, begun, rest in self.examples if shows_examples else ():
-                turns.append((asked, begun + rest) if prefill else (asked + self.opening, rest.lstrip()))
+            for asked, begun, unbegun in self.examples if shows_examples else ():
+                turns.append((asked, begun) if prefill else (asked + self.opening, unbegun))
             messages = self.conversation.asking(text, examples=turns)
         return [*messages, AIMessage(content=start)] if start else messages

@@ -111,20 +111,19 @@ class PromptTemplates:
         return self.expansion.format(**fields, number="\0", point="\0").index("\0")
 
     def skeleton_examples(self) -> list[tuple[str, str, str]]:
-        """Requests for the skeletons of ``examples``, what each reply is begun with, and its rest."""
-        start = self.skeleton_prefill
+        """Requests for the skeletons of ``examples``, and the replies, which are the same begun or not."""
         return [
-            (self.skeleton.format(question=one.question), start, one.skeleton.text.removeprefix(start))
+            (self.skeleton.format(question=one.question), one.skeleton.text, one.skeleton.text)
             for one in self.examples
         ]
 
     def expansion_examples(self, detail: Detail) -> list[tuple[str, str, str]]:
-        """Requests for one point of each of ``examples``, what each reply is begun with, and its rest."""
+        """Requests for one point of each of ``examples``, the reply with its heading, and without."""
         return [
             (
                 self.expansion_request(one.question, one.skeleton, one.point, detail=detail),
-                self.expansion_reply_start(one.point),
-                f" {one.expansion(detail)}",
+                f"{self.expansion_reply_start(one.point)} {one.expansion(detail)}",
+                one.expansion(detail),
             )
             for one in self.examples
         ]

@@ -18,17 +18,18 @@ SMALL = ModelProfile.SMALL
 
 @pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
 def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
-    for example, (request, start, rest) in zip(
+    for example, (request, begun, unbegun) in zip(
         templates.examples, templates.skeleton_examples(), strict=True
     ):
-        assert parse_skeleton(start + rest) == example.skeleton
+        assert parse_skeleton(begun) == parse_skeleton(unbegun) == example.skeleton
+        assert begun.startswith(templates.skeleton_prefill), "what a reply is begun with is shown, too"
         assert example.question in request
     for detail in get_args(Detail):
         turns = templates.expansion_examples(detail)
-        for example, (request, start, rest) in zip(templates.examples, turns, strict=True):
-            assert start == templates.expansion_reply_start(example.point)
-            assert rest == f" {example.expansion(detail)}"
-            assert "\n" not in rest
+        for example, (request, begun, unbegun) in zip(templates.examples, turns, strict=True):
+            assert begun == f"{templates.expansion_reply_start(example.point)} {unbegun}"
+            assert unbegun == example.expansion(detail)
+            assert "\n" not in begun
             assert templates.lengths[detail] in request
             assert request.endswith(example.point.text)
 
