@@ -119,7 +119,12 @@ LAYERS = {
     ],
 }
 # Lines of each package. They are only ever lowered: who adds lines finds them elsewhere.
-BUDGET = {"sot_chains": 14_490, "local_backend": 16_900, "retrieval_copy": 4_320}
+BUDGET = {
+    "sot_chains": 10_630,
+    "local_backend": 12_751,
+    "retrieval_copy": 3_700,
+    "langchain_parallel_decoding": 80,
+}
 _LONGEST_MODULE, _LONGEST_CLASS, _LONGEST_FUNCTION = 350, 250, 60
 _MOST_MODULES = 12  # of a folder
 
