@@ -47,7 +47,7 @@ class OutlineParser:
 
     The first marker, a bullet or the number 1, decides which kind opens a point. Lines that follow it
     directly continue its heading; lists below a point and prose after a blank line are left out. A second
-    "1." starts the list anew, if there is only one point so far, and otherwise ends it.
+    "1." starts the list again, if there is only one point so far, and otherwise ends it.
 
     Args:
         most_alike: The share of common words, of all words of two headings, from which on one counts as a

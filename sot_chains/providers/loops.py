@@ -1,4 +1,4 @@
-"""Ends a reply in which the model repeats itself. A pure function of text, for whoever reads completions."""
+"""Ends a reply in which the model repeats itself. A pure function of the text of a completion."""
 
 from __future__ import annotations
 

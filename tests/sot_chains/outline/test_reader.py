@@ -141,7 +141,7 @@ def test_an_outline_in_any_style_cut_at_every_byte(
 ) -> None:
     numbers = [1]
     for step in steps:
-        numbers.append(numbers[-1] + max(step, len(numbers) == 1))  # another 1 would start the list anew
+        numbers.append(numbers[-1] + max(step, len(numbers) == 1))  # another 1 would start the list again
     lines = [STYLES[style][number] + text for number, text in zip(numbers, headings, strict=False)]
     whole = introduction + line_break.join(lines)
     assert [point.text for point in read(whole, [], None, None)] == headings
