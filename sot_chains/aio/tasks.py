@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,13 +22,14 @@ class Tasks:
         self._num_running = 0
         self._error: BaseException | None = None
         self._ended: asyncio.Future[None] | None = None
+        self._context = copy_context()  # of the callbacks: one instead of a copy for each
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Starts ``work``."""
         task = asyncio.create_task(work)
         self._tasks.append(task)
         self._num_running += 1
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(self._note_end, context=self._context)
 
     async def join(self) -> None:
         """Waits until all have ended, be it because the first error or a cancellation has ended them.

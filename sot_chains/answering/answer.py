@@ -7,9 +7,8 @@ Runnables or chunks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from operator import attrgetter
 
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -73,22 +72,23 @@ class Answer:
         async with self._recorded():
             tasks = Tasks()
 
-            async def write_points() -> None:
+            def write_points(points: Sequence[Point]) -> None:
+                # Stage 2: all points are written at once, each by a call of its own.
+                for part in self._begin(points):
+                    tasks.start(self._writer.write(part, self._request_for))
+
+            async def write_outline() -> None:
                 # Stage 1: the model writes an outline. Its points come when it is whole or, if the answer is
                 # eager, each as soon as the next one begins.
-                async with aclosing(self._outline()) as parts:
-                    async for part in parts:
-                        # Stage 2: all points are written at once, each by a call of its own.
-                        tasks.start(self._writer.write(part, self._request_for(part)))
+                await self._outline(write_points)
                 if self._conclusion and self._record.parts:  # it builds on all points
-                    conclusion = self._begin_conclusion()
-                    tasks.start(self._writer.write(conclusion, self._request_for(conclusion)))
+                    tasks.start(self._writer.write(self._begin_conclusion(), self._request_for))
                 self._record.is_outlined = True
 
             try:
                 reason_for_plain = await self._reason_for_plain()
                 if reason_for_plain is None:
-                    tasks.start(write_points())
+                    tasks.start(write_outline())
                     await tasks.join()
                     reason_for_plain = self._fault
             except PlainInsteadError as failed:
@@ -96,7 +96,7 @@ class Answer:
             if reason_for_plain is not None:
                 plain = self._record.begin_plain(reason_for_plain)
                 self._writer.announce(plain)
-                await self._writer.write(plain, self._messages.plain)
+                await self._writer.write(plain, self._request_for)
         return self.message()  # in reading order; a stream is read so meanwhile, see `read`
 
     async def read(self) -> AsyncGenerator[str, None]:
@@ -169,37 +169,35 @@ class Answer:
 
     # --- the parts
 
-    async def _outline(self) -> AsyncGenerator[Part, None]:
-        """The points of the answer as parts of it; none if the outline is of no use."""
-        for part in self._begin(self._given):
-            yield part
+    async def _outline(self, write_points: Callable[[Sequence[Point]], None]) -> None:
+        """Writes the outline and hands on its points; none if it is of no use."""
         if self._given:
+            write_points(self._given)
             return
         record, request = self._record, self._messages.outline()
         call = record.skeleton_call = Call("skeleton", "skeleton")
         record.calls.append(call)
         record.plain_share = self._messages.plain_share(request)
         reader = OutlineReader(self._messages.max_points, self._options.profile.most_alike)
-        async with aclosing(self._caller.stream(call, request)) as pieces:
-            async for piece in pieces:
-                if piece is None:
-                    reader.restart()
-                    continue
-                reader.reply_start = call.reply_start
-                reader.feed(piece)
-                if self._options.eager:
-                    for part in self._begin(reader.take()):
-                        yield part
-                if reader.is_over:
-                    break
+
+        def take(piece: str | None) -> bool:
+            if piece is None:
+                reader.restart()
+                return False
+            reader.reply_start = call.reply_start
+            reader.feed(piece)
+            if self._options.eager:
+                write_points(reader.take())
+            return reader.is_over
+
+        await self._caller.make(call, request, take)
         reader.end(is_cut=reader.is_over or call.is_cut_off)
         fault = find_fault(reader.headings, self._messages.templates.example_headings)
         points, record.skeleton_reply = reader.take(), reader.text
         if fault and not record.parts:
             self._fault, record.skeleton = fault, reader.skeleton
             return
-        for part in self._begin(points):
-            yield part
+        write_points(points)
         record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{self._router_reason}"
 
     def _begin(self, points: Sequence[Point]) -> list[Part]:
@@ -217,7 +215,7 @@ class Answer:
         parts = list(map(Part, points))
         self._part_of.update(zip(map(attrgetter("number"), points), parts, strict=True))
         for point, part in zip(points, parts, strict=True):
-            part.needs = list(map(self._part_of.__getitem__, point.needs))
+            part.needs = tuple(map(self._part_of.__getitem__, point.needs))
             if whole := self._whole.get(point.text):
                 take_over(part, whole)
             self._writer.announce(part)
@@ -234,13 +232,13 @@ class Answer:
         part.needs = [other for other in parts if other.point]
         return part
 
-    def _request_for(self, part: Part) -> partial[Request]:
-        """Makes the request for ``part`` once what it builds on is written."""
+    def _request_for(self, part: Part) -> Request:
+        """The request for ``part``, once what it builds on is written."""
         if part.point is None:
-            return partial(self._messages.conclusion, part.needs)
+            return self._messages.plain() if part.kind == "plain" else self._messages.conclusion(part.needs)
         if thoughts := self._options.thoughts:
-            return partial(self._messages.thought, thoughts[part.point.number - 1], part)
-        return partial(self._messages.point, self._record.skeleton, part)
+            return self._messages.thought(thoughts[part.point.number - 1], part)
+        return self._messages.point(self._record.skeleton, part)
 
     # --- the end
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from functools import partial
 
 from sot_chains.answering.reading_order import ReadingOrder
@@ -61,8 +60,10 @@ class PointWriter:
         self._record.parts.append(part)
         self._tell(part, part.text)
 
-    async def write(self, part: Part, request: Callable[[], Request]) -> None:
-        """Writes ``part``, unless it is whole already; ``request`` is called once what it needs is written.
+    async def write(self, part: Part, request_for: Callable[[Part], Request]) -> None:
+        """Writes ``part``, unless it is whole already.
+
+        Its request is made once what it needs is written.
 
         Raises:
             PlainInsteadError: The call failed and the policy is ``"plain"``.
@@ -70,26 +71,17 @@ class PointWriter:
         """
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
-        asked = request()
-        call, text = self._begin(part), Pipeline(partial(self._filters, part))
+        asked, call, text = request_for(part), self._begin(part), Pipeline(partial(self._filters, part))
+        take = partial(self._take, part, text)
         try:
-            for may_prefill in (True, False):
-                async with aclosing(self._caller.stream(call, asked, may_prefill=may_prefill)) as pieces:
-                    async for piece in pieces:
-                        if piece is None:
-                            part.pieces.clear()
-                            text.restart()
-                        elif new := text.feed(piece):
-                            part.pieces.append(new)
-                            self._tell(part, new)
-                        if text.ended_by or part.status is not None:
-                            break
-                self._add_rest(part, text, is_cut=call.is_cut_off)
-                if part.pieces or call.reply_start is None or not may_prefill:
-                    break
+            await self._caller.make(call, asked, take)
+            self._add_rest(part, text, is_cut=call.is_cut_off)
+            if not part.pieces and call.reply_start is not None:
                 # The model had nothing to add to what was begun for it: it begins its own reply.
                 call = self._begin(part)
                 text.restart()
+                await self._caller.make(call, asked, take, may_prefill=False)
+                self._add_rest(part, text, is_cut=call.is_cut_off)
         except Exception as error:  # the failure policy decides what happens to the part
             self._add_rest(part, text)
             self._fail(part, call, error)
@@ -100,6 +92,16 @@ class PointWriter:
             part.stopped_by = _STOPPED_BY.get(type(text.ended_by))
             self._end(part, call)
         self._order.wake()
+
+    def _take(self, part: Part, text: Pipeline, piece: str | None) -> bool:
+        """Takes the next piece that the model wrote of ``part``; tells whether its text is at its end."""
+        if piece is None:
+            part.pieces.clear()
+            text.restart()
+        elif new := text.feed(piece):
+            part.pieces.append(new)
+            self._tell(part, new)
+        return text.ended_by is not None or part.status is not None
 
     def _begin(self, part: Part) -> Call:
         name = f"point_{part.point.number}" if part.point else part.kind

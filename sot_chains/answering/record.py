@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from operator import attrgetter
@@ -12,7 +13,7 @@ from langchain_core.messages.ai import UsageMetadata
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace
-from sot_chains.calls.usage import Cost, Tokens, added, compute_cost, sum_tokens, total_usage
+from sot_chains.calls.usage import Cost, compute_cost, count_tokens, total_tokens, total_usage
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -101,7 +102,7 @@ class AnswerRecord:
                 number, label, status = traced["number"], traced["label"], traced["status"]
                 reason = traced["reason"] or ""
                 failures.append(Failure(number=number, label=label, status=status, reason=reason))
-        call = self.skeleton_call
+        call, usages = self.skeleton_call, self._usages()
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
         return SotTrace(
             route="plain" if plain else "graph" if is_graph else "sot",
@@ -121,19 +122,22 @@ class AnswerRecord:
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
             num_calls=sum(map(attrgetter("is_begun"), self.calls)),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
-            usage=total_usage(map(attrgetter("usage"), self.calls)),
-            cost=self._cost(call.usage if call and points else None),
+            usage=total_usage(usages.values()),
+            cost=self._cost(usages, call.usage if call and points else None),
         )
 
-    def _cost(self, outline: UsageMetadata | None) -> Cost:
+    def _usages(self) -> dict[str, UsageMetadata | None]:
+        """The reported usage of the calls, by stage."""
         stages: dict[str, list[UsageMetadata | None]] = {}
-        estimated: Tokens | None = None
         for call in self.calls:
             if call.is_begun:
                 stages.setdefault(call.stage, []).append(call.usage)
-            if call.estimated:
-                estimated = added(call.estimated, estimated)
-        tokens = dict(zip(stages, map(sum_tokens, stages.values()), strict=True))
+        return dict(zip(stages, map(total_usage, stages.values()), strict=True))
+
+    def _cost(self, usages: Mapping[str, UsageMetadata | None], outline: UsageMetadata | None) -> Cost:
+        tokens = dict(zip(usages, map(count_tokens, usages.values()), strict=True))
+        estimates = list(filter(None, map(attrgetter("estimated"), self.calls)))
+        estimated = total_tokens(estimates) if estimates else None
         plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
         return compute_cost(tokens, estimated, self.options.price, plain_input)
 

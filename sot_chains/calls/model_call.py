@@ -1,18 +1,19 @@
 """One model call with rate limiting, timing, usage accounting and retries.
 
-A call is a stream that its reader pulls: text, or ``None`` when a failed attempt starts over. It ends with
-the reply, or raises what the last attempt failed with. Knows requests and replies; which point a reply
-belongs to, and what happens to a point that failed, is decided by the reader.
+A call hands its text on as it arrives, and ends with the reply or raises what the last attempt failed with.
+Hundreds of calls run at once, so each is one coroutine that reads the provider, without further generators.
+Knows requests and replies; which point a reply belongs to, and what happens to a point that failed, is
+decided by who takes the text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -24,7 +25,7 @@ from sot_chains.calls.request import Request
 from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, num_message_tokens, num_tokens
-from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError
+from sot_chains.providers.base import PrefillRefusedError, ProviderError
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import without_answer
 from sot_chains.providers.langchain import LangChainProvider
@@ -32,6 +33,10 @@ from sot_chains.providers.vendor import VendorProvider
 
 _AT_ONCE = nullcontext()
 _MOST_STOPS = 4  # that OpenAI takes
+
+# Takes the next text of a reply, or ``None`` to discard it because another attempt follows; tells whether it
+# has enough, which ends the call.
+Take: TypeAlias = Callable[[str | None], bool]
 
 
 class Caller:
@@ -58,13 +63,11 @@ class Caller:
         """Seconds since the answer was begun."""
         return time.perf_counter() - self._begin
 
-    async def stream(
-        self, call: Call, request: Request, *, may_prefill: bool = True
-    ) -> AsyncGenerator[str | None, None]:
-        """Makes ``call`` and yields its text, or ``None`` to discard it because another attempt follows.
+    async def make(self, call: Call, request: Request, take: Take, *, may_prefill: bool = True) -> None:
+        """Makes ``call`` and hands its text to ``take``, piece by piece.
 
         If an attempt fails whose text has been read, the next one continues it, if the model continues
-        replies; otherwise it is expected to say the same again, and only what follows is yielded.
+        replies; otherwise it is expected to say the same again, and only what follows is handed out.
 
         Raises:
             Exception: What the last attempt failed with.
@@ -77,26 +80,12 @@ class Caller:
             messages = request.messages(prefill=prefill, written=read, shows_examples=shows_examples)
             is_begun = prefill and bool(request.reply_start or read)
             call.reply_start = request.reply_start if is_begun else None
-            blank = read[len(read.rstrip()) :] if prefill else read  # a continued reply may repeat blanks
-            reply = ReplyReader(blank, is_open=not is_begun and self._options.opens_reasoning)
+            reply = ReplyReader(
+                read, is_continued=prefill, is_open=not is_begun and self._options.opens_reasoning
+            )
             try:
-                async with (
-                    self._admitted(call, request, messages) if self._is_limited else _AT_ONCE,
-                    aclosing(self._deltas(call, request, messages)) as deltas,
-                ):
-                    async for delta in deltas:
-                        text = reply.feed(delta.text) if delta.text else ""
-                        if reply.reasoning.has_discarded:
-                            reply.reasoning.has_discarded = False
-                            if not call.is_read:
-                                read = ""
-                                yield None
-                        if text:
-                            read += text
-                            yield text
-                    if text := reply.feed(None):
-                        yield text
-                self._learn(call, reply)
+                async with self._admitted(call, request, messages) if self._is_limited else _AT_ONCE:
+                    await self._send(call, request, messages, reply, take)
                 return
             except PrefillRefusedError:
                 if not prefill:
@@ -113,14 +102,15 @@ class Caller:
                     raise
                 log_wait(pause, f"{call.name} is retried after: {error}")
                 await asyncio.sleep(pause)
+            read = reply.text
             if not call.is_read:
                 read = ""
-                yield None
+                take(None)
 
-    async def _deltas(
-        self, call: Call, request: Request, messages: Sequence[BaseMessage]
-    ) -> AsyncGenerator[Delta, None]:
-        """Sends the request; records what comes, when, and what it cost if it fails. Leaving ends it."""
+    async def _send(
+        self, call: Call, request: Request, messages: Sequence[BaseMessage], reply: ReplyReader, take: Take
+    ) -> None:
+        """Makes one attempt; records what comes, when, and what it cost."""
         call.begin(self.now())
         deltas = self._options.provider.stream(messages, **self._arguments(call, request))
         try:
@@ -128,16 +118,25 @@ class Caller:
                 call.note(delta, self.now())
                 if delta.pause_seconds and self._options.limiter:
                     self._options.limiter.pause(delta.pause_seconds)
-                yield delta
+                text = reply.feed(delta.text) if delta.text else ""
+                if reply.reasoning.has_discarded:
+                    reply.reasoning.has_discarded = False
+                    if not call.is_read:
+                        reply.text = ""
+                        take(None)
+                if text and take(text):
+                    self._count(call, messages)
+                    return
+            if text := reply.feed(None):
+                take(text)
+            self._learn(call, reply)
         except BaseException as error:
-            try:
-                if isinstance(deltas, AsyncGenerator):
-                    await deltas.aclose()
-            finally:
-                self._note_failure(call, messages, error)
+            self._note_failure(call, messages, error)
             raise
         finally:
             call.end_seconds = self.now()
+            if isinstance(deltas, AsyncGenerator):
+                await deltas.aclose()
 
     def _arguments(self, call: Call, request: Request) -> dict[str, Any]:
         """The arguments of the provider besides the messages."""
@@ -196,8 +195,7 @@ class Caller:
         """
         if call.usage is not None:
             self._options.expectations.learn(call.stage, call.usage["output_tokens"])
-        if reply.reasoning.reasoning:
-            call.reasoning.append(reply.reasoning.reasoning)
+        call.reasoning += reply.reasoning.reasoning
         if reply.reasoning.was_open:
             self._options.expectations.opens_reasoning = True
         if not reply.has_text and (call.reasoning or call.is_out_of_tokens):
@@ -240,9 +238,14 @@ class Caller:
     def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
         """Records what the failed attempt cost, and tells the limits what the server said."""
         failure = as_provider_error(error)
-        is_unbilled = not call.pieces and isinstance(error, ProviderError) and error.is_unbilled
-        if not is_unbilled and (call.usage is None or call.finish_reason is None):
-            num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
-            call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
+        if call.pieces or not (isinstance(error, ProviderError) and error.is_unbilled):
+            self._count(call, messages)
         if self._options.limiter and failure.was_refused:
             self._options.limiter.pause(failure.retry_after_seconds or 0.0)
+
+    @staticmethod
+    def _count(call: Call, messages: Sequence[BaseMessage]) -> None:
+        """Estimates the tokens of an attempt that has ended before its usage arrived."""
+        if call.usage is None or call.finish_reason is None:
+            num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
+            call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})

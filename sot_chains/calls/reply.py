@@ -10,18 +10,21 @@ class ReplyReader:
     """Reads the text of one attempt: without reasoning, and without the beginning that was read already.
 
     Args:
-        beginning: The text that the reply is expected to begin with, and that is not given out again.
+        read: The text that has been read of earlier attempts.
+        is_continued: Whether the reply goes on with it, instead of saying it again.
         is_open: Whether the reply is expected to begin inside a block of reasoning.
 
     Attributes:
-        has_text: Whether the answer has any text so far.
+        text: What has been read, of all attempts.
+        has_text: Whether this attempt has any text so far.
         reasoning: Takes the reasoning out of the text, and knows what it was.
     """
 
-    def __init__(self, beginning: str, *, is_open: bool) -> None:
+    def __init__(self, read: str, *, is_continued: bool, is_open: bool) -> None:
+        self.text = read
         self.has_text = False
         self.reasoning = ReasoningFilter(is_open=is_open)
-        self._rest = beginning
+        self._rest = read[len(read.rstrip()) :] if is_continued else read  # blanks may come again
 
     def feed(self, piece: str | None) -> str:
         """The new text that the next raw piece gives; ``None`` ends the reply.
@@ -40,6 +43,7 @@ class ReplyReader:
         if piece is None and self._rest.strip():
             raise _other_reply()
         self.has_text = self.has_text or bool(text.strip())
+        self.text += text
         return text
 
 

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict, cast
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
-from sot_chains.calls.usage import Cost, Tokens, added, num_tokens
+from sot_chains.calls.usage import Cost, Tokens, num_tokens, total_tokens
 from sot_chains.providers.base import CUT_OFF, Delta, is_out_of_tokens
 
 Status = Literal["complete", "cut", "failed", "omitted"]
@@ -149,7 +149,7 @@ class Call:
     estimated: Tokens | None = None
     reply_start: str | None = None
     pieces: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
+    reasoning: str = ""
     has_our_bound: bool = False
     is_read: bool = False
 
@@ -159,7 +159,7 @@ class Call:
         self.num_requests += 1
         self.start_seconds = self.end_seconds = now_seconds
         self.first_text_seconds = self.usage = self.finish_reason = None
-        self.pieces, self.reasoning = [], []
+        self.pieces, self.reasoning = [], ""
 
     def note(self, delta: Delta, now_seconds: float) -> None:
         """Records what ``delta`` says."""
@@ -167,8 +167,7 @@ class Call:
             if self.first_text_seconds is None:
                 self.first_text_seconds = now_seconds
             self.pieces.append(delta.text)
-        if delta.reasoning:
-            self.reasoning.append(delta.reasoning)
+        self.reasoning += delta.reasoning
         if delta.usage is not None:
             self.usage = delta.usage if self.usage is None else add_usage(self.usage, delta.usage)
         if delta.finish_reason is not None:
@@ -179,7 +178,7 @@ class Call:
 
     def cut(self, estimated: Tokens) -> None:
         """Records that the attempt broke off before its usage arrived; ``estimated`` stands for it."""
-        self.estimated = added(estimated, self.estimated)
+        self.estimated = total_tokens((estimated, self.estimated))
         self.usage = None
 
     @property
@@ -202,7 +201,7 @@ class Call:
         """Tokens of its last attempt that went into reasoning: as reported, or estimated from the text."""
         details = self.usage.get("output_token_details") if self.usage else None
         reported = details.get("reasoning") if details else None
-        return reported or (num_tokens("".join(self.reasoning)) if self.reasoning else 0)
+        return reported or (num_tokens(self.reasoning) if self.reasoning else 0)
 
     def trace(self) -> CallTrace:
         """The call as it goes into the answer's trace."""

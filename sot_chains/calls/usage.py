@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata, add_usage
@@ -106,9 +107,9 @@ def total_usage(usages: Iterable[UsageMetadata | None]) -> UsageMetadata | None:
     return reduce(add_usage, known) if known else None
 
 
-def sum_tokens(usages: Iterable[UsageMetadata | None]) -> Tokens:
-    """The sum of ``usages``, as counts."""
-    if (usage := total_usage(usages)) is None:
+def count_tokens(usage: UsageMetadata | None) -> Tokens:
+    """``usage`` as counts."""
+    if usage is None:
         return NO_TOKENS
     details = usage.get("input_token_details") or InputTokenDetails()
     return Tokens(
@@ -119,15 +120,10 @@ def sum_tokens(usages: Iterable[UsageMetadata | None]) -> Tokens:
     )
 
 
-def added(one: Tokens, other: Tokens | None) -> Tokens:
-    """The sum of two counts."""
-    other = other or NO_TOKENS
-    return Tokens(
-        input_tokens=one["input_tokens"] + other["input_tokens"],
-        output_tokens=one["output_tokens"] + other["output_tokens"],
-        cached_tokens=one["cached_tokens"] + other["cached_tokens"],
-        cache_write_tokens=one["cache_write_tokens"] + other["cache_write_tokens"],
-    )
+def total_tokens(counts: Iterable[Tokens | None]) -> Tokens:
+    """The sum of ``counts``."""
+    known = list(filter(None, counts))
+    return cast("Tokens", {name: sum(map(itemgetter(name), known)) for name in NO_TOKENS})
 
 
 def price_for(model: str, prices: Mapping[str, Price] | Price | None) -> Price | None:
@@ -151,8 +147,8 @@ def compute_cost(
 
     ``plain_input_tokens`` are the input tokens of a plain answer; ``None`` if there is nothing to compare.
     """
-    reported = reduce(added, stages.values(), NO_TOKENS)
-    everything = added(reported, estimated)
+    reported = total_tokens(stages.values())
+    everything = total_tokens((reported, estimated))
     uncached: Tokens = {**everything, "cached_tokens": 0, "cache_write_tokens": 0}
     paid = price.of(everything) if price else None
     num_out = stages["points"]["output_tokens"] if "points" in stages else 0

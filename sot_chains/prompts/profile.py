@@ -63,12 +63,12 @@ class ModelProfile:
     heading_words: int | None = None
     most_alike: float = 1.0
     presence_penalty: float = 0.0
-    filters: frozenset[Filter] = frozenset({"heading", "overrun", "loop"})
+    filters: frozenset[Filter] = frozenset({"heading", "overrun"})
 
     SMALL: ClassVar[ModelProfile]
     """For local models and servers: examples as earlier turns, points that stop at the end of the line."""
     STRONG: ClassVar[ModelProfile]
-    """For vendors' models: short requests and no bounds."""
+    """For vendors' models: short requests, no bounds, no guard against loops."""
 
 
 # A small model goes on with the points after its own, so that a point ends with its line; it may repeat
@@ -86,6 +86,7 @@ ModelProfile.SMALL = ModelProfile(
     heading_words=8,
     most_alike=0.7,
     presence_penalty=1.5,
+    filters=frozenset({"heading", "overrun", "loop"}),
 )
 ModelProfile.STRONG = ModelProfile()
 PROFILES: Mapping[str, ModelProfile] = {"small": ModelProfile.SMALL, "strong": ModelProfile.STRONG}

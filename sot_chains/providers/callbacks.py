@@ -118,15 +118,14 @@ async def chat_run(
         yield None
         return
     parameters = dict(parameters or {})
-    manager = AsyncCallbackManager.configure(
-        inheritable_callbacks=config.get("callbacks"),
-        inheritable_tags=config.get("tags"),
-        inheritable_metadata={
-            **(config.get("metadata") or {}),
-            "ls_model_type": "chat",
-            "ls_model_name": model,
-        },
-    )
+    callbacks = config.get("callbacks")
+    if isinstance(callbacks, AsyncCallbackManager):  # of a parent run, which is configured
+        manager = callbacks.copy()
+    else:
+        manager = AsyncCallbackManager.configure(callbacks)
+    manager.add_tags(config.get("tags") or [])
+    metadata = config.get("metadata") or {}
+    manager.add_metadata({**metadata, "ls_model_type": "chat", "ls_model_name": model})
     everybody = manager.handlers
     manager.handlers = [h for h in everybody if _hears(h, "on_chat_model_start") or _hears(h, "on_llm_start")]
     (run_manager,) = await manager.on_chat_model_start(

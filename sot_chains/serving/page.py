@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from sot_chains.aio.tasks import gather_or_cancel
-from sot_chains.calls.usage import sum_tokens
+from sot_chains.calls.usage import count_tokens
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.rendering import STYLE, Lane, Run, make_lane
@@ -155,7 +155,7 @@ async def _run_lane(
             lane = make_lane(name, title, await _by_points(answers, question, parameters, tell))
         else:
             message, times = await _in_one_piece(answers, question, parameters, tell)
-            price = served.price.of(sum_tokens([message.usage_metadata])) if served.price else None
+            price = served.price.of(count_tokens(message.usage_metadata)) if served.price else None
             lane = replace(make_lane(name, title, message, **times), price=price)
     except Exception as error:  # whatever a model raises is shown in its lane
         lane = Lane(name, title, f"It failed: {RefusedError.from_error(error)}")

@@ -80,7 +80,9 @@ async def survive(server: Aimock, num_answers: int) -> None:
     assert kinds.count("whole") > num_answers / 4, {kind: kinds.count(kind) for kind in set(kinds)}
     assert len(set(kinds)) > 1  # it was chaos indeed
     stats = server.stats()
-    assert stats["requests"] == sum(trace["num_requests"] for _, trace in ended)
+    # A call that a deadline ends while it connects is an attempt that the server never sees.
+    num_unseen = sum(trace["num_requests"] for _, trace in ended) - stats["requests"]
+    assert 0 <= num_unseen <= num_answers / 100
     assert set(stats["faults"]) >= set(FAULTS)
     reported = [trace["cost"]["reported"] for _, trace in ended]
     # The server counts a reply when it begins it: those cut at a deadline are the difference.

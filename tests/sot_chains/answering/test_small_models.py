@@ -1,6 +1,7 @@
 """What small and reasoning models need: bounds, another try, and reasoning left out."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.sot_chains.faulty import FaultyProvider, what
 from tests.sot_chains.router.test_routers import Always
 
 AT_ONCE = Retries(max_attempts=2, first_pause_seconds=0.0)
+GUARDED = replace(ModelProfile.STRONG, filters=ModelProfile.SMALL.filters)
 LINE = "the cat sat on the mat and looked at me, "
 
 
@@ -47,13 +49,13 @@ async def both(sot: SkeletonOfThought) -> dict[str, Any]:
 
 async def test_a_loop_is_stopped_and_cut_back() -> None:
     provider = FaultyProvider(answer=answers(f"Well: {LINE * 9}"), between=lambda asked: 0.001)
-    trace = await both(sot_of(provider))
+    trace = await both(sot_of(provider, profile=GUARDED))
     assert {point["text"] for point in trace["points"]} == {f"Well: {LINE.strip()}"}
     assert {point["stopped_by"] for point in trace["points"]} == {"loop"}
     assert trace["cost"]["estimated"] is not None  # the calls were ended before their usage came
     assert provider.num_running == 0
     plain = FaultyProvider(answer=answers(plain=LINE * 9, outline="none"))
-    assert (await both(sot_of(plain)))["plain_stopped_by"] == "loop"
+    assert (await both(sot_of(plain, profile=GUARDED)))["plain_stopped_by"] == "loop"
     free = await both(sot_of(provider, profile=UNFILTERED))
     assert len(free["points"][0]["text"]) > 300
 

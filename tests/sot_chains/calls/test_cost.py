@@ -18,10 +18,11 @@ from sot_chains.calls.usage import (
     NO_TOKENS,
     Tokens,
     compute_cost,
+    count_tokens,
     num_message_tokens,
     num_tokens,
     price_for,
-    sum_tokens,
+    total_usage,
 )
 from tests.sot_chains.fakes import ANSWER, sot_of
 from tests.sot_chains.faulty import FaultyProvider
@@ -119,10 +120,10 @@ def test_counts_of_a_cache_are_among_those_read() -> None:
         "total_tokens": 10,
         "input_token_details": {"cache_read": 4},
     }
-    assert sum_tokens([usage, None, usage]) == {
+    assert count_tokens(total_usage([usage, None, usage])) == {
         "input_tokens": 18,
         "output_tokens": 2,
         "cached_tokens": 8,
         "cache_write_tokens": 0,
     }
-    assert sum_tokens([]) == NO_TOKENS
+    assert count_tokens(total_usage([])) == NO_TOKENS
