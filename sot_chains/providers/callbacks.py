@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from copy import copy
+from functools import cache
 from typing import Any, cast
 
 from langchain_core.callbacks import (
@@ -183,8 +184,11 @@ def _narrowed(manager: AsyncCallbackManagerForLLMRun, event: str) -> AsyncCallba
 
 def _hears(handler: BaseCallbackHandler, event: str) -> bool:
     """Whether ``handler`` overrides the method for ``event``."""
-    if event in vars(handler):
-        return True
-    method = getattr(type(handler), event, None)
+    return event in vars(handler) or _overrides(type(handler), event)
+
+
+@cache
+def _overrides(kind: type, event: str) -> bool:
+    method = getattr(kind, event, None)
     inherited = (getattr(base, event, None) for base in (BaseCallbackHandler, AsyncCallbackHandler))
     return method is not None and all(cast("Any", method) is not one for one in inherited)
