@@ -15,8 +15,8 @@ import os
 # The first import of Ray takes longer than the 5 seconds after which its proxy is given up.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
-from fastapi import FastAPI
 from ray import serve
+from starlette.applications import Starlette
 
 from local_backend import ChatLocal
 from sot_chains.serving.app import create_app
@@ -28,7 +28,7 @@ NUM_GPUS = float(os.environ.get("NUM_GPUS", "0"))  # of a replica
 MAX_REPLICAS = int(os.environ.get("MAX_REPLICAS", "1"))
 
 
-def build() -> FastAPI:
+def build() -> Starlette:
     """The application of one replica, with a model of its own."""
     device = "cuda" if NUM_GPUS else None
     chat = ChatLocal.from_pretrained(MODEL, drafter="reference_copy", device=device, max_tokens=512)

@@ -73,6 +73,8 @@ def test_the_wheel_holds_the_packages(wheel: Path) -> None:
         "sot_chains/router/weights/adapter.safetensors",
         "sot_chains/router/weights/head.safetensors",
         "sot_chains/router/weights/NOTICE",
+        *(f"sot_chains/rendering/templates/{name}" for name in ("run.html", "page.html", "style.css")),
+        *(f"sot_chains/serving/static/{name}" for name in ("race.html", "race.js", "race.css")),
     ):
         assert wanted in names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]

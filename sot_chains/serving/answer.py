@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,6 +16,7 @@ from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.messages.tool import ToolCallChunk
 from langchain_core.runnables import Runnable
 
+from sot_chains.calls.usage import num_message_tokens, num_tokens
 from sot_chains.providers.base import is_filtered, is_out_of_tokens
 
 Answers = Runnable[LanguageModelInput, AIMessage]
@@ -74,6 +75,17 @@ def _num_begun(text: str, stop: str) -> int:
 
 
 @dataclass
+class ToolCall:
+    """A tool call, as far as it is written."""
+
+    position: int  # among the calls of the answer
+    id: str
+    name: str
+    number: Any  # the model's own, if it numbers its calls
+    arguments: str = ""
+
+
+@dataclass
 class Answer:
     """The answer to one request, while it is written and afterwards."""
 
@@ -82,58 +94,74 @@ class Answer:
     parameters: Mapping[str, Any]  # of the call
     limit: TextLimit = field(default_factory=TextLimit)  # where its text ends, if the calls are not told
     reason: str | None = None  # why it is written this way, if that was decided for the client
-    cite: Callable[[str], Sequence[Mapping[str, Any]]] | None = (
-        None  # finds citations beside the reported ones
-    )
+    # Finds citations beside the reported ones.
+    cite: Callable[[str], Sequence[Mapping[str, Any]]] | None = None
     text: str = ""  # so far
-    usage: UsageMetadata | None = None  # of all calls; None if none was reported
+    reported: UsageMetadata | None = None  # the tokens of the calls that reported them
     metadata: dict[str, Any] = field(default_factory=dict)  # response_metadata of the finished message
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)  # of an answer written as a whole
+    calls: list[ToolCall] = field(default_factory=list)  # so far
     annotations: list[dict[str, Any]] = field(default_factory=list)  # citations in OpenAI's format
-    _calls_tools: bool = False
 
-    async def stream(self) -> AsyncGenerator[tuple[str, list[ToolCallChunk]], None]:
-        """Writes it and yields text or pieces of tool calls as they arrive."""
+    async def stream(self) -> AsyncGenerator[tuple[str, list[tuple[ToolCall, str]]], None]:
+        """Writes it and yields text and pieces of the arguments of tool calls as they arrive."""
         stream = self.answers.astream(self.messages, **self.parameters)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", stream)) as chunks:
             async for chunk in chunks:
                 if chunk.usage_metadata:
-                    self.usage = add_usage(self.usage, chunk.usage_metadata)
+                    self.reported = add_usage(self.reported, chunk.usage_metadata)
                 if chunk.response_metadata:
                     self.metadata |= chunk.response_metadata
-                calls = getattr(chunk, "tool_call_chunks", [])
-                self._calls_tools |= bool(calls)
+                pieces = [self._read_call(piece) for piece in getattr(chunk, "tool_call_chunks", ())]
                 # Chunks after the end of the text are read, too: the usage is in the last one.
                 text = self.limit.feed(chunk.content if isinstance(chunk.content, str) else str(chunk.text))
                 self.text += text
-                if text or calls:
-                    yield text, calls
+                if text or pieces:
+                    yield text, pieces
         if rest := self.limit.end():
             self.text += rest
             yield rest, []
         await self._annotate()
 
+    def _read_call(self, piece: ToolCallChunk) -> tuple[ToolCall, str]:
+        """Takes in a piece of a tool call; returns the call and the new arguments.
+
+        Models that do not number the pieces begin each call with its name.
+        """
+        number, call_id, name, arguments = piece["index"], piece["id"], piece["name"], piece["args"] or ""
+        call = next((one for one in reversed(self.calls) if one.number == number), None)
+        if call is None or (name and call_id != call.id and (call_id or number is None)):
+            call = self._begin_call(call_id, name, number)
+        call.arguments += arguments
+        return call, arguments
+
+    def _begin_call(self, call_id: str | None, name: str | None, number: Any = None) -> ToolCall:
+        call = ToolCall(len(self.calls), call_id or f"call_{uuid4().hex[:24]}", name or "", number)
+        self.calls.append(call)
+        return call
+
     async def write(self) -> None:
         """Writes it as a whole."""
         message = await self.answers.ainvoke(self.messages, **self.parameters)
-        self.usage, self.metadata = message.usage_metadata, message.response_metadata
+        self.reported, self.metadata = message.usage_metadata, message.response_metadata
         self.text = self.limit.feed(str(message.text)) + self.limit.end()
-        self.tool_calls = _make_tool_calls(message)
-        self._calls_tools = bool(self.tool_calls)
+        written = [(call, json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls]
+        invalid = [(call, call["args"] or "") for call in message.invalid_tool_calls]  # clients may repair
+        for call, arguments in (*written, *invalid):
+            self._begin_call(call["id"], call["name"]).arguments = arguments
         await self._annotate()
 
     async def _annotate(self) -> None:
         citations = list(self.metadata.get("citations") or [])
         if self.cite:  # on a thread: a long answer and long references take a while
             citations += await asyncio.to_thread(self.cite, self.text)
-        self.annotations = _make_annotations(citations)
+        self.annotations = list(map(_make_annotation, citations))
 
     @property
     def finish_reason(self) -> str:
         """Why it ended, in OpenAI's words."""
         if self.limit.is_out_of_tokens:
             return "length"
-        if self._calls_tools:
+        if self.calls:
             return "tool_calls"
         trace = self.metadata.get("sot")
         if trace is None:
@@ -152,6 +180,20 @@ class Answer:
         return int(self.metadata["sot"]["num_calls"]) if "sot" in self.metadata else 1
 
     @property
+    def usage(self) -> UsageMetadata:
+        """The tokens of all calls: as reported, or else estimated, such as those of a call that was ended."""
+        estimated = self.metadata["sot"]["cost"]["estimated"] if "sot" in self.metadata else None
+        if estimated is None and self.reported is not None:
+            return self.reported
+        if estimated is None:
+            num_in = num_message_tokens(self.messages) * self.num_calls
+            num_out = num_tokens(self.text + "".join(call.arguments for call in self.calls))
+        else:
+            num_in, num_out = estimated["input_tokens"], estimated["output_tokens"]
+        counted = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
+        return add_usage(self.reported, counted)
+
+    @property
     def extra_fields(self) -> dict[str, Any]:
         """Fields of a reply that are not OpenAI's: how the answer was written."""
         if (trace := self.metadata.get("sot")) is None:
@@ -160,48 +202,31 @@ class Answer:
         return {"sot": {**{name: trace[name] for name in _TRACE_FIELDS}, "route_reason": reason}}
 
 
-def _make_tool_calls(message: AIMessage) -> list[dict[str, Any]]:
-    calls: list[tuple[Any, str]] = [
-        *((call, json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls),
-        *((call, call["args"] or "") for call in message.invalid_tool_calls),  # the client may repair them
-    ]
-    return [
-        {
-            "id": call["id"] or f"call_{uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": call["name"], "arguments": arguments},
-        }
-        for call, arguments in calls
-    ]
+def _make_annotation(citation: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = citation["metadata"]
+    source = metadata.get("source")
+    title = metadata.get("title") or source or citation["document_id"] or citation["document"]
+    span = {
+        "start_index": citation["start"],
+        "end_index": citation["end"],
+        "title": str(title),
+        "url": str(metadata.get("url") or source or f"#{citation['document']}"),
+        "cited_text": citation["document_text"],
+        **{name: citation[name] for name in ("document", "document_start", "document_end")},
+    }
+    return {"type": "url_citation", "url_citation": span}
 
 
-def _make_annotations(citations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    annotations = []
-    for citation in citations:
-        metadata = citation["metadata"]
-        source = metadata.get("source")
-        title = metadata.get("title") or source or citation["document_id"] or citation["document"]
-        span = {
-            "start_index": citation["start"],
-            "end_index": citation["end"],
-            "title": str(title),
-            "url": str(metadata.get("url") or source or f"#{citation['document']}"),
-            "cited_text": citation["document_text"],
-            **{name: citation[name] for name in ("document", "document_start", "document_end")},
-        }
-        annotations.append({"type": "url_citation", "url_citation": span})
-    return annotations
-
-
-def usage_fields(usage: UsageMetadata | None, read: str, written: str) -> dict[str, Any] | None:
+def usage_fields(usage: UsageMetadata, read: str, written: str) -> dict[str, Any]:
     """The tokens under the names that a protocol has for those ``read`` and ``written``."""
-    if usage is None:
-        return None
     of_read, of_written = usage.get("input_token_details", {}), usage.get("output_token_details", {})
     return {
         f"{read}_tokens": usage["input_tokens"],
         f"{written}_tokens": usage["output_tokens"],
         "total_tokens": usage["total_tokens"],
-        f"{read}_tokens_details": {"cached_tokens": of_read.get("cache_read") or 0},
+        f"{read}_tokens_details": {
+            "cached_tokens": of_read.get("cache_read") or 0,
+            "cache_write_tokens": of_read.get("cache_creation") or 0,
+        },
         f"{written}_tokens_details": {"reasoning_tokens": of_written.get("reasoning") or 0},
     }

@@ -10,12 +10,13 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Request
 from langchain_core.runnables import Runnable
 from sse_starlette.sse import AppStatus
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,8 +47,8 @@ def create_app(
     max_body_bytes: int = _MAX_BODY_BYTES,
     client_timeout_seconds: float = 60.0,
     in_turn: bool = False,
-) -> FastAPI:
-    """The server for one model.
+) -> Starlette:
+    """The server for one model, an ASGI application.
 
     Args:
         model: What :class:`~sot_chains.SkeletonOfThought` takes.
@@ -68,68 +69,45 @@ def create_app(
         TypeError: ``model`` is no model.
     """
     serve = partial(ServedModel, copying=copying, prices=prices, profile=profile)
-    with_key = None
-    if model_for_key:
-        with_key = lru_cache(_MAX_KEYS)(lambda key: serve(model_for_key(key)))
     served = serve(model)
     service = Service(
         name=name or served.provider.model_name,
         served=served,
-        with_key=with_key,
+        with_key=lru_cache(_MAX_KEYS)(lambda key: serve(model_for_key(key))) if model_for_key else None,
         api_key=api_key,
         max_body_bytes=max_body_bytes,
         pace=Pace(client_timeout_seconds),
         in_turn=in_turn,
     )
-    # FastAPI's documentation pages load scripts from another host.
-    app = FastAPI(title="Skeleton-of-Thought", docs_url=None, redoc_url=None, lifespan=_lifespan)
-    service.add_to(app)
-    PageRoutes(service).add_to(app)
-    _add_status_routes(app, service)
-    _add_error_handlers(app, service)
-    app.add_middleware(Guard, api_key=api_key, host=host)
-    return app
+    return Starlette(
+        routes=[*service.routes, *PageRoutes(service).routes],
+        middleware=[Middleware(Guard, api_key=api_key, host=host)],
+        exception_handlers={RefusedError: service.refuse, **_HANDLERS},
+        lifespan=_lifespan,
+    )
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     AppStatus.should_exit = False  # still set if an earlier server in this process was interrupted
     yield
     await close_clients()
 
 
-def _add_status_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok", "model": service.name}
-
-    @app.get("/metrics", response_model=None)
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def _unknown(request: Request, error: Any) -> Response:
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return error_response(RefusedError(message, error.status_code))
 
 
-def _add_error_handlers(app: FastAPI, service: Service) -> None:
-    """Errors in OpenAI's format."""
+async def _broken(request: Request, error: Exception) -> Response:
+    return error_response(RefusedError(f"internal error: {type(error).__name__}", 500))
 
-    @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: Any) -> Response:
-        if not error.is_counted:
-            service.metrics.requests.labels("", str(error.status)).inc()
-        return error_response(error)
 
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: Any) -> Response:
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        return error_response(RefusedError(message, status=error.status_code))
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
 
-    @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> Response:
-        return error_response(RefusedError(f"internal error: {type(error).__name__}", status=500))
 
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
-
+_HANDLERS: dict[Any, Any] = {HTTPException: _unknown, Exception: _broken, ClientDisconnect: _gone}
 
 # Nothing from another host, no script or style within a page, and no text made into HTML by a script.
 _POLICY = (
@@ -176,18 +154,15 @@ class Guard:
     def _check(self, path: str, headers: Headers) -> None:
         name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         if self._names is not None and name not in self._names and not is_loopback(name):
-            raise RefusedError(f"Host header {name!r} is not allowed", status=403)
+            raise RefusedError(f"Host header {name!r} is not allowed", 403)
         origin = headers.get("origin")
         if origin and urlsplit(origin).netloc != headers.get("host"):
-            raise RefusedError(f"cross-origin requests are not allowed, from {origin}", status=403)
+            raise RefusedError(f"cross-origin requests are not allowed, from {origin}", 403)
         if self._key is None or path in OPEN_PATHS or path.startswith("/runs/"):
             return
         if not hmac.compare_digest(bearer_key(headers).encode("latin-1"), self._key):  # the bytes sent
-            raise RefusedError(
-                "the API key is missing or wrong; send the server's --api-key as a bearer token",
-                status=401,
-                code="invalid_api_key",
-            )
+            message = "the API key is missing or wrong; send the server's --api-key as a bearer token"
+            raise RefusedError(message, 401, code="invalid_api_key")
 
 
 def is_loopback(name: str) -> bool:

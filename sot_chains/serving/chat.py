@@ -7,43 +7,43 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from langchain_core.messages.tool import ToolCallChunk
-
-from sot_chains.serving.answer import Answer, usage_fields
-from sot_chains.serving.schema import RefusedError
+from sot_chains.serving.answer import Answer, ToolCall, usage_fields
+from sot_chains.serving.schema import ChatRequest, RefusedError
 
 
 class ChatWriter:
-    """Writes one reply in the format of OpenAI's chats, for the ``model`` that the client asked for."""
+    """Writes the reply to ``asked`` in the format of OpenAI's chats."""
 
-    def __init__(self, model: str, *, include_usage: bool = False) -> None:
-        self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
-        self._include_usage = include_usage
+    def __init__(self, asked: ChatRequest) -> None:
+        self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": asked.model}
+        self._include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        self._num_calls = 0  # that have been begun
         # Most events are pieces of text: what all of them share is encoded once.
         head = {**self._head, "object": "chat.completion.chunk"}
         self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": 0, "delta": '
         self._after = ', "finish_reason": null}]}\n\n'
 
-    def begin(self, text: str) -> bytes:
-        """The first event, with the role and the first piece of the text."""
-        return self._delta({"role": "assistant", "content": text})
+    def begin(self) -> bytes:
+        """The first event, with the role."""
+        return self._delta(role="assistant", content="")
 
     def text(self, text: str) -> bytes:
         """An event with a piece of the text."""
-        return self._delta({"content": text})
+        return self._delta(content=text)
 
-    def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
-        """An event with pieces of tool calls."""
-        return self._delta({"tool_calls": [_call_delta(i, chunk) for i, chunk in enumerate(chunks)]})
+    def arguments(self, call: ToolCall, piece: str) -> bytes:
+        """An event with a piece of the arguments of a tool call."""
+        is_new, self._num_calls = call.position >= self._num_calls, max(call.position + 1, self._num_calls)
+        return self._delta(tool_calls=[{"index": call.position, **_make_call(call, piece, is_new=is_new)}])
 
     def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events."""
         if answer.annotations:
-            yield self._delta({"annotations": answer.annotations})
+            yield self._delta(annotations=answer.annotations)
         choice = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason}
         yield self._chunk(choices=[choice], **answer.extra_fields)
         if self._include_usage:
@@ -57,18 +57,16 @@ class ChatWriter:
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The reply in one piece."""
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.calls:
+            calls = [_make_call(call, call.arguments) for call in answer.calls]
+            message |= {"content": answer.text or None, "tool_calls": calls}
         message["annotations"] = answer.annotations
-        if answer.tool_calls:
-            message |= {"content": answer.text or None, "tool_calls": answer.tool_calls}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
-        ended = {
-            "choices": [choice],
-            "usage": usage_fields(answer.usage, "prompt", "completion"),
-            **answer.extra_fields,
-        }
-        return {**self._head, "object": "chat.completion", **ended}
+        usage = usage_fields(answer.usage, "prompt", "completion")
+        head = {**self._head, "object": "chat.completion"}
+        return {**head, "choices": [choice], "usage": usage, **answer.extra_fields}
 
-    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+    def _delta(self, **delta: Any) -> bytes:
         return f"{self._before}{json.dumps(delta)}{self._after}".encode()
 
     def _chunk(self, **fields: Any) -> bytes:
@@ -76,9 +74,7 @@ class ChatWriter:
         return f"data: {json.dumps(chunk)}\n\n".encode()
 
 
-def _call_delta(position: int, chunk: ToolCallChunk) -> dict[str, Any]:
-    delta: dict[str, Any] = {"index": position if chunk["index"] is None else chunk["index"]}
-    if chunk["id"]:
-        delta |= {"id": chunk["id"], "type": "function"}
-    function = {"name": chunk["name"], "arguments": chunk["args"] or ""}
-    return {**delta, "function": {k: v for k, v in function.items() if v is not None}}
+def _make_call(call: ToolCall, arguments: str, *, is_new: bool = True) -> dict[str, Any]:
+    if not is_new:
+        return {"function": {"arguments": arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -61,10 +61,9 @@ class CountedRequest:
         """Notes that there is text."""
         self.metrics.first_text.labels(self.model).observe(time.perf_counter() - self.begin)
 
-    def note_answer(self, usage: UsageMetadata | None, num_calls: int) -> None:
+    def note_answer(self, usage: UsageMetadata, num_calls: int) -> None:
         """Notes that it is answered, and what that took."""
         self.status = 200
         self.metrics.calls.labels(self.model).inc(num_calls)
-        if usage:
-            self.metrics.tokens.labels(self.model, "input").inc(usage["input_tokens"])
-            self.metrics.tokens.labels(self.model, "output").inc(usage["output_tokens"])
+        self.metrics.tokens.labels(self.model, "input").inc(usage["input_tokens"])
+        self.metrics.tokens.labels(self.model, "output").inc(usage["output_tokens"])

@@ -61,8 +61,8 @@ class ServedModel:
         options: dict[str, Any] = {}
         if request.references:
             parameters |= self._references(request, options)
-        if request.wants_form and suffix in ("sot", "copy"):
-            field = "tools" if request.tools else "response_format"
+        if request.is_in_one_piece and suffix in ("sot", "copy"):
+            field = "tools" if request.callable_tools else "response_format"
             message = f"{field} needs an answer in one piece; use the model {name}, not {name}:{suffix}"
             raise RefusedError(message, param=field)
         if suffix == "auto":
@@ -77,11 +77,11 @@ class ServedModel:
         if suffix == "copy":
             assert self.copy
             return Answer(self.copy, messages, parameters, **options)
-        if request.response_format:
-            parameters["response_format"] = request.response_format
-        if request.tools and request.tool_choice != "none":
+        if request.form:
+            parameters["response_format"] = request.form
+        if request.callable_tools:
             answers = self._with_tools(request)
-        elif "reason" in options and not request.wants_form:  # repetition ends the text, as in the chain
+        elif "reason" in options and not request.is_in_one_piece:  # repetition ends the text, as in the chain
             answers = self._guarded
         else:
             answers = self._chat_model or self.plain
@@ -108,7 +108,7 @@ class ServedModel:
         if request.parallel_tool_calls is not None:
             options["parallel_tool_calls"] = request.parallel_tool_calls
         try:
-            return cast("Answers", chat_model.bind_tools(request.tools or (), **options))
+            return cast("Answers", chat_model.bind_tools(request.callable_tools, **options))
         except (ValueError, NotImplementedError, TypeError) as error:
             reason = str(error) or f"{type(chat_model).__name__} does not support tools"
             raise RefusedError(f"the model refuses these tools: {reason}", param="tools") from error
@@ -126,7 +126,7 @@ class ServedModel:
 
 
 async def _route(request: ChatRequest, messages: list[BaseMessage]) -> tuple[str, str]:
-    if request.wants_form:
+    if request.is_in_one_piece:
         return "", "JSON and tool calls are written in one piece"
     try:
         route = await auto_router().ainvoke(messages)

@@ -11,39 +11,45 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fastapi import FastAPI, Request
 from langchain_core.messages import AIMessage, HumanMessage
-from pydantic import BaseModel, Field
-from starlette.responses import Response
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
 from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.calls.usage import count_tokens
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.rendering import STYLE, Lane, Run, make_lane
+from sot_chains.rendering import TEMPLATES, Lane, Run, make_lane
 from sot_chains.serving.answer import Answer, Answers
 from sot_chains.serving.modes import ServedModel
-from sot_chains.serving.schema import RefusedError, read_body_as
+from sot_chains.serving.schema import Body, RefusedError, read_body_as
 from sot_chains.serving.service import Service
-from sot_chains.serving.stream import Send, event_response
+from sot_chains.serving.stream import Send, event_response, json_response
 
 _STATIC = Path(__file__).with_name("static")
-_FILES = {"/race.css": "text/css", "/race.js": "text/javascript", "/": "text/html"}
-OPEN_PATHS = frozenset({*_FILES, "/style.css", "/about", "/health"})
+_FILES = {
+    "/": _STATIC / "race.html",
+    "/race.css": _STATIC / "race.css",
+    "/race.js": _STATIC / "race.js",
+    "/style.css": TEMPLATES / "style.css",
+}
+OPEN_PATHS = frozenset({*_FILES, "/about", "/health"})
 _TITLES = {"plain": "Plain decoding", "sot": "Skeleton-of-Thought", "copy": "Copying from the folder"}
 _MAX_RUNS = 64
 _MAX_TOKENS = 512  # of a LangChain model's answer in one piece: a small one may repeat itself without end
 Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it says
 
 
-class _Asked(BaseModel):
+class _Asked(Body):
     """What the script sends."""
 
     question: str = Field(min_length=1, max_length=20_000, pattern=r"\S")
@@ -56,41 +62,39 @@ class PageRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._runs: OrderedDict[str, Run] = OrderedDict()
+        self.routes = [
+            *(Route(path, partial(_file, file)) for path, file in _FILES.items()),
+            Route("/about", self.about),
+            Route("/race", self.race, methods=["POST"]),
+            Route("/runs/{run}.html", self.saved),
+            Route("/runs/{run}", self.fragment),
+        ]
 
-    def add_to(self, app: FastAPI) -> None:
-        """Adds the routes to ``app``."""
-        files = {path: (_STATIC / (path[1:] or "race.html")).read_bytes() for path in _FILES}
-        for path, content in {**files, "/style.css": STYLE.encode()}.items():
-            route = _file(content, _FILES.get(path, "text/css"))
-            app.add_api_route(path, route, methods=["GET"], include_in_schema=False)
-        app.add_api_route("/about", self.about, methods=["GET"], include_in_schema=False)
-        app.add_api_route("/race", self.race, methods=["POST"], response_model=None)
-        app.add_api_route("/runs/{run}.html", self.saved, methods=["GET"], response_model=None)
-        app.add_api_route("/runs/{run}", self.fragment, methods=["GET"], response_model=None)
-
-    async def about(self) -> dict[str, Any]:
+    async def about(self, request: Request) -> Response:
         """What the page needs to know of this server."""
         service = self._service
-        return {
-            "model": service.name,
-            "lanes": {name: _TITLES[name] for name in _lanes(service.served)},
-            "in_turn": service.in_turn,
-            "needs_key": service.api_key is not None or service.with_key is not None,
-        }
+        return json_response(
+            {
+                "model": service.name,
+                "lanes": {name: _TITLES[name] for name in _lanes(service.served)},
+                "in_turn": service.in_turn,
+                "needs_key": service.api_key is not None or service.with_key is not None,
+            }
+        )
 
-    async def saved(self, run: str) -> Response:
+    async def saved(self, request: Request) -> Response:
         """A finished run as a file of its own."""
         headers = {"content-disposition": 'attachment; filename="sot-run.html"'}
-        return _html(self._run(run).page(), headers)
+        return _html(self._run(request).page(), headers)
 
-    async def fragment(self, run: str) -> Response:
+    async def fragment(self, request: Request) -> Response:
         """A finished run for the page."""
-        return _html(self._run(run).fragment(), {})
+        return _html(self._run(request).fragment(), {})
 
-    def _run(self, name: str) -> Run:
-        if name not in self._runs:
-            raise RefusedError("this run does not exist, or no longer", status=404)
-        return self._runs[name]
+    def _run(self, request: Request) -> Run:
+        if (run := self._runs.get(request.path_params["run"])) is None:
+            raise RefusedError("this run does not exist, or no longer", 404)
+        return run
 
     async def race(self, request: Request) -> Response:
         """Answers a question in all modes, as a stream of what each of them writes."""
@@ -127,11 +131,8 @@ class PageRoutes:
         return name
 
 
-def _file(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
-    async def route() -> Response:
-        return Response(content, media_type=kind)
-
-    return route
+async def _file(file: Path, request: Request) -> Response:
+    return FileResponse(file)
 
 
 def _html(text: str, headers: dict[str, str]) -> Response:
@@ -186,5 +187,5 @@ async def _in_one_piece(
         async for text, _ in pieces:
             first_text = first_text or time.perf_counter() - begin
             tell("text", point=0, text=text)
-    message = AIMessage(answer.text, usage_metadata=answer.usage, response_metadata=answer.metadata)
+    message = AIMessage(answer.text, usage_metadata=answer.reported, response_metadata=answer.metadata)
     return message, {"seconds": time.perf_counter() - begin, "first_text_seconds": first_text}

@@ -11,21 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
-from langchain_core.messages.ai import UsageMetadata
-from langchain_core.messages.tool import ToolCallChunk
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from sot_chains.serving.answer import Answer, usage_fields
-from sot_chains.serving.schema import ChatRequest, RefusedError, read_body_as, read_request
+from sot_chains.serving.answer import Answer, ToolCall, usage_fields
+from sot_chains.serving.schema import Body, ChatRequest, RefusedError, read_body_as, read_request
 
 # The client's bookkeeping, or options of what OpenAI keeps.
 _IGNORED = ("store", "include", "truncation", "stream_options", "prompt_cache_retention")
 _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
-class _ResponsesRequest(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class _ResponsesRequest(Body):
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -110,14 +106,14 @@ def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ResponseWriter:
-    """Writes one reply in the format of OpenAI's responses, for the ``model`` that the client asked for."""
+    """Writes the reply to ``asked`` in the format of OpenAI's responses."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, asked: ChatRequest) -> None:
         self._head = {
             "id": f"resp_{uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": model,
+            "model": asked.model,
             "error": None,
             "incomplete_details": None,
             "instructions": None,
@@ -127,42 +123,33 @@ class ResponseWriter:
             "tools": [],
         }
         self._num_events = 0
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._message_id = f"msg_{uuid4().hex}"
-        self._part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._items: list[dict[str, Any]] = []  # of the output, as far as they are begun
+        self._part = {"item_id": f"msg_{uuid4().hex}", "output_index": 0, "content_index": 0}
 
-    def begin(self, text: str) -> bytes:
-        """The first events, with the first piece of the text."""
+    def begin(self) -> bytes:
+        """The first events."""
         begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
-        message = {**self._message(_make_part("")), "status": "in_progress", "content": []}
+        self._items.append(self._make_message(_make_part("")))
         events = (
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),
-            self._event("response.output_item.added", output_index=0, item=message),
+            self._item_event("added", 0, content=[]),
             self._event("response.content_part.added", **self._part, part=_make_part("")),
         )
-        return b"".join(events) + (self.text(text) if text else b"")
+        return b"".join(events)
 
     def text(self, text: str) -> bytes:
         """An event with a piece of the text."""
         return self._event("response.output_text.delta", **self._part, delta=text, logprobs=[])
 
-    def calls(self, chunks: Sequence[ToolCallChunk]) -> bytes:
-        """Events with pieces of tool calls."""
-        events = []
-        for position, chunk in enumerate(chunks):
-            index = position if chunk["index"] is None else chunk["index"]
-            if index not in self._calls:
-                call = self._calls[index] = _make_call(chunk["name"], "", chunk["id"])
-                item = {**call, "status": "in_progress"}
-                events.append(self._event("response.output_item.added", **self._slot(index), item=item))
-            call = self._calls[index]
-            if arguments := chunk["args"]:
-                call["arguments"] += arguments
-                where = {**self._slot(index), "item_id": call["id"]}
-                kind = "response.function_call_arguments.delta"
-                events.append(self._event(kind, **where, delta=arguments))
-        return b"".join(events)
+    def arguments(self, call: ToolCall, piece: str) -> bytes:
+        """Events with a piece of the arguments of a tool call."""
+        index, added = call.position + 1, b""
+        if index == len(self._items):
+            self._items.append(_make_call(call))
+            added = self._item_event("added", index, arguments="")
+        where = {"output_index": index, "item_id": self._items[index]["id"]}
+        return added + self._event("response.function_call_arguments.delta", **where, delta=piece)
 
     def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events, with the whole response."""
@@ -172,14 +159,15 @@ class ResponseWriter:
             yield self._event("response.output_text.annotation.added", **self._part, **numbered)
         yield self._event("response.output_text.done", **self._part, text=answer.text, logprobs=[])
         yield self._event("response.content_part.done", **self._part, part=part)
-        message = self._message(part)
-        yield self._event("response.output_item.done", output_index=0, item=message)
-        for index, call in self._calls.items():
-            where = {**self._slot(index), "item_id": call["id"]}
-            whole_call = {"name": call["name"], "arguments": call["arguments"]}
+        self._items[0] = self._make_message(part)
+        yield self._item_event("done", 0)
+        for index, call in enumerate(answer.calls, 1):
+            self._items[index]["arguments"] = call.arguments
+            where = {"output_index": index, "item_id": self._items[index]["id"]}
+            whole_call = {"name": call.name, "arguments": call.arguments}
             yield self._event("response.function_call_arguments.done", **where, **whole_call)
-            yield self._event("response.output_item.done", **self._slot(index), item=call)
-        whole = self._whole([message, *self._calls.values()], answer)
+            yield self._item_event("done", index)
+        whole = self._whole(self._items, answer)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: RefusedError) -> bytes:
@@ -188,11 +176,9 @@ class ResponseWriter:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The reply in one piece."""
-        has_message = answer.text or not answer.tool_calls
-        output = [self._message(_make_part(answer.text, answer.annotations))] if has_message else []
-        functions = ((call["id"], call["function"]) for call in answer.tool_calls)
-        output += [_make_call(function["name"], function["arguments"], name) for name, function in functions]
-        return self._whole(output, answer)
+        message = self._make_message(_make_part(answer.text, answer.annotations))
+        has_message = answer.text or not answer.calls
+        return self._whole([*([message] if has_message else []), *map(_make_call, answer.calls)], answer)
 
     def _whole(self, output: list[dict[str, Any]], answer: Answer) -> dict[str, Any]:
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -203,15 +189,16 @@ class ResponseWriter:
             "incomplete_details": {"reason": reason} if reason else None,
             "output": output,
             **answer.extra_fields,
-            "usage": _make_usage(answer.usage),
+            "usage": usage_fields(answer.usage, "input", "output"),
         }
 
-    def _message(self, part: dict[str, Any]) -> dict[str, Any]:
-        head = {"type": "message", "id": self._message_id, "role": "assistant", "status": "completed"}
+    def _make_message(self, part: dict[str, Any]) -> dict[str, Any]:
+        head = {"type": "message", "id": self._part["item_id"], "role": "assistant", "status": "completed"}
         return {**head, "content": [part]}
 
-    def _slot(self, index: int) -> dict[str, int]:
-        return {"output_index": 1 + list(self._calls).index(index)}
+    def _item_event(self, kind: str, index: int, **begun: Any) -> bytes:
+        item = {**self._items[index], **({"status": "in_progress"} if begun else {}), **begun}
+        return self._event(f"response.output_item.{kind}", output_index=index, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
@@ -224,14 +211,6 @@ def _make_part(text: str, annotations: Sequence[Mapping[str, Any]] = ()) -> dict
     return {"type": "output_text", "text": text, "annotations": flat, "logprobs": []}
 
 
-def _make_call(name: str | None, arguments: str, call_id: str | None) -> dict[str, Any]:
+def _make_call(call: ToolCall) -> dict[str, Any]:
     head = {"type": "function_call", "id": f"fc_{uuid4().hex}", "status": "completed"}
-    return {**head, "call_id": call_id or f"call_{uuid4().hex}", "name": name or "", "arguments": arguments}
-
-
-def _make_usage(usage: UsageMetadata | None) -> dict[str, Any] | None:
-    fields = usage_fields(usage, "input", "output")
-    if usage and fields:
-        num_written = usage.get("input_token_details", {}).get("cache_creation") or 0
-        fields["input_tokens_details"]["cache_write_tokens"] = num_written
-    return fields
+    return {**head, "call_id": call.id, "name": call.name, "arguments": call.arguments}

@@ -6,11 +6,12 @@ https://platform.openai.com/docs/api-reference/chat. Knows messages; does not kn
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, convert_to_messages
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sot_chains.providers.base import ProviderError
 
@@ -18,13 +19,20 @@ T = TypeVar("T", bound=BaseModel)
 
 _MAX_TOKENS = 10_000_000
 _MAX_SEED = 2**63
-_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
+_ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # which change nothing if they are 0 or empty
+_SAMPLING = ("temperature", "top_p", "seed", *_ZERO)
 # The client's bookkeeping, which changes nothing about an answer.
-_IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+_IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention"),
+    }
+)
 # Unsupported fields, and the values that ask for what is done anyway.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "logprobs": (False,),
+    "top_logprobs": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "continue_final_message": (True,),
@@ -45,24 +53,19 @@ _PARTS: Mapping[str, type] = {
 }
 
 
+@dataclass(eq=False)
 class RefusedError(Exception):
     """A request that is not answered: its HTTP status, the field that is the reason, and OpenAI's code."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after_seconds: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-        self.retry_after_seconds = retry_after_seconds
-        self.is_counted = False  # by the metrics
+    message: str
+    status: int = 400
+    param: str | None = None
+    code: str | None = None
+    retry_after_seconds: float | None = None
+    is_counted: bool = False  # by the metrics
+
+    def __str__(self) -> str:
+        return self.message
 
     @classmethod
     def from_error(cls, error: Exception) -> RefusedError:
@@ -71,47 +74,54 @@ class RefusedError(Exception):
             return error
         if isinstance(error, ProviderError):
             status = error.status or (504 if isinstance(error, TimeoutError) else 502)
-            return cls(str(error), status=status, retry_after_seconds=error.retry_after_seconds)
+            return cls(str(error), status, retry_after_seconds=error.retry_after_seconds)
         status_code = getattr(error, "status_code", None)  # of an SDK's error, from a LangChain model
         if isinstance(status_code, int) and 400 <= status_code < 600:
-            return cls(str(error), status=status_code)
+            return cls(str(error), status_code)
         # Models raise these for wrong values, missing features and numbers out of range.
         if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
             return cls(f"the model refuses this request: {error or type(error).__name__}"[:1000])
-        return cls(f"the model failed: {type(error).__name__}: {error}"[:1000], status=500)
+        return cls(f"the model failed: {type(error).__name__}: {error}"[:1000], 500)
 
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-class Reference(BaseModel):
+class Body(BaseModel):
+    """What a client sends. A field that is ``null`` is one that is not sent."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in _RESERVED}
+
+
+class Reference(Body):
     """A text that the answer may copy from, and that its citations name."""
-
-    model_config = ConfigDict(strict=True)
 
     text: str
     title: str | None = None
     url: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """Options of a streamed reply."""
-
-    model_config = ConfigDict(strict=True)
 
     include_usage: bool = False
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(Body):
     """The body of ``POST /v1/chat/completions``.
 
     Fields that are not listed here are passed to the model as call parameters, so the model decides on them.
     """
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
@@ -143,7 +153,7 @@ class ChatRequest(BaseModel):
         """The references as documents."""
         references = [Reference(text=one) if isinstance(one, str) else one for one in self.references or ()]
         return [
-            Document(one.text, metadata=one.model_dump(exclude={"text"}, exclude_none=True))
+            Document(one.text, metadata=one.model_dump(include={"title", "url"}, exclude_none=True))
             for one in references
         ]
 
@@ -153,16 +163,26 @@ class ChatRequest(BaseModel):
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def wants_form(self) -> bool:
-        """Whether the answer is to be JSON or a tool call, which is written in one piece."""
-        kind = (self.response_format or {}).get("type", "text")
-        return kind != "text" or (bool(self.tools) and self.tool_choice != "none")
+    def form(self) -> dict[str, Any] | None:
+        """The form of the answer, unless it is text."""
+        form = self.response_format or {}
+        return form if form.get("type", "text") != "text" else None
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def is_in_one_piece(self) -> bool:
+        """Whether the answer is to be JSON or a tool call, which is not written by points."""
+        return bool(self.form or self.callable_tools)
 
     def sampling(self) -> dict[str, Any]:
-        """The call parameters that every model call is given."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
-        given |= {name: value for name, value in (self.model_extra or {}).items() if name not in _IGNORED}
-        return {name: value for name, value in given.items() if value is not None and name not in _NEUTRAL}
+        """The call parameters that every model call is given, without those that change nothing."""
+        given = {name: getattr(self, name) for name in _SAMPLING} | (self.model_extra or {})
+        unsent = {*_NEUTRAL, *_IGNORED, *(name for name in _ZERO if not given[name])}
+        return {name: value for name, value in given.items() if value is not None and name not in unsent}
 
     def langchain_messages(self) -> list[BaseMessage]:
         """The messages as LangChain's; refused if they are not in OpenAI's format."""
@@ -217,7 +237,13 @@ def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
         _check_part(part)
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ValueError(f"the {role} message has no content")
-    return {**message, "role": role, "content": "" if content is None else content}
+    return {"content": "", **_without_null(message)}
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_null(one) for name, one in value.items() if one is not None}
+    return list(map(_without_null, value)) if isinstance(value, list) else value
 
 
 def _check_part(part: Any) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from fastapi import FastAPI, Request
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from sot_chains.serving.answer import Answer
 from sot_chains.serving.chat import ChatWriter
@@ -20,8 +21,17 @@ from sot_chains.serving.metrics import CountedRequest, Metrics
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.responses import ResponseWriter, read_responses_request
 from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
-from sot_chains.serving.stream import Pace, Send, event_response, json_response, read_body, while_connected
+from sot_chains.serving.stream import (
+    Pace,
+    Send,
+    error_response,
+    event_response,
+    json_response,
+    read_body,
+    while_connected,
+)
 
+Writer: TypeAlias = ChatWriter | ResponseWriter
 _log = logging.getLogger(__name__)
 
 
@@ -64,19 +74,41 @@ class Service:
         """The body of ``request``."""
         return await read_body(request, self.max_body_bytes, self.pace.timeout_seconds)
 
-    def add_to(self, app: FastAPI) -> None:
-        """Adds OpenAI's routes to ``app``."""
-        app.add_api_route("/v1/chat/completions", self.complete, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/responses", self.respond, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/models", self.models, methods=["GET"])
-        app.add_api_route("/v1/models/{model:path}", self.model, methods=["GET"])
+    @property
+    def routes(self) -> list[Route]:
+        """OpenAI's routes, and those of monitors."""
+        return [
+            Route("/v1/chat/completions", self.complete, methods=["POST"]),
+            Route("/v1/responses", self.respond, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/health", self.health),
+            Route("/metrics", self.scrape),
+        ]
 
-    async def models(self) -> dict[str, Any]:
+    async def health(self, request: Request) -> Response:
+        """Says that the server is up."""
+        return json_response({"status": "ok", "model": self.name})
+
+    async def scrape(self, request: Request) -> Response:
+        """The metrics for Prometheus."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def refuse(self, request: Request, error: Any) -> Response:
+        """The reply to a request that is not answered, for whatever reason."""
+        if not error.is_counted:
+            self.metrics.requests.labels("", str(error.status)).inc()
+        return error_response(error)
+
+    async def models(self, request: Request) -> Response:
         """Lists the models."""
-        return {"object": "list", "data": [await self.model(name) for name in self.modes]}
+        return json_response({"object": "list", "data": list(map(self._described, self.modes))})
 
-    async def model(self, model: str) -> dict[str, Any]:
+    async def model(self, request: Request) -> Response:
         """Describes one model."""
+        return json_response(self._described(request.path_params["model"]))
+
+    def _described(self, model: str) -> dict[str, Any]:
         description = self.served.modes[self.mode_of(model)]
         head = {"id": model, "object": "model", "created": self.created, "owned_by": "sot"}
         return {**head, "description": description}
@@ -84,20 +116,15 @@ class Service:
     async def complete(self, request: Request) -> Response:
         """Answers a conversation, whole or streamed."""
         asked = read_request(await self.body(request))
-        options = asked.stream_options
-        writer = ChatWriter(asked.model, include_usage=options is not None and options.include_usage)
-        return await self._reply(request, asked, writer)
+        return await self._reply(request, asked, ChatWriter(asked))
 
     async def respond(self, request: Request) -> Response:
         """The same in the responses protocol."""
         asked = read_responses_request(await self.body(request))
-        return await self._reply(request, asked, ResponseWriter(asked.model))
+        return await self._reply(request, asked, ResponseWriter(asked))
 
-    async def _reply(
-        self, request: Request, asked: ChatRequest, writer: ChatWriter | ResponseWriter
-    ) -> Response:
-        suffix = self.mode_of(asked.model)
-        answer = await self.served_for(request).answer(suffix, asked)
+    async def _reply(self, request: Request, asked: ChatRequest, writer: Writer) -> Response:
+        answer = await self.served_for(request).answer(self.mode_of(asked.model), asked)
         if asked.stream:
             write = partial(self._stream, asked.model, answer, writer)
             return await event_response(request, write, self.pace, writer.text)
@@ -112,9 +139,7 @@ class Service:
                 raise _noted(error, counted) from error
             counted.note_answer(answer.usage, answer.num_calls)
 
-    async def _stream(
-        self, model: str, answer: Answer, writer: ChatWriter | ResponseWriter, send: Send
-    ) -> None:
+    async def _stream(self, model: str, answer: Answer, writer: Writer, send: Send) -> None:
         has_begun = False
         with self.metrics.request(model) as counted:
             try:
@@ -122,12 +147,12 @@ class Service:
                     async for text, calls in pieces:
                         if not has_begun:
                             counted.note_first_text()
+                            send(writer.begin())
                             has_begun = True
-                            send(writer.begin(text))
-                        elif text:
+                        if text:
                             send(text)
-                        if calls:
-                            send(writer.calls(calls))
+                        for call, arguments in calls:
+                            send(writer.arguments(call, arguments))
             except Exception as error:  # as above
                 refused = _noted(error, counted)
                 if not has_begun:
@@ -136,7 +161,7 @@ class Service:
                 return
             counted.note_answer(answer.usage, answer.num_calls)
         if not has_begun:
-            send(writer.begin(""))
+            send(writer.begin())
         for event in writer.end(answer):
             send(event)
 
