@@ -13,7 +13,15 @@ from langchain_core.messages.ai import UsageMetadata
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace
-from sot_chains.calls.usage import Cost, compute_cost, count_tokens, total_tokens, total_usage
+from sot_chains.calls.usage import (
+    Cost,
+    Tokens,
+    as_usage,
+    compute_cost,
+    count_tokens,
+    total_tokens,
+    total_usage,
+)
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -103,6 +111,8 @@ class AnswerRecord:
                 reason = traced["reason"] or ""
                 failures.append(Failure(number=number, label=label, status=status, reason=reason))
         call, usages = self.skeleton_call, self._usages()
+        estimates = list(filter(None, map(attrgetter("estimated"), self.calls)))
+        estimated = total_tokens(estimates) if estimates else None
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
         return SotTrace(
             route="plain" if plain else "graph" if is_graph else "sot",
@@ -122,8 +132,8 @@ class AnswerRecord:
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
             num_calls=sum(map(attrgetter("is_begun"), self.calls)),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
-            usage=total_usage(usages.values()),
-            cost=self._cost(usages, call.usage if call and points else None),
+            usage=total_usage((*usages.values(), estimated and as_usage(estimated))),
+            cost=self._cost(usages, estimated, call.usage if call and points else None),
         )
 
     def _usages(self) -> dict[str, UsageMetadata | None]:
@@ -134,10 +144,13 @@ class AnswerRecord:
                 stages.setdefault(call.stage, []).append(call.usage)
         return dict(zip(stages, map(total_usage, stages.values()), strict=True))
 
-    def _cost(self, usages: Mapping[str, UsageMetadata | None], outline: UsageMetadata | None) -> Cost:
+    def _cost(
+        self,
+        usages: Mapping[str, UsageMetadata | None],
+        estimated: Tokens | None,
+        outline: UsageMetadata | None,
+    ) -> Cost:
         tokens = dict(zip(usages, map(count_tokens, usages.values()), strict=True))
-        estimates = list(filter(None, map(attrgetter("estimated"), self.calls)))
-        estimated = total_tokens(estimates) if estimates else None
         plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
         return compute_cost(tokens, estimated, self.options.price, plain_input)
 

@@ -25,9 +25,9 @@ from sot_chains.calls.request import Request
 from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, num_message_tokens, num_tokens
-from sot_chains.providers.base import PrefillRefusedError, ProviderError
+from sot_chains.providers.base import PrefillRefusedError, ProviderError, find_ending
 from sot_chains.providers.callbacks import nobody_listens
-from sot_chains.providers.errors import without_answer
+from sot_chains.providers.errors import broke_off, without_answer
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 
@@ -130,6 +130,8 @@ class Caller:
             if text := reply.feed(None):
                 take(text)
             self._learn(call, reply)
+            if call.usage is None:
+                self._count(call, messages)
         except BaseException as error:
             self._note_failure(call, messages, error)
             raise
@@ -188,11 +190,13 @@ class Caller:
         return num_message_tokens(messages) + (most if isinstance(most, int) else expected)
 
     def _learn(self, call: Call, reply: ReplyReader) -> None:
-        """Learns from a whole reply, and refuses one that is nothing but reasoning.
+        """Learns from a reply that has come to its end, and refuses one that is nothing but reasoning.
 
         Raises:
-            ProviderError: The tokens went into reasoning.
+            ProviderError: The tokens went into reasoning, or the model says that it has failed.
         """
+        if find_ending(call.finish_reason) == "failed":
+            raise broke_off(self._options.provider.model_name, f"it ended with {call.finish_reason!r}")
         if call.usage is not None:
             self._options.expectations.learn(call.stage, call.usage["output_tokens"])
         call.reasoning += reply.reasoning.reasoning
@@ -200,7 +204,7 @@ class Caller:
             self._options.expectations.opens_reasoning = True
         if not reply.has_text and (call.reasoning or call.is_out_of_tokens):
             written = call.usage["output_tokens"] if call.usage else None
-            model, num_written = self._options.provider.model_name, call.reasoning_tokens or written
+            model, num_written = self._options.provider.model_name, written or call.reasoning_tokens
             raise without_answer(model, call.finish_reason, num_written)
 
     def _learns_from(self, error: Exception, call: Call) -> bool:
@@ -245,7 +249,7 @@ class Caller:
 
     @staticmethod
     def _count(call: Call, messages: Sequence[BaseMessage]) -> None:
-        """Estimates the tokens of an attempt that has ended before its usage arrived."""
+        """Estimates the tokens of an attempt whose usage did not arrive, or not the whole of it."""
         if call.usage is None or call.finish_reason is None:
             num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
             call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})

@@ -13,7 +13,7 @@ from typing import Literal, TypedDict, cast
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
 from sot_chains.calls.usage import Cost, Tokens, num_tokens, total_tokens
-from sot_chains.providers.base import CUT_OFF, Delta, is_out_of_tokens
+from sot_chains.providers.base import Delta, find_ending
 
 Status = Literal["complete", "cut", "failed", "omitted"]
 StoppedBy = Literal["overrun", "loop", "length"]
@@ -24,7 +24,7 @@ class CallTrace(TypedDict):
 
     ``start_seconds`` is when its last attempt was sent, after any wait for limits; ``first_text_seconds`` is
     ``None`` for a call that wrote nothing, ``usage`` for one whose usage was not reported. What attempts
-    took that were cut before their usage arrived is in ``estimated``, and in the answer's cost.
+    took whose usage did not arrive is in ``estimated``, and in the answer's cost.
     ``reasoning_tokens`` are those of the output that went into reasoning, which is not part of the text.
     """
 
@@ -98,7 +98,7 @@ class SotTrace(TypedDict):
             of points that build on each other, or the whole time if that is less.
         num_calls: Model calls made.
         num_requests: Attempts made for them.
-        usage: Tokens of all calls as reported, ``None`` if no call reported any.
+        usage: Tokens of all calls, as reported or else as estimated; ``None`` if none was answered.
         cost: Tokens by stage, estimates for calls cut short, price, and overhead over a plain answer.
     """
 
@@ -177,19 +177,19 @@ class Call:
             self.model_name = name if isinstance(name, str) else self.model_name
 
     def cut(self, estimated: Tokens) -> None:
-        """Records that the attempt broke off before its usage arrived; ``estimated`` stands for it."""
+        """Records that the attempt ended without its usage; ``estimated`` stands for it."""
         self.estimated = total_tokens((estimated, self.estimated))
         self.usage = None
 
     @property
     def is_out_of_tokens(self) -> bool:
         """Whether the model was stopped at a number of tokens."""
-        return is_out_of_tokens(self.finish_reason)
+        return find_ending(self.finish_reason) == "length"
 
     @property
     def is_cut_off(self) -> bool:
         """Whether the model was stopped before the end of its reply."""
-        return self.finish_reason is not None and self.finish_reason.lower() in CUT_OFF
+        return find_ending(self.finish_reason) != "whole"
 
     @property
     def text(self) -> str:

@@ -1,7 +1,7 @@
 """The cost of an answer: tokens by stage, price, and the overhead over a plain answer.
 
-Token counts are those the server reported. Calls that failed or were cancelled before their usage arrived
-are estimated and listed separately.
+Token counts are those the server reported. Calls whose usage did not arrive, because they failed or were
+cancelled before, or because the server reports none, are estimated and listed separately.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Cost(TypedDict):
     Attributes:
         stages: Tokens the server reported, by stage: ``skeleton``, ``points``, ``plain``.
         reported: Their exact sum.
-        estimated: Tokens of calls that ended before their usage arrived; ``None`` if there were none.
+        estimated: Tokens of calls whose usage did not arrive; ``None`` if there were none.
         price: Price of all these tokens; ``None`` if the model is not in the price table.
         saved_by_cache: What cache reads saved, minus the extra price of cache writes.
         overhead: Relative to a plain answer; ``None`` on the plain route or if no usage was reported.
@@ -118,6 +118,12 @@ def count_tokens(usage: UsageMetadata | None) -> Tokens:
         cached_tokens=details.get("cache_read") or 0,
         cache_write_tokens=details.get("cache_creation") or 0,
     )
+
+
+def as_usage(tokens: Tokens) -> UsageMetadata:
+    """``tokens`` in LangChain's format."""
+    num_in, num_out = tokens["input_tokens"], tokens["output_tokens"]
+    return UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
 
 
 def total_tokens(counts: Iterable[Tokens | None]) -> Tokens:

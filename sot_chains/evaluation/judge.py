@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from sot_chains.evaluation.data import Store, make_key
 from sot_chains.providers import Provider, make_provider
-from sot_chains.providers.base import is_filtered
+from sot_chains.providers.base import find_ending
 
 Verdict = Literal["first", "second", "tie"]
 Failure = Literal["unreadable", "refused", "timed_out", "failed"]
@@ -78,7 +78,7 @@ def read_verdict(reply: str, finish_reason: str | None = None) -> Outcome:
     """Reads a judge's reply; the last verdict counts, since the reasons may mention others."""
     if found := _VERDICT.findall(reply):
         return _READINGS[found[-1].upper()]
-    return "refused" if is_filtered(finish_reason) or _REFUSAL.search(reply) else "unreadable"
+    return "refused" if find_ending(finish_reason) == "filtered" or _REFUSAL.search(reply) else "unreadable"
 
 
 def make_request(criterion: str, question: str, first: str, second: str) -> str:

@@ -14,7 +14,6 @@ from sot_chains.providers.replies import Reply, find_text, mapping
 from sot_chains.providers.vendor import VendorProvider
 
 _MAX_TOKENS = 4096  # the API requires a limit
-_SAMPLING = ("temperature", "top_p", "top_k")
 
 
 class AnthropicProvider(VendorProvider):
@@ -79,15 +78,12 @@ def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMe
 
 
 def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters under the API's names; those the SDK no longer accepts go into ``extra_body``."""
+    """Parameters under the API's names."""
     fields = dict(parameters)
     if stop := fields.pop("stop", None):
         fields["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
     if "max_completion_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_completion_tokens")
-    extra = {name: fields.pop(name) for name in _SAMPLING if name in fields}
-    if extra:
-        fields["extra_body"] = {**extra, **(fields.get("extra_body") or {})}
     return fields
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import UsageMetadata
@@ -49,24 +49,39 @@ class Delta:
     reasoning: str = ""
 
 
-# Why a completion ended that is not whole, in the words of OpenAI, Anthropic, Google, Mistral and their like.
-_OUT_OF_TOKENS = frozenset(
-    {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
-)
-_FILTERED = frozenset(
-    {"content_filter", "safety", "refusal", "recitation", "prohibited_content", "blocklist"}
-)
-CUT_OFF = _OUT_OF_TOKENS | _FILTERED
+Ending = Literal["whole", "length", "filtered", "failed"]
+# The reasons of OpenAI, Anthropic, Google, Amazon, Cohere, Mistral, Ollama, vLLM, TGI and their like.
+_ENDINGS: dict[Ending, tuple[str, ...]] = {
+    "whole": (
+        *("stop", "stop_sequence", "end_turn", "end_of_turn", "eos", "eos_token", "endoftext", "end"),
+        *(
+            "complete",
+            "completed",
+            "finished",
+            "done",
+            "tool_calls",
+            "tool_call",
+            "tool_use",
+            "function_call",
+        ),
+    ),
+    "length": (
+        *("length", "max_tokens", "max_output_tokens", "model_length", "token_limit"),
+        "model_context_window_exceeded",
+    ),
+    "filtered": (
+        *("content_filter", "content_filtered", "safety", "refusal", "recitation", "prohibited_content"),
+        *("blocklist", "guardrail_intervened", "sensitive", "error_toxic"),
+    ),
+}
+_ENDING_BY_REASON = {reason: ending for ending, reasons in _ENDINGS.items() for reason in reasons}
 
 
-def is_out_of_tokens(finish_reason: str | None) -> bool:
-    """Whether the model was stopped at a number of tokens."""
-    return finish_reason is not None and finish_reason.lower() in _OUT_OF_TOKENS
-
-
-def is_filtered(finish_reason: str | None) -> bool:
-    """Whether a filter of the vendor stopped the model."""
-    return finish_reason is not None and finish_reason.lower() in _FILTERED
+def find_ending(finish_reason: str | None) -> Ending:
+    """How a completion ended, by the reason that the model reports; any that is not known is a failure."""
+    if finish_reason is None:
+        return "whole"
+    return _ENDING_BY_REASON.get(finish_reason.lower().rpartition(".")[2], "failed")  # FinishReason.STOP
 
 
 @runtime_checkable

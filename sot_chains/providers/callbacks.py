@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from copy import copy
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.callbacks import (
     AsyncCallbackHandler,
@@ -184,11 +184,9 @@ def _narrowed(manager: AsyncCallbackManagerForLLMRun, event: str) -> AsyncCallba
 
 def _hears(handler: BaseCallbackHandler, event: str) -> bool:
     """Whether ``handler`` overrides the method for ``event``."""
-    return event in vars(handler) or _overrides(type(handler), event)
+    return event in vars(handler) or getattr(type(handler), event, None) not in _inherited(event)
 
 
 @cache
-def _overrides(kind: type, event: str) -> bool:
-    method = getattr(kind, event, None)
-    inherited = (getattr(base, event, None) for base in (BaseCallbackHandler, AsyncCallbackHandler))
-    return method is not None and all(cast("Any", method) is not one for one in inherited)
+def _inherited(event: str) -> tuple[object, ...]:
+    return None, *(getattr(base, event, None) for base in (BaseCallbackHandler, AsyncCallbackHandler))

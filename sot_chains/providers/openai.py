@@ -55,14 +55,11 @@ class OpenAIProvider(VendorProvider):
             **({"prompt_cache_key": prefix.key} if prefix and not self.is_elsewhere else {}),
             **parameters,
         }
-        extra: dict[str, Any] = {}
         if self.is_elsewhere and messages and messages[-1].type == "ai":
-            extra = {"continue_final_message": True, "add_generation_prompt": False}
+            request = {"continue_final_message": True, "add_generation_prompt": False, **request}
         if (min_tokens := request.pop("min_tokens", None)) and not self.has_refused_prefill:
-            # vLLM's, too, which the SDK does not know; it refuses more than ``max_tokens``.
-            extra["min_tokens"] = min(min_tokens, request.get("max_tokens") or min_tokens)
-        if extra:
-            request["extra_body"] = {**extra, **(request.get("extra_body") or {})}
+            # vLLM's, which refuses more than ``max_tokens``.
+            request["min_tokens"] = min(min_tokens, request.get("max_tokens") or min_tokens)
         return request
 
     def _parse(self, payload: Mapping[str, Any], reply: Reply) -> Delta:

@@ -7,10 +7,12 @@ The SDKs are generated alike: their clients and errors have the same names. Know
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
+from functools import cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Self
 
@@ -24,11 +26,10 @@ from sot_chains.providers.base import (
     PrefillRefusedError,
     ProviderError,
     SharedPrefix,
-    is_out_of_tokens,
 )
 from sot_chains.providers.callbacks import nobody_listens, reported
 from sot_chains.providers.clients import find_client
-from sot_chains.providers.errors import ReportedError, broke_off, explain, without_answer
+from sot_chains.providers.errors import ReportedError, broke_off, explain
 from sot_chains.providers.headers import parse_pause
 from sot_chains.providers.replies import Reply, read
 
@@ -135,7 +136,8 @@ class VendorProvider:
         """Sends one request and yields the completion of ``messages`` as it arrives.
 
         ``prefix`` is the part of the last user message that other requests share, to be cached; ``kwargs``
-        are fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``extra_body``.
+        are fields of the request: ``stop``, ``temperature``, ``max_tokens``, and those of servers that the
+        SDK does not know, such as ``top_k``.
 
         Raises:
             ProviderError: No API key, no connection, or the server returns an error or disconnects.
@@ -153,7 +155,7 @@ class VendorProvider:
         headers: Mapping[str, str] = {}
         try:
             endpoint = type(self).find_endpoint(client)
-            sent = await endpoint.create(**self._request(messages, parameters, prefix))
+            sent = await endpoint.create(**_fields(endpoint, self._request(messages, parameters, prefix)))
             async with sent:  # closes the request however this ends
                 headers = sent.response.headers
                 yield Delta(pause_seconds=parse_pause(headers))
@@ -173,10 +175,7 @@ class VendorProvider:
             raise explained from error
         if not reply.is_whole:
             raise broke_off(self._base_url, "the stream ended without a finish reason")
-        usage = reply.usage
-        yield Delta(reply.end(), usage, reply.finish_reason, {"model_name": reply.model})
-        if not reply.has_text and (reply.has_reasoning or is_out_of_tokens(reply.finish_reason)):
-            raise without_answer(self._model, reply.finish_reason, usage["output_tokens"] if usage else None)
+        yield Delta(reply.end(), reply.usage, reply.finish_reason, {"model_name": reply.model})
 
     def _request(
         self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
@@ -213,3 +212,15 @@ class VendorProvider:
         if self._api_key is not None:
             return self._api_key.get_secret_value()
         return self._variable("API_KEY") or ("not-needed" if self.is_elsewhere else None)
+
+
+def _fields(endpoint: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """``request`` as arguments of the SDK: a field that it does not know is sent all the same."""
+    unknown = request.keys() - _parameters(type(endpoint).create)
+    body = {name: request.pop(name) for name in unknown} | (request.pop("extra_body", None) or {})
+    return {**request, **({"extra_body": body} if body else {})}
+
+
+@cache
+def _parameters(method: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(method).parameters)

@@ -17,7 +17,7 @@ from langchain_core.messages.tool import ToolCallChunk
 from langchain_core.runnables import Runnable
 
 from sot_chains.calls.usage import num_message_tokens, num_tokens
-from sot_chains.providers.base import is_filtered, is_out_of_tokens
+from sot_chains.providers.base import find_ending
 
 Answers = Runnable[LanguageModelInput, AIMessage]
 _TRACE_FIELDS = ("route", "skeleton", "is_complete", "failures", "seconds", "num_calls")
@@ -170,9 +170,10 @@ class Answer:
             reasons = [trace["plain_call"]["finish_reason"]]
         else:  # a point that was shortened to whole sentences is complete
             reasons = [point["finish_reason"] for point in trace["points"] if point["status"] == "cut"]
-        if any(map(is_filtered, reasons)):
+        endings = set(map(find_ending, reasons))
+        if "filtered" in endings:
             return "content_filter"
-        return "length" if any(map(is_out_of_tokens, reasons)) else "stop"
+        return "length" if "length" in endings else "stop"
 
     @property
     def num_calls(self) -> int:

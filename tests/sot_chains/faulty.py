@@ -39,12 +39,14 @@ class FaultyProvider:
         after_words: How many words come before the error.
         pause: Seconds before the first word of a request, by what it asks for and how often before.
         between: Seconds between words.
+        finish_reason: What a request ends with, by what it asks for and how often before.
     """
 
     fault: Callable[[str, int], Exception | None] = lambda asked, attempt: None
     after_words: int = 0
     pause: Callable[[str, int], float] = lambda asked, attempt: 0.0
     between: Callable[[str], float] = lambda asked: 0.0
+    finish_reason: Callable[[str, int], str] = lambda asked, attempt: "stop"
     answer: Callable[[Sequence[BaseMessage]], str] = answer_to
     usage: UsageMetadata | None = field(default_factory=lambda: USAGE)
     supports_prefill: bool = False
@@ -71,6 +73,6 @@ class FaultyProvider:
                 await asyncio.sleep(self.between(asked))
             if error:
                 raise error
-            yield Delta(usage=self.usage, finish_reason="stop")
+            yield Delta(usage=self.usage, finish_reason=self.finish_reason(asked, attempt))
         finally:
             self.num_running -= 1

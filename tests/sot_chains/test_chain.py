@@ -14,6 +14,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 
 from sot_chains import ModelProfile, Point, Prompts, PromptTemplates
+from sot_chains.calls.usage import NO_TOKENS
 from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,
@@ -60,10 +61,13 @@ async def test_usage_is_the_sum_over_all_calls() -> None:
     assert sum(part["usage"]["total_tokens"] for part in parts) == 25
 
 
-async def test_a_model_that_does_not_count_tokens_leaves_usage_unknown() -> None:
+async def test_where_a_model_does_not_count_tokens_they_are_estimated() -> None:
     message = await sot_of(ScriptedProvider()).ainvoke(QUESTION)
-    assert message.usage_metadata is None
-    assert message.response_metadata["sot"]["usage"] is None
+    trace = message.response_metadata["sot"]
+    assert {point["usage"] for point in trace["points"]} == {None}
+    assert message.usage_metadata == trace["usage"]
+    assert trace["usage"]["output_tokens"] == trace["cost"]["estimated"]["output_tokens"] > 0
+    assert trace["cost"]["reported"] == NO_TOKENS
 
 
 async def test_trace() -> None:

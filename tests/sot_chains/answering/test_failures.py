@@ -17,6 +17,7 @@ from tests.sot_chains.fakes import (
     sot_of,
 )
 from tests.sot_chains.faulty import BROKEN, BUSY, REFUSED, FaultyProvider
+from tests.sot_chains.router.test_routers import Always
 
 AT_ONCE = Retries(max_attempts=3, first_pause_seconds=0.0)
 
@@ -72,6 +73,25 @@ async def test_what_cannot_succeed_is_not_tried_again() -> None:
     trace = (await sot_over(provider).ainvoke(QUESTION)).response_metadata["sot"]
     assert provider.asked["Dark room"] == 1
     assert "no such model" in trace["failures"][0]["reason"]
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "network_error", "insufficient_system_resource", "?"])
+async def test_a_reply_that_ends_for_an_unknown_reason_has_failed(reason: str) -> None:
+    def ending(times: int, **options: Any) -> FaultyProvider:
+        def ends(asked: str, attempt: int) -> str:
+            return reason if asked in ("Dark room", "plain") and attempt < times else "stop"
+
+        return FaultyProvider(finish_reason=ends, **options)
+
+    message = await sot_over(ending(1)).ainvoke(QUESTION)
+    assert message.text == ANSWER
+    assert message.response_metadata["sot"]["num_requests"] == 5
+    plain = sot_over(ending(99, answer=lambda messages: PLAIN), router=Always(use_sot=False))
+    for sot, number in ((sot_over(ending(99)), 2), (plain, 0)):
+        trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
+        assert not trace["is_complete"]
+        assert [failure["number"] for failure in trace["failures"]] == [number]
+        assert repr(reason) in trace["failures"][0]["reason"]
 
 
 @pytest.mark.parametrize("after_words", [0, 1])

@@ -12,6 +12,7 @@ import pytest
 from langchain_core.messages import convert_to_messages
 
 from sot_chains import ProviderError, Retries
+from sot_chains.calls.usage import NO_TOKENS
 from tests.sot_chains.fakes import ANSWER, QUESTION, answer_to
 from tests.sot_chains.providers.test_replies import Plainly
 from tests.sot_chains.wire_server import WIRES, Reply, WireServer, json_reply, wire_server
@@ -263,14 +264,12 @@ async def check(behaviour: Behaviour, server: WireServer) -> None:
         return
     assert trace["is_complete"]
     assert message.text.strip() == (behaviour.text.strip() if behaviour.is_plain else ANSWER)
-    counts = behaviour.counts
-    if counts is None:
-        assert message.usage_metadata is None
-    else:
-        num_calls = 1 if behaviour.is_plain else 4
-        assert message.usage_metadata is not None
-        assert message.usage_metadata["input_tokens"] == counts[0] * num_calls
-        assert message.usage_metadata["output_tokens"] == counts[1] * num_calls
+    num_calls = 1 if behaviour.is_plain else 4
+    num_in, num_out = behaviour.counts or (0, 0)
+    reported, estimated = trace["cost"]["reported"], trace["cost"]["estimated"] or NO_TOKENS
+    assert (reported["input_tokens"], reported["output_tokens"]) == (num_in * num_calls, num_out * num_calls)
+    assert message.usage_metadata is not None
+    assert message.usage_metadata["output_tokens"] == reported["output_tokens"] + estimated["output_tokens"]
 
 
 async def survive(seeds: Iterable[int]) -> None:

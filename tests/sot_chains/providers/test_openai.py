@@ -17,6 +17,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from sot_chains import ENGLISH, ModelProfile, Prompts, ProviderError, SkeletonOfThought
+from sot_chains.calls.usage import NO_TOKENS
 from sot_chains.providers import make_provider
 from tests.sot_chains.fakes import ANSWER, QUESTION, nothing_runs, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
@@ -51,9 +52,14 @@ async def test_an_answer_over_http(server: ChatServer) -> None:
 
 
 async def test_parameters_are_fields_of_the_request(server: ChatServer) -> None:
-    await sot_at(server.url).ainvoke(QUESTION, stop=["END"], temperature=0.5)
+    template = {"enable_thinking": False}
+    await sot_at(server.url).ainvoke(
+        QUESTION, stop=["END"], temperature=0.5, top_k=7, min_p=0.1, chat_template_kwargs=template
+    )
     for request in server.requests:
         assert (request["stop"][0], request["temperature"]) == ("END", 0.5)
+        # These are of other servers, and unknown to the SDK.
+        assert (request["top_k"], request["min_p"], request["chat_template_kwargs"]) == (7, 0.1, template)
         assert len(request["stop"]) <= 4
         assert request["stream_options"] == {"include_usage": True}
 
@@ -61,7 +67,10 @@ async def test_parameters_are_fields_of_the_request(server: ChatServer) -> None:
 async def test_a_server_that_does_not_count(server: ChatServer) -> None:
     message = await sot_at(server.url, stream_usage=False).ainvoke(QUESTION)
     assert message.content == ANSWER
-    assert message.usage_metadata is None
+    cost, usage = message.response_metadata["sot"]["cost"], message.usage_metadata
+    assert cost["reported"] == NO_TOKENS
+    assert usage is not None  # clients add up what they are told
+    assert usage["output_tokens"] == cost["estimated"]["output_tokens"] > 0
     assert "stream_options" not in server.requests[0]
 
 

@@ -102,7 +102,9 @@ async def test_totals_without_a_prompt_and_totals_in_any_order() -> None:
     async with wire_server(events(chunk(TEXT), moonshot)) as server:
         assert tokens(await plain(server).ainvoke(QUESTION)) == (3, 2)
     async with wire_server(events(chunk(TEXT), chunk(None, "stop", usage=usage(0, 0)))) as server:
-        assert (await plain(server).ainvoke(QUESTION)).usage_metadata is None
+        trace = (await plain(server).ainvoke(QUESTION)).response_metadata["sot"]
+        assert trace["plain_call"]["usage"] is None
+        assert trace["usage"]["output_tokens"] == trace["cost"]["estimated"]["output_tokens"] > 0
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_curl(server: Served) -> None:
 def test_a_plain_answer_that_was_decided_on_ends_where_it_goes_round() -> None:
     again = "one two three four five six seven eight nine " * 50
     with (
-        served(WholeChatModel(answer=lambda messages: again)) as running,
+        served(WholeChatModel(answer=lambda messages: again), profile="small") as running,
         openai.OpenAI(base_url=running.api, api_key="none") as client,
     ):
         asked: Any = [{"role": "user", "content": "What is the capital of France?"}]
