@@ -16,7 +16,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "tokens_per_forward_before": round(found.tokens_per_forward_before, 3),
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({**found.weights.to_dict(), "report": report}) + "\n", "utf-8")
+    options.output.write_text(json.dumps({**asdict(found.weights), "report": report}) + "\n", "utf-8")
     print(json.dumps(report))
 
 

@@ -25,7 +25,6 @@ from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task, aside
 from benchmarks.peers_gpu import DRAFTERS, GREEDY, LOOKUP, Way, run_ours, run_peer
 from local_backend import Engine
 from local_backend.models.default_model import default_model_folder, packaged_file
-from local_backend.models.gguf import is_gguf
 from local_backend.models.loading import load
 
 _NUM_POSITIONS = 2048  # of a prompt and its answer, for peers that reserve a cache
@@ -70,7 +69,7 @@ class Contestants:
         )
         if options.model is None:
             return default_model_folder(model.dtype)
-        if not is_gguf(options.model):
+        if not Path(options.model).is_file():
             return Path(options.model)
         folder = Path(self._stack.enter_context(TemporaryDirectory()))
         model.save_pretrained(folder)
@@ -175,7 +174,7 @@ def gguf_of(options: argparse.Namespace) -> Path | None:
         return Path(options.gguf)
     if options.model is None:
         return packaged_file()
-    return Path(options.model) if is_gguf(options.model) else None
+    return Path(options.model) if Path(options.model).is_file() else None
 
 
 def _why_no_llama(options: argparse.Namespace) -> str | None:

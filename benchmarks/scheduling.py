@@ -2,7 +2,7 @@
 
 No model runs: the lengths are known, and the production scheduler decides which rows are in which forward.
 The cost of a forward is constant up to 16 rows and linear beyond, or read from ``--cost`` (a file of
-``engine.width_costs.to_dict()`` as JSON). The baseline is vanilla: batches in order of arrival, each as long
+``engine.width_costs`` as JSON). The baseline is vanilla: batches in order of arrival, each as long
 as its longest answer. It is compared with the parts of sequence scheduling (Zheng et al., arXiv 2305.13144),
 each added to bins alone and all together, and with the engine's slots, which refill as rows finish. The slots
 are fed as from a file: a row is queued whenever one finishes, and a few slots stay free together so that one
@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
@@ -195,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         required=True,
         help=f"JSON lines with the tokens of an answer as {GENERATED}, {', '.join(SIBLINGS)}",
     )
-    parser.add_argument("--cost", type=Path, help="JSON of an engine's width_costs.to_dict()")
+    parser.add_argument("--cost", type=Path, help="JSON of an engine's width_costs")
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     for path in (options.lengths, options.cost):
@@ -218,8 +219,8 @@ def _costs(path: Path | None) -> ForwardCost:
     if path is None:
         return ForwardCost.flat(_BATCH_ROWS)
     try:
-        return ForwardCost.from_dict(json.loads(path.read_text("utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+        return TypeAdapter(ForwardCost).validate_json(path.read_bytes())
+    except ValueError as error:
         raise ValueError(f"{path} holds no costs of forwards ({error!r}): see --help") from error
 
 

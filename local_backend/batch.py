@@ -39,14 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(report, file=sys.stderr)
 
 
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m local_backend.batch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", type=Path, metavar="IN.jsonl", help="requests, one a line")
-    parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="answers, one a line")
+    parser.add_argument("source", type=_path, metavar="IN.jsonl", help="requests, one a line")
+    parser.add_argument("output", type=_path, metavar="OUT.jsonl", help="answers, one a line")
     parser.add_argument(
         "--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given"
     )

@@ -221,13 +221,9 @@ class RaggedKVCache(Cache):
         self._lengths = [num_tokens] * len(self._lengths)
 
     def commit(self, row: int, new_columns: Sequence[int]) -> None:
-        """Keep the tokens at ``new_columns`` among those the last forward appended to ``row``, in this order.
+        """Keep the tokens at ``new_columns`` among those the last forward appended to the slot ``row``.
 
-        The next forward overwrites the others.
-
-        Args:
-            row: The row's slot.
-            new_columns: Ascending indexes among the new tokens, 0 for the first.
+        These are ascending indexes, 0 for the first; the next forward overwrites the other tokens.
         """
         length = self._lengths[row]
         if any(column != kept for kept, column in enumerate(new_columns)):

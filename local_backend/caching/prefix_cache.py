@@ -19,12 +19,7 @@ MAX_PREFIXES = 64
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Cached keys and values of an earlier row.
-
-    Attributes:
-        token_ids: The tokens they belong to.
-        states: Their keys and values.
-    """
+    """Cached keys and values of an earlier row, and the tokens they belong to."""
 
     token_ids: tuple[int, ...]
     states: LayerTensors
@@ -53,12 +48,9 @@ class PrefixCache:
         return self._num_tokens * self._bytes_per_token
 
     def keep(self, token_ids: Sequence[int], bytes_per_token: int, copy: Callable[[], LayerTensors]) -> None:
-        """Store a prefix unless it is too large, after dropping others to make room.
+        """Store a prefix, which ``copy`` copies, unless it is too large; drops others to make room.
 
-        Args:
-            token_ids: Its tokens.
-            bytes_per_token: Memory of one token's keys and values, in all layers.
-            copy: Returns a copy of its keys and values.
+        ``bytes_per_token`` is the memory of one token's keys and values, in all layers.
         """
         key = tuple(token_ids)
         self._bytes_per_token = bytes_per_token

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import mul
-from typing import Any, Self
 
 from local_backend.drafting.draft import Draft
 from local_backend.drafting.suffix_index import BORDER
@@ -44,6 +43,9 @@ class CopyWeights:
         miss: Of "none of them": a constant, one for the log number of matching sources, one for the
             deviation (see :func:`grow`), and one for each class of the longest match.
         sharpness: Exponent of a token's summed votes.
+
+    Raises:
+        ValueError: There are too many or too few weights.
     """
 
     traits: tuple[float, ...]
@@ -51,28 +53,10 @@ class CopyWeights:
     miss: tuple[float, ...]
     sharpness: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """What :meth:`to_dict` gave.
-
-        Raises:
-            ValueError: A field is missing, or there are too many or too few weights.
-        """
-        try:
-            lists = {name: tuple(map(float, found[name])) for name in ("traits", "by_length", "miss")}
-            weights = cls(**lists, sharpness=float(found["sharpness"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"these are no weights of reference copy: {error!r}") from error
-        if [len(each) for each in lists.values()] != [_NUM_TRAITS, _NUM_CLASSES, 3 + _NUM_CLASSES]:
-            raise ValueError(
-                f"weights of reference copy are {_NUM_TRAITS}, {_NUM_CLASSES} and {3 + _NUM_CLASSES}, got "
-                + ", ".join(str(len(each)) for each in lists.values())
-            )
-        return weights
+    def __post_init__(self) -> None:
+        sizes = len(self.traits), len(self.by_length), len(self.miss)
+        if sizes != (wanted := (_NUM_TRAITS, _NUM_CLASSES, 3 + _NUM_CLASSES)):
+            raise ValueError(f"weights of reference copy are {wanted} numbers, got {sizes}")
 
 
 @dataclass(frozen=True, slots=True)

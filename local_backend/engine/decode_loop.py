@@ -37,17 +37,8 @@ _WARM_UP_TOKENS = (16, 1)  # a short prompt, and a decode forward
 class DecodeLoop:
     """Decodes the rows of one batch. One thread at a time calls :meth:`step`.
 
-    Args:
-        forward: The forward pass over the batch.
-        cache: The KV cache of the batch.
-        batch: The running rows.
-        scheduler: The waiting rows.
-        drafter: Proposes drafts.
-        stats: Counts what the loop does.
-        width_costs: Forward cost by width; called when a draft has probabilities.
-        architecture: The model's.
-        vocabulary_size: How many token ids the model can read.
-        prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards.
+    ``width_costs`` is called when a draft has probabilities; at most ``prefill_chunk_tokens`` of prompts are
+    prefilled between two decode forwards.
     """
 
     def __init__(

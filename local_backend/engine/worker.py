@@ -27,9 +27,7 @@ class Steps(Protocol):
 class Worker:
     """Calls ``step`` on its own daemon thread from :meth:`wake` until it returns false.
 
-    Args:
-        steps: The object to drive; held by a weak reference.
-        name: The thread's name.
+    Holds ``steps`` by a weak reference; ``name`` is the thread's.
     """
 
     def __init__(self, steps: Steps, *, name: str) -> None:

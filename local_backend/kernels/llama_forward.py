@@ -34,11 +34,7 @@ _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 
 
 class LlamaForward:
-    """Computes what the model computes.
-
-    Args:
-        model: One that :meth:`of` accepts.
-    """
+    """Computes what a model computes that :meth:`of` accepts."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         body: Any = model.model

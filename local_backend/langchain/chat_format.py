@@ -15,7 +15,7 @@ from local_backend.engine.engine import Engine
 from local_backend.sequences.outputs import Completion, TokenLogprob
 from local_backend.sequences.request import References
 from local_backend.sequences.sampling import SamplingParams
-from local_backend.sequences.tokenizing import encode_chat, encode_plain
+from local_backend.sequences.tokenizing import encode_chat, encode_continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,15 +28,17 @@ def chat_prompt(
 
     A final assistant turn is continued; ``options`` go to ``apply_chat_template``.
     """
-    begun = turns[-1]["content"] if turns[-1]["role"] == "assistant" else ""
+    last = turns[-1]
+    begun = last["content"] if last["role"] == "assistant" else ""
+    is_blank = last["role"] == "assistant" and not begun and "tool_calls" not in last
     token_ids = encode_chat(
         tokenizer,
-        turns if begun or turns[-1]["role"] != "assistant" else turns[:-1],
+        turns[:-1] if is_blank else turns,
         add_generation_prompt=not begun,
         continue_final_message=bool(begun),
         **options,
     )
-    return token_ids, len(encode_plain(tokenizer, begun, is_reply=True)) if begun else 0
+    return token_ids, len(encode_continuation(tokenizer, begun)) if begun else 0
 
 
 REASONING_TAGS = {
@@ -129,26 +131,6 @@ def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedToken
         for one in logprobs
     ]
     return {"content": content, "refusal": None}
-
-
-def message_text(turn: dict[str, Any]) -> str:
-    """The text of one message.
-
-    Raises:
-        ValueError: It holds something other than text.
-    """
-    content = turn.get("content") or ""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for block in content:
-        if not isinstance(block, dict) or block.get("type") != "text":
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            raise ValueError(
-                f"a local model reads text only, but the {turn.get('role')} message holds {kind!r}"
-            )
-        texts.append(block["text"])
-    return "".join(texts)
 
 
 def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from langchain_core.language_models import LangSmithParams, LanguageModelInput, 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
 from local_backend.drafting import Drafter
 from local_backend.engine.engine import Engine
@@ -61,14 +61,11 @@ class ChatLocal(EngineChatModel):
         logprobs: Whether ``response_metadata["logprobs"]`` has log probabilities, in OpenAI's format.
         top_logprobs: How many of the most likely tokens to include at each position.
         scheduling: Order of admission, passed to the engine when the model is made; ``None`` keeps its own.
-        progress: Whether ``batch`` and ``abatch`` show a progress bar when they take long.
 
     A call may also set the attributes from ``max_tokens`` to ``top_logprobs``, a ``grammar`` that bounds the
     answer (see :class:`~local_backend.SamplingParams`) and ``references``, texts the answer may copy from, as
     a list or as :class:`~local_backend.References`. Cache keys and traces hold their number and digest only.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     supports_assistant_prefill: ClassVar[bool] = True
 
@@ -143,8 +140,8 @@ class ChatLocal(EngineChatModel):
             OSError: There is no such model.
             ValueError: It has no chat template, or cannot be read, quantized or decoded in a batch.
         """
-        if "runtime" in options:
-            raise TypeError("there is no runtime=: run `llama-server` and pass its address as base_url")
+        if unknown := options.keys() - {*cls.model_fields, "max_new_tokens"}:
+            raise TypeError(f"unknown options {sorted(unknown)}: options are attributes of ChatLocal")
         model, tokenizer = load(
             path_or_name, dtype=dtype, device=device, quantization=quantization, model_options=model_options
         )
@@ -154,7 +151,7 @@ class ChatLocal(EngineChatModel):
                 "tokenizer.chat_template and pass ChatLocal(engine=Engine(model, tokenizer))"
             )
         engine = Engine(model, tokenizer, drafter, max_rows=max_rows, scheduling=scheduling)
-        name = Path(MODEL_NAME if path_or_name is None else path_or_name).name
+        name = Path(MODEL_NAME if path_or_name is None else path_or_name).resolve().name
         chat = cls(engine=engine, **{"model_name": name, **options})
         warm_up(chat)
         return chat

@@ -5,62 +5,23 @@ Knows rows and their updates. Does not know how prompts and replies are formatte
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing
 from typing import Any, Self, cast
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    BaseCallbackHandler,
-    CallbackManagerForLLMRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list, merge_configs
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, Field
 
 from local_backend.engine.engine import Engine
 from local_backend.langchain.reply import Reply
 
-# A smaller or faster batch shows no bar.
-_MIN_ANSWERS, _MIN_SECONDS = 33, 2.0
 # Each thread waits for one answer of a batch, so the scheduler chooses among at most this many rows.
 _MAX_BATCH_THREADS = 512
-
-
-class _ProgressBar(BaseCallbackHandler):
-    """Advances a bar per answer, from any thread."""
-
-    run_inline = True
-
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        self._lock = threading.Lock()
-
-    def on_llm_end(self, *_: Any, **__: Any) -> None:
-        with self._lock:
-            self._bar.update()
-
-    on_llm_error = on_llm_end
-
-
-@contextmanager
-def _with_progress(
-    config: RunnableConfig | list[RunnableConfig] | None, num_inputs: int, *, shown: bool
-) -> Iterator[list[RunnableConfig]]:
-    """The configuration of each input, with a progress bar if the batch is long."""
-    configs = get_config_list(config, num_inputs)
-    if not shown or num_inputs < _MIN_ANSWERS:
-        yield configs
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=num_inputs, unit="answer", delay=_MIN_SECONDS, disable=None) as bar:
-        progress: RunnableConfig = {"callbacks": [_ProgressBar(bar)]}
-        yield [merge_configs(each, progress) for each in configs]
 
 
 class EngineChatModel(BaseChatModel):
@@ -70,7 +31,6 @@ class EngineChatModel(BaseChatModel):
 
     engine: Engine = Field(exclude=True, repr=False)
     model_name: str = "local"
-    progress: bool = True
 
     def close(self) -> None:
         """Close the engine; calls still running raise."""
@@ -94,24 +54,12 @@ class EngineChatModel(BaseChatModel):
 
         The engine's scheduler orders them. LangChain's own ``batch`` would run only a few at a time.
         """
-        with _with_progress(config, len(inputs), shown=self.progress) as configs:
-            # LangChain takes the number of threads from the first configuration.
-            if configs and configs[0].get("max_concurrency") is None:
-                most = max(_MAX_BATCH_THREADS, 4 * self.engine.max_rows)
-                configs[0] = {**configs[0], "max_concurrency": min(len(inputs), most)}
-            return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """:meth:`batch` in the running event loop."""
-        with _with_progress(config, len(inputs), shown=self.progress) as configs:
-            return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+        configs = get_config_list(config, len(inputs))
+        # LangChain takes the number of threads from the first configuration.
+        if configs and configs[0].get("max_concurrency") is None:
+            most = max(_MAX_BATCH_THREADS, 4 * self.engine.max_rows)
+            configs[0] = {**configs[0], "max_concurrency": min(len(inputs), most)}
+        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     def _generate(
         self,
@@ -153,10 +101,7 @@ class EngineChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         reply = Reply(self, messages, stop, kwargs)
-        updates = self.engine.astream(reply.row)
-        try:
+        async with aclosing(cast("Any", self.engine.astream(reply.row))) as updates:
             async for update in updates:
                 if (chunk := reply.chunk(update)) is not None:
                     yield chunk
-        finally:
-            await cast("Any", updates).aclose()

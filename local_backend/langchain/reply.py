@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import CallbackManager
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, message_chunk_to_message
 from langchain_core.messages.ai import UsageMetadata
-from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
@@ -26,7 +26,6 @@ from local_backend.langchain.chat_format import (
     REASONING_TAGS,
     answer_metadata,
     chat_prompt,
-    message_text,
     opened_reasoning,
     sampling_params,
 )
@@ -37,11 +36,12 @@ from local_backend.langchain.tools import (
     ToolFormat,
     chosen_tools,
     require_tools,
-    template_turns,
     tool_format,
 )
+from local_backend.langchain.turns import make_turns
 from local_backend.sequences.grammar import Alternative, alternatives_grammar, ignored_keywords
 from local_backend.sequences.outputs import Update
+from local_backend.sequences.request import ContextLengthError
 from local_backend.sequences.sequence import Row
 from local_backend.sequences.tokenizing import encode_continuation
 
@@ -136,11 +136,7 @@ def reply_prompt(
         ValueError: There is no message, one holds more than text, calls cannot be rendered, or a reply is
             begun that is to follow a schema or be a call.
     """
-    if not messages:
-        raise ValueError("there is no message to answer: give at least one")
-    turns = template_turns(convert_to_openai_messages(list(messages)))
-    for turn in turns:
-        turn["content"] = message_text(turn)
+    turns = make_turns(messages)
     if not form.tools and any("tool_calls" in turn for turn in turns):
         require_tools(tokenizer)
     asked = [turn for turn in turns if turn["role"] == "user"]
@@ -160,6 +156,10 @@ def reply_prompt(
     tag = opened_reasoning(tokenizer, prompt)
     closing = f"{REASONING_TAGS[tag]}\n\n" if tag else ""
     return [*prompt, *encode_continuation(tokenizer, closing + form.opening)], 0
+
+
+class PromptOverflowError(ContextLengthError, ContextOverflowError):
+    """:class:`~local_backend.sequences.request.ContextLengthError`, as LangChain calls it."""
 
 
 class Reply:
@@ -182,6 +182,7 @@ class Reply:
         form = ReplyFormat(tokenizer, arguments)
         self._prompt, self._num_context_tokens = reply_prompt(tokenizer, messages, form)
         self._references = arguments.get("references")
+        self._num_counted = self._num_written = 0  # tokens: reported as usage, and not yet
         self._calls = form.calls
         may_call = bool(form.tools) and form.grammar is None
         if may_call:
@@ -194,31 +195,40 @@ class Reply:
 
     def row(self, listener: Callable[[Update], None]) -> Row:
         """Its row, to submit to the engine."""
-        return self._engine.make_row(
-            self._prompt,
-            listener,
-            params=self._params,
-            references=self._references,
-            num_context_tokens=self._num_context_tokens,
-        )
+        try:
+            return self._engine.make_row(
+                self._prompt,
+                listener,
+                params=self._params,
+                references=self._references,
+                num_context_tokens=self._num_context_tokens,
+            )
+        except ContextLengthError as error:
+            raise PromptOverflowError(*error.args) from None
 
     def chunk(self, update: Update) -> ChatGenerationChunk | None:
-        """A piece of the message, if there is something new; the last one carries usage and metadata."""
+        """A piece of the message, if there is something new; the last one carries metadata.
+
+        Each one carries the usage since the one before, so that a stream that its reader leaves is counted.
+        """
         completion = update.completion
+        self._num_written += len(update.token_ids)
         if completion is None and not update.text:
             return None
         message = AIMessageChunk(content=update.text)
         if self._calls is not None:
             message = self._calls.read(update.text, completion.finish_reason if completion else None)
         if completion is not None:
-            prompt, answer = completion.num_prompt_tokens, len(completion.token_ids)
-            message.usage_metadata = UsageMetadata(
-                input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer
-            )
+            self._num_written = len(completion.token_ids) - self._num_counted
             message.response_metadata = answer_metadata(completion, self._model_name, self._engine)
             message.chunk_position = "last"
         elif not (message.content or message.tool_call_chunks or message.additional_kwargs):
             return None
+        prompt, answer = 0 if self._num_counted else len(self._prompt), self._num_written
+        message.usage_metadata = UsageMetadata(
+            input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer
+        )
+        self._num_counted, self._num_written = self._num_counted + answer, 0
         return ChatGenerationChunk(message=message)
 
     def result(self, last: Update) -> ChatResult:

@@ -8,7 +8,6 @@ Knows chat templates and LangChain's messages. Does not know engines or grammars
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import uuid
@@ -147,35 +146,6 @@ def chosen_tools(tools: Sequence[Tool], choice: Any) -> list[Tool]:
             f"tool_choice is 'auto', 'none', 'any' or the name of one of {names}, got {choice!r}"
         )
     return chosen
-
-
-def template_turns(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """OpenAI's messages as chat templates expect them.
-
-    Arguments are objects rather than JSON, results have their tool's name, and identifiers have the nine
-    letters and digits that Mistral's templates insist on.
-    """
-    names: dict[str, str] = {}
-    converted = []
-    for turn in map(dict, turns):
-        if turn.get("tool_calls"):
-            calls = []
-            for call in turn["tool_calls"]:
-                function = call["function"]
-                names[call["id"]] = function["name"]
-                arguments = json.loads(function["arguments"] or "{}")
-                function = {"name": function["name"], "arguments": arguments}
-                calls.append({"type": "function", "id": _short(call["id"]), "function": function})
-            turn["tool_calls"] = calls
-        if "tool_call_id" in turn:
-            turn.setdefault("name", names.get(turn["tool_call_id"], ""))
-            turn["tool_call_id"] = _short(turn["tool_call_id"])
-        converted.append(turn)
-    return converted
-
-
-def _short(identifier: str) -> str:
-    return hashlib.sha256(str(identifier).encode("utf-8", "replace")).hexdigest()[:9]
 
 
 class CallReader:

@@ -20,7 +20,7 @@ class LengthLog:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
 
@@ -39,4 +39,4 @@ class LengthLog:
         if params is not None:
             record |= {"temperature": params.temperature, "max_tokens": params.max_tokens}
         with self._lock, self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(json.dumps(record) + "\n")

@@ -109,11 +109,7 @@ def ascending_tokens(raw: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
 
 
 class QuantileNetwork(nn.Module):
-    """Maps features to quantiles of length in tokens.
-
-    Args:
-        num_features: Features of a prompt.
-    """
+    """Maps ``num_features`` features of a prompt to quantiles of length in tokens."""
 
     feature_mean: Tensor
     feature_scale: Tensor
@@ -166,9 +162,9 @@ class TrainedLengths:
 
     def save(self, folder: str | Path) -> None:
         """Write the networks; the features are not saved."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        about = {"features": self._features.name}
-        save_file(self._networks.state_dict(), Path(folder) / _FILE, metadata=about)
+        path = Path(folder).expanduser() / _FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(self._networks.state_dict(), path, metadata={"features": self._features.name})
 
     @classmethod
     def load(cls, folder: str | Path, features: Features) -> TrainedLengths:
@@ -182,7 +178,7 @@ class TrainedLengths:
             FileNotFoundError: The folder holds no predictor.
             ValueError: It was trained on features of another kind, or by another version.
         """
-        path = Path(folder) / _FILE
+        path = Path(folder).expanduser() / _FILE
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist: give the folder of a trained predictor")
         with safe_open(path, framework="pt") as file:

@@ -66,11 +66,7 @@ def _difference(
 ) -> float:
     """Largest mean difference of logits at one position, in units of their standard deviation.
 
-    Args:
-        model: Called as the engine calls it.
-        architecture: Its architecture.
-        text: Token ids.
-        own: The model's own logits after each of them, ``[tokens, vocabulary]``.
+    ``own`` are the model's own logits after each token of ``text``, ``[tokens, vocabulary]``.
     """
     wrong = [(token + 1) % own.shape[-1] for token in text]
     cache = RaggedKVCache(architecture.num_layers, max_rows=len(_LENGTHS))

@@ -15,9 +15,9 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,6 +44,8 @@ _lock = threading.Lock()
 @dataclass(frozen=True)
 class ForwardCost:
     """Seconds of a forward; linear interpolation and extrapolation of measurements.
+
+    ``pydantic.TypeAdapter(ForwardCost)`` writes it as JSON and reads it, to pass to an engine again.
 
     Attributes:
         contexts: Tokens before the new ones, ascending.
@@ -80,16 +82,6 @@ class ForwardCost:
         """
         sizes = (1, num_tokens, 2 * num_tokens) if num_tokens > 1 else (1, 2)
         return cls((1,), (1,), sizes, ((tuple(1 + per_token * (size > num_tokens) for size in sizes),),))
-
-    @classmethod
-    def from_dict(cls, table: dict[str, Any]) -> ForwardCost:
-        """Restore the result of :meth:`to_dict`, e.g. read from JSON."""
-        seconds = tuple(tuple(tuple(line) for line in rows) for rows in table["seconds"])
-        return cls(tuple(table["contexts"]), tuple(table["rows"]), tuple(table["widths"]), seconds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain sequences and numbers, to save as JSON and pass to an engine again."""
-        return asdict(self)
 
     def __call__(self, *, context: int, rows: int, width: int) -> float:
         """Seconds of a forward of ``rows`` rows, each with ``width`` new tokens after ``context`` others."""
@@ -150,10 +142,7 @@ def forward_cost(
 ) -> ForwardCost:
     """The cost of a model's forwards, measured once for each model in this process. Thread-safe.
 
-    Args:
-        model: In evaluation mode, with its final weights, dtype and device.
-        architecture: Its architecture.
-        with_graphs: Whether forwards are replayed as CUDA graphs.
+    The model is in evaluation mode, with its final weights, dtype and device.
     """
     key = (with_graphs, has_prepacked(model), model.dtype, model.device, torch.get_num_threads())
     with _lock:
@@ -164,14 +153,7 @@ def forward_cost(
 
 
 class ForwardTimer:
-    """Times forwards. What the rows contain does not matter, only how long they are.
-
-    Args:
-        model: In evaluation mode.
-        architecture: Its architecture.
-        max_rows: Rows of the largest forward.
-        with_graphs: Whether forwards are replayed as CUDA graphs.
-    """
+    """Times forwards of at most ``max_rows`` rows, whatever these contain."""
 
     def __init__(
         self,

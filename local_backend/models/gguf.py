@@ -1,4 +1,4 @@
-"""Recognises and reads GGUF files, the model format of llama.cpp, Ollama and LM Studio.
+"""Reads GGUF files, the model format of llama.cpp, Ollama and LM Studio.
 
 ``transformers`` does the reading; the weights are dequantized. Knows files. Does not know the engine.
 """
@@ -12,19 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_MAGIC = b"GGUF"
-
-
-def is_gguf(path: str | Path) -> bool:
-    """Whether ``path`` is a GGUF file; by its first bytes, since Ollama's files have no suffix."""
-    path = Path(path)
-    if not path.is_file():
-        if path.suffix == ".gguf":
-            raise FileNotFoundError(f"{path} does not exist: give the path of a GGUF file")
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def load_gguf(path: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

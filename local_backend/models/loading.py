@@ -5,11 +5,13 @@ Knows ``from_pretrained`` and which dtypes a device computes fast. Does not know
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from local_backend.models.default_model import default_model_folder
-from local_backend.models.gguf import is_gguf, load_gguf
+from local_backend.models.files import check_files
+from local_backend.models.gguf import load_gguf
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +40,8 @@ def load(
     Raises:
         ImportError: The ``local`` extra is not installed.
         OSError: There is no such model, or no default model can be found.
-        ValueError: ``transformers`` cannot read the GGUF file, ``dtype`` is not a floating-point type, or
-            ``quantization`` is unknown or needs another dtype or device.
+        ValueError: A file is damaged, is something else or cannot be read by ``transformers``; ``dtype`` is
+            no floating-point type; or ``quantization`` is unknown or needs another dtype or device.
     """
     try:
         import torch  # noqa: F401 - imported here to explain a missing installation
@@ -50,13 +52,21 @@ def load(
     options = {**(model_options or {}), "dtype": dtype}
     if path_or_name is None:
         path_or_name = default_model_folder(dtype)
-    if is_gguf(path_or_name):
+    else:
+        path_or_name = os.path.expanduser(path_or_name)
+        check_files(Path(path_or_name))
+    if Path(path_or_name).is_file():
         model, tokenizer = load_gguf(Path(path_or_name), options)
     else:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(path_or_name)
-        model = AutoModelForCausalLM.from_pretrained(path_or_name, **options)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path_or_name)
+            model = AutoModelForCausalLM.from_pretrained(path_or_name, **options)
+        except (OSError, ValueError) as error:
+            kind = OSError if isinstance(error, OSError) else ValueError
+            said = " ".join(str(error).split())[:300]
+            raise kind(f"cannot load {str(path_or_name)!r}, from here or from the hub: {said}") from error
     if device is not None:
         model = cast("Any", model).to(device)
     if quantization is not None:

@@ -54,13 +54,9 @@ def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
 
 
 class ModelRunner:
-    """Runs the model on consecutive rows of its cache.
+    """Runs a model, in evaluation mode, on consecutive rows of its cache.
 
-    Args:
-        model: A decoder-only ``transformers`` model, in evaluation mode.
-        cache: KV cache of the rows.
-        architecture: How the model must be called.
-        with_graphs: Whether decode forwards are replayed as CUDA graphs.
+    ``with_graphs`` replays decode forwards as CUDA graphs.
     """
 
     def __init__(
@@ -233,12 +229,7 @@ class TreeShape:
 
 
 class MaskRules:
-    """Builds attention masks in the form the model takes.
-
-    Args:
-        windows: Sliding window in tokens for each kind of layer, ``None`` for full attention.
-        dtype: A float type for additive masks, or ``torch.bool``.
-    """
+    """Builds attention masks in the form the model takes; see :class:`Architecture`."""
 
     def __init__(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> None:
         self._windows = windows

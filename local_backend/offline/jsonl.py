@@ -46,7 +46,7 @@ def read_lines(path: Path) -> Iterator[JsonLine]:
     Raises:
         OSError: The file cannot be read.
     """
-    with path.open("rb") as file:
+    with path.expanduser().open("rb") as file:
         for number, content in enumerate(file, 1):
             if content.decode("utf-8-sig", "replace").strip():
                 yield JsonLine(path, number, content)

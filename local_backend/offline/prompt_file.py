@@ -5,14 +5,14 @@ Knows tokenizers. Of a model it knows only the numbers of positions and token id
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jinja2 import TemplateError
-
-from local_backend.langchain.chat_format import chat_prompt, message_text
+from local_backend.langchain.chat_format import chat_prompt
+from local_backend.langchain.turns import make_turns
 from local_backend.offline.jsonl import read_lines
 from local_backend.sequences.outputs import Trajectory
 from local_backend.sequences.tokenizing import encode
@@ -49,14 +49,9 @@ def record_prompt(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list
             )
         messages = given.get("messages") or [{"role": "user", "content": given.get("question")}]
         try:
-            return chat_prompt(
-                tokenizer, [{**turn, "content": message_text(dict(turn))} for turn in messages]
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"the chat template rejects the messages ({error}): expected a list of "
-                '{"role", "content"} as the model was trained on'
-            ) from error
+            return chat_prompt(tokenizer, make_turns(messages))
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ValueError(f"the messages cannot be rendered: {error}") from error
     raise ValueError(f"there is no prompt (it has: {', '.join(given) or 'nothing'}): expected {_EXPECTED}")
 
 
@@ -180,6 +175,7 @@ def _parse_records(
 def _records(source: str | Path | Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
     if not isinstance(source, str | Path):
         return ((f"record {number}", record) for number, record in enumerate(source, 1))
+    source = os.path.expanduser(source)
     if Path(source).suffix in (".jsonl", ".json", ".ndjson"):
         if not Path(source).exists():
             raise FileNotFoundError(f"{source} does not exist: give a file of JSON lines with {_EXPECTED}")
@@ -187,7 +183,7 @@ def _records(source: str | Path | Iterable[Mapping[str, Any]]) -> Iterable[tuple
     from datasets import load_dataset, load_from_disk
 
     is_saved = (Path(source) / "dataset_info.json").exists() or (Path(source) / "state.json").exists()
-    dataset = load_from_disk(str(source)) if is_saved else load_dataset(str(source), split="train")
+    dataset = load_from_disk(source) if is_saved else load_dataset(source, split="train")
     return ((f"record {number} of {source}", record) for number, record in enumerate(dataset, 1))
 
 

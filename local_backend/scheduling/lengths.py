@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -75,12 +75,8 @@ class LearningPredictor(LengthPredictor, Protocol):
         ...
 
 
-class AnswerLengthLog(Protocol):
-    """Logs answer lengths; e.g. :class:`~local_backend.lengths.length_log.LengthLog`."""
-
-    def add(self, prompt: Sequence[int], num_tokens: int, params: SamplingParams) -> None:
-        """Log the length of a complete answer to ``prompt``; called from any thread."""
-        ...
+LogLength = Callable[[Sequence[int], int, SamplingParams], object]
+"""Called from any thread with a prompt, the tokens of its complete answer, and how it was sampled."""
 
 
 def empirical_quantile(values: Collection[float], quantile: float) -> float:
@@ -191,7 +187,8 @@ class Scheduling:
         max_cache_bytes: Memory for the KV cache, prefix cache included; rows that do not fit wait. Allocated
             in full when first needed. With ``None`` it grows to what ``max_rows`` rows need.
         max_overtakes: How many later rows may be admitted before a waiting row.
-        length_log: Logs prompts and answer lengths, to train a predictor on.
+        length_log: Logs prompts and answer lengths, to train a predictor on, e.g. the ``add`` of a
+            :class:`~local_backend.lengths.length_log.LengthLog`.
 
     Raises:
         ValueError: The policy is unknown or a number is out of range.
@@ -201,7 +198,7 @@ class Scheduling:
     predictor: LengthPredictor | None = None
     max_cache_bytes: int | None = None
     max_overtakes: int = DEFAULT_MAX_OVERTAKES
-    length_log: AnswerLengthLog | None = None
+    length_log: LogLength | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(AdmissionPolicy):

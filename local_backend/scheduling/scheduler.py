@@ -19,9 +19,9 @@ from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.scheduling.admission import AdmissionQueue, Ticket
 from local_backend.scheduling.lengths import (
     AdmissionPolicy,
-    AnswerLengthLog,
     LearningPredictor,
     LengthPredictor,
+    LogLength,
     ObservedLengths,
     Prediction,
     Scheduling,
@@ -69,7 +69,7 @@ class Scheduler:
         self._reserved: WeakKeyDictionary[Row, int] = WeakKeyDictionary()  # tokens, prompts included
         self._num_draft_tokens = self._num_observed = 0
         self._predictor: LengthPredictor | None
-        self._length_log: AnswerLengthLog | None
+        self._length_log: LogLength | None
         self._uses_predictions: bool
         self._follow(scheduling)
 
@@ -176,7 +176,7 @@ class Scheduler:
         num_tokens = row.stats.num_tokens
         if self._length_log is not None:
             try:
-                self._length_log.add(row.prompt_token_ids, num_tokens, row.params)
+                self._length_log(row.prompt_token_ids, num_tokens, row.params)
             except (OSError, ValueError) as error:  # a failing log must not fail answers
                 _logger.warning("answer lengths are no longer logged: %s", error)
                 self._length_log = None

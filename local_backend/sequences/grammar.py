@@ -19,7 +19,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
-from local_backend.sequences.tokenizing import cached_by_tokenizer
+from local_backend.sequences.tokenizing import cached_by_tokenizer, without_surrogates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,8 +68,10 @@ def alternatives_grammar(alternatives: Sequence[Alternative]) -> str:
     names = [f"alternative_{number}" for number in range(len(alternatives))]
     lines = [f"start: {' | '.join(names)}"]
     for name, each in zip(names, alternatives, strict=True):
-        value = "%json " + json.dumps({**_closed(each.schema), "x-guidance": _JSON_OPTIONS})
-        before = json.dumps(each.before) if each.before else ""
+        value = "%json " + json.dumps(
+            without_surrogates({**_closed(each.schema), "x-guidance": _JSON_OPTIONS})
+        )
+        before = json.dumps(without_surrogates(each.before)) if each.before else ""
         control = "" if each.control_token is None else f"<[{each.control_token}]>"
         lines.append(f"{name}: {control} {before} {value}")
     return "\n".join(lines)
@@ -129,7 +131,7 @@ class GrammarRule:
             # It writes a space before the first word, which is no part of the text.
             grammar = 'start: " "? answer\n' + _START.sub("answer:", grammar, count=1)
         self._tokenizer_end = tokens.eos_token
-        self._matcher = LLMatcher(tokens, grammar, log_level=0, limits=_QUIET)
+        self._matcher = LLMatcher(tokens, without_surrogates(grammar), log_level=0, limits=_QUIET)
         if error := self._matcher.get_error():
             raise ValueError(f"this grammar cannot bound an answer: {error}")
         self._read: list[int] = []  # by the matcher

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+class ContextLengthError(ValueError):
+    """A prompt that leaves no room for an answer in the model's positions."""
+
+
 TokenizedTexts = tuple[tuple[int, ...], ...]
 
 
@@ -173,9 +177,9 @@ class RowMaker:
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
         if len(prompt) >= self.max_positions:
-            raise ValueError(
+            raise ContextLengthError(
                 f"the prompt has {len(prompt)} tokens, but the model has positions for {self.max_positions} "
-                "with the answer: shorten it"
+                "with the answer: shorten it, or leave out earlier turns"
             )
         if min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
             raise ValueError(

@@ -9,18 +9,26 @@ Knows tokenizers and chat templates. Does not know models.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_TAG_OR_LINE_END = re.compile(r"[>\]\n]")
 _TAG = re.compile(r"</?([^<>/]+)>")
+
+# What templates raise where messages have another form than they expect.
+_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 _T = TypeVar("_T")
 
@@ -41,7 +49,7 @@ def cached_by_tokenizer(make: Callable[..., _T]) -> Callable[..., _T]:
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of a text in which control tokens count as such, e.g. a prompt continued as it is."""
-    return list(tokenizer.encode(_without_surrogates(text), add_special_tokens=False))
+    return list(tokenizer.encode(without_surrogates(text), add_special_tokens=False))
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -52,11 +60,10 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[i
     return token_ids[len(before) :] if token_ids[: len(before)] == before else encode(tokenizer, text)
 
 
-def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str, *, is_reply: bool = False) -> list[int]:
-    """Token ids of a text in which control tokens are ordinary text, e.g. a document or a reply."""
-    token_ids = encode(tokenizer, text)
-    text = _without_surrogates(text)
-    marked = mark_control_tokens(text, _control_tokens(tokenizer)[is_reply])
+def encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text in which control tokens are ordinary text, e.g. a document."""
+    token_ids, text = encode(tokenizer, text), without_surrogates(text)
+    marked = mark_control_tokens(text, _control_tokens(tokenizer)[False])
     return encode_marked_chat(tokenizer, marked) if marked != text else token_ids
 
 
@@ -67,25 +74,94 @@ def encode_chat(
 
     For turns without control tokens these are the ids of ``apply_chat_template``, which takes ``options``.
     """
+    given: list[dict[str, Any]] = [without_surrogates(dict(turn)) for turn in turns]
     controls = _control_tokens(tokenizer)
-    messages: list[dict[str, Any]] = [_without_surrogates(dict(turn)) for turn in turns]
-    options = _without_surrogates(options)
-    marked_messages = [mark_control_tokens(turn, controls[turn["role"] == "assistant"]) for turn in messages]
-    marked_options = mark_control_tokens(options, controls[False])
-    if (marked_messages, marked_options) == (messages, options):
-        token_ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
-        return [*map(int, token_ids)]
-    rendered = tokenizer.apply_chat_template(marked_messages, tokenize=False, **marked_options)
-    return encode_marked_chat(tokenizer, str(rendered))
+    marked = [mark_control_tokens(turn, controls[turn["role"] == "assistant"]) for turn in given]
+    options = mark_control_tokens(without_surrogates(options), controls[False])
+    return encode_marked_chat(tokenizer, _render(tokenizer, marked, options))
 
 
-def _without_surrogates(value: Any) -> Any:
+def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]], options: dict[str, Any]) -> str:
+    """The chat in the first form that the template takes, with all that is said to the model.
+
+    Templates refuse roles, e.g. a system's, and turns that do not alternate, or leave texts out.
+    """
+    chat, refusal = "", None
+    for form in chain(_forms(turns), map(_with_json_arguments, _forms(turns))):
+        try:
+            rendered = str(tokenizer.apply_chat_template(form, tokenize=False, **options))
+        except _REFUSALS as error:
+            refusal = refusal or error
+            continue
+        if all(map(rendered.__contains__, map(_said, form))):
+            return rendered
+        chat = chat or rendered
+    if not chat:
+        raise ValueError(
+            f"the chat template refuses these messages ({refusal}): expected turns like those it was made for"
+        ) from refusal
+    warnings.warn("the chat template leaves out part of the messages", stacklevel=4)
+    return chat
+
+
+def _said(turn: dict[str, Any]) -> str:
+    """What of a turn is in every chat: of a reply what follows reasoning, of a result nothing as it is."""
+    text = str(turn["content"]).strip()
+    if turn["role"] == "assistant":
+        return _TAG_OR_LINE_END.split(text)[-1].strip()
+    return text if turn["role"] != "tool" else ""
+
+
+def _forms(turns: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The turns as they are, then alternating after the system's, then without a system."""
+    yield turns
+    system = _paragraphs(*(turn["content"] for turn in turns if turn["role"] == "system"))
+    others = [turn for turn in turns if turn["role"] != "system"]
+    yield [{"role": "system", "content": system}] * bool(system) + _alternating(others)
+    yield _alternating(others, system)
+
+
+def _alternating(turns: list[dict[str, Any]], first: str = "") -> list[dict[str, Any]]:
+    """User and assistant in turn: texts of one role are merged, and a missing turn is blank."""
+    merged: list[dict[str, Any]] = [{"role": "user", "content": first}]
+    for given in turns:
+        before = merged[-1]
+        turn = {**given, "role": given["role"] if given["role"] in ("assistant", "tool") else "user"}
+        if turn["role"] == before["role"] != "tool":
+            calls = [*before.get("tool_calls", ()), *turn.get("tool_calls", ())]
+            merged[-1] = {**before, **turn, "content": _paragraphs(before["content"], turn["content"])}
+            merged[-1] |= {"tool_calls": calls} if calls else {}
+            continue
+        if turn["role"] == "user" and before["role"] == "tool":
+            merged.append({"role": "assistant", "content": ""})
+        merged.append(turn)
+    return merged
+
+
+def _with_json_arguments(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The turns with arguments of calls as text, to which e.g. DeepSeek's templates add their own."""
+
+    def convert(turn: dict[str, Any]) -> dict[str, Any]:
+        calls = []
+        for call in turn.get("tool_calls", ()):
+            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+        return {**turn, "tool_calls": calls} if calls else turn
+
+    return [*map(convert, turns)]
+
+
+def _paragraphs(*texts: str) -> str:
+    return "\n\n".join(text for text in texts if text.strip())
+
+
+def without_surrogates(value: Any) -> Any:
     """``value`` with pairs of surrogates joined to characters, and lone ones replaced."""
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
-        return {name: _without_surrogates(part) for name, part in value.items()}
-    return [_without_surrogates(part) for part in value] if isinstance(value, list) else value
+        return {without_surrogates(name): without_surrogates(part) for name, part in value.items()}
+    return [without_surrogates(part) for part in value] if isinstance(value, list) else value
 
 
 @cached_by_tokenizer

@@ -1,6 +1,6 @@
 """Command line of training: ``python -m local_backend.training``.
 
-``tune`` goes from prompts to a tuned model; ``collect``, ``train`` and ``evaluate`` are its stages.
+``tune`` goes from prompts to a tuned model; ``collect`` is its first stage alone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from local_backend import training
 from local_backend.models.loading import bf16_is_fast
 from local_backend.training.tuning import read_prompts_for
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        {"tune": _tune, "collect": _collect, "train": _train, "evaluate": _evaluate}[given.command](given)
+        (_tune if given.command == "tune" else _collect)(given)
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog} {given.command}: {error}\n")
 
@@ -38,18 +34,14 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     tune = commands.add_parser("tune", help="from prompts to a tuned model")
     collect = commands.add_parser("collect", help="decode prompts and store the trajectories")
-    train = commands.add_parser("train", help="train on stored trajectories")
-    evaluate = commands.add_parser("evaluate", help="measure speed on prompts")
-    for command in (tune, collect, train, evaluate):
+    for command in (tune, collect):
         command.add_argument(
             "--model", required=True, help='folder or name of a transformers causal LM, or "default"'
         )
         command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
         command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
-    for command in (tune, collect, evaluate):
         _add_prompts(command)
-    for command in (tune, train):
-        _add_training(command)
+    _add_training(tune)
     tune.add_argument("--rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
     tune.add_argument("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
     tune.add_argument(
@@ -59,8 +51,6 @@ def _make_parser() -> argparse.ArgumentParser:
     collect.add_argument("--output", type=Path, required=True, help="folder of the trajectories")
     collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
     collect.add_argument("--answers-only", action="store_true", help="store no guesses: takes less time")
-    train.add_argument("--trajectories", type=Path, required=True, help="folder that collect wrote")
-    evaluate.add_argument("--timed", type=int, default=16, help="prompts that are timed (%(default)s)")
     return parser
 
 
@@ -109,13 +99,6 @@ def _tune(given: argparse.Namespace) -> None:
     )
 
 
-def _train(given: argparse.Namespace) -> None:
-    model, tokenizer = training.load_for_training(given.model)
-    trajectories = training.StoredTrajectories(given.trajectories, model, tokenizer)
-    training.train_round(model, tokenizer, trajectories, given.output, _options(given))
-    print(f"written to {given.output / 'model'}")
-
-
 def _collect(given: argparse.Namespace) -> None:
     options = training.CollectOptions(
         block_size=given.block_size,
@@ -123,34 +106,16 @@ def _collect(given: argparse.Namespace) -> None:
         max_rows=given.rows,
         with_iterates=not given.answers_only,
     )
-    model, tokenizer, prompts = _load(given)
-    print(json.dumps(training.collect_trajectories(model, tokenizer, prompts, given.output, options)))
-
-
-def _evaluate(given: argparse.Namespace) -> None:
-    model, tokenizer, prompts = _load(given)
-    figures = training.evaluate(
-        model,
-        tokenizer,
-        prompts,
-        max_tokens=given.max_tokens,
-        block_size=given.block_size,
-        num_timed=given.timed,
-    )
-    print(json.dumps(figures.as_dict()))
-
-
-def _load(given: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[list[int]]]:
     model, tokenizer = training.load_for_training(given.model)
     prompts = read_prompts_for(
         model, tokenizer, given.prompts, given.max_tokens, limit=given.limit, template=given.template
     )
-    return model, tokenizer, prompts
+    print(json.dumps(training.collect_trajectories(model, tokenizer, prompts, given.output, options)))
 
 
 def _options(given: argparse.Namespace) -> training.TuneOptions:
     return training.TuneOptions(
-        num_rounds=getattr(given, "rounds", 1),
+        num_rounds=given.rounds,
         num_steps=given.steps,
         batch_size=given.batch_size,
         accumulation_steps=given.accumulation_steps,
@@ -159,8 +124,8 @@ def _options(given: argparse.Namespace) -> training.TuneOptions:
         last_layers=given.last_layers,
         bf16=not given.float32 and bf16_is_fast(),
         activation_checkpointing=given.activation_checkpointing,
-        max_hours=getattr(given, "max_hours", None),
-        num_held_out=getattr(given, "held_out", 64),
+        max_hours=given.max_hours,
+        num_held_out=given.held_out,
         save_steps=given.save_steps,
         noise=training.NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
         losses=training.LossOptions(

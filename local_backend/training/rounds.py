@@ -20,7 +20,6 @@ from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerSta
 
 from local_backend.drafting.drafter import require_at_least
 from local_backend.models.architecture import Architecture
-from local_backend.models.gguf import is_gguf
 from local_backend.models.loading import bf16_is_fast, load
 from local_backend.offline.prompt_file import check_tokenizer
 from local_backend.training.checkpoints import claim, digest, fingerprint, newest_checkpoint, write_model
@@ -122,6 +121,7 @@ def train_round(
         ValueError: The folder holds a round on other trajectories, of another model or with other options;
             or there is no trajectory.
     """
+    folder = folder.expanduser()
     examples = NoisyExamples(
         trajectories,
         options.num_steps * options.batch_size * options.accumulation_steps,
@@ -222,7 +222,7 @@ def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedToke
 
 def stored_dtype(path: str | Path) -> torch.dtype:
     """The dtype of a model's stored weights, by its configuration; float32 if they are quantized."""
-    if str(path) == DEFAULT_MODEL or is_gguf(path):
+    if str(path) == DEFAULT_MODEL or Path(path).is_file():
         return torch.float32
     dtype = AutoConfig.from_pretrained(path).dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32

@@ -177,7 +177,7 @@ def collect_trajectories(
             prompt is empty or too long.
         TimeoutError: The deadline has passed; what was collected until then is kept.
     """
-    options = options or CollectOptions()
+    folder, options = folder.expanduser(), options or CollectOptions()
     counts = resume_collection(folder, model, tokenizer, prompts, asdict(options))
     jacobi = Jacobi(block_size=options.block_size, num_recycled=0)
     recorder = Recorder(jacobi if options.with_iterates else Autoregressive())

@@ -41,6 +41,7 @@ class StoredTrajectories:
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        folder = folder.expanduser()
         settings = folder / _SETTINGS
         if not settings.exists():
             raise FileNotFoundError(

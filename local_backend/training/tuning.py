@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,6 +105,7 @@ def tune(
         ValueError: An argument or the work in progress is invalid; checked before any computation.
         TimeoutError: The time was up before training began; what was collected is kept.
     """
+    model_path, output = os.path.expanduser(model_path), output.expanduser()
     options = options or TuneOptions()
     deadline = time.monotonic() + 3600 * (options.max_hours or math.inf)
     model, tokenizer, (train_prompts, held_out), references = _prepare(

@@ -38,9 +38,10 @@ def write_custom_generate(model_dir: str | Path, *, drafter: str = "combined") -
         ValueError: No drafter has that name.
     """
     make_drafter(drafter)
-    if not (Path(model_dir) / "config.json").exists():
+    folder = Path(model_dir).expanduser()
+    if not (folder / "config.json").exists():
         raise FileNotFoundError(f"there is no model in {model_dir}: it holds no config.json")
-    path = Path(model_dir) / "custom_generate" / "generate.py"
+    path = folder / "custom_generate" / "generate.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(_FILE.format(drafter=drafter), "utf-8")
     return path

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from langchain_core.documents import Document
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage, convert_to_messages
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,6 +20,7 @@ T = TypeVar("T", bound=BaseModel)
 
 _MAX_TOKENS = 10_000_000
 _MAX_SEED = 2**63
+_OVERFLOW = "context_length_exceeded"  # OpenAI's code of a prompt that is too long
 _ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # which change nothing if they are 0 or empty
 _SAMPLING = ("temperature", "top_p", "seed", *_ZERO)
 # The client's bookkeeping, which changes nothing about an answer.
@@ -72,12 +74,16 @@ class RefusedError(Exception):
         """What the client is told about an exception that an answer ended with."""
         if isinstance(error, RefusedError):
             return error
+        is_overflow = isinstance(error, ContextOverflowError) or _OVERFLOW in str(error)
+        code = _OVERFLOW if is_overflow else None
         if isinstance(error, ProviderError):
             status = error.status or (504 if isinstance(error, TimeoutError) else 502)
-            return cls(str(error), status, retry_after_seconds=error.retry_after_seconds)
+            return cls(str(error), status, code=code, retry_after_seconds=error.retry_after_seconds)
         status_code = getattr(error, "status_code", None)  # of an SDK's error, from a LangChain model
         if isinstance(status_code, int) and 400 <= status_code < 600:
-            return cls(str(error), status_code)
+            return cls(str(error), status_code, code=code)
+        if is_overflow:
+            return cls(str(error), code=code)
         # Models raise these for wrong values, missing features and numbers out of range.
         if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
             return cls(f"the model refuses this request: {error or type(error).__name__}"[:1000])

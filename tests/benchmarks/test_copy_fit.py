@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from benchmarks.copy_fit import fit_to_answers, main
 from local_backend import ReferenceCopy
@@ -44,12 +46,12 @@ def test_too_few_answers_are_refused() -> None:
 
 def test_weights_survive_a_file_and_wrong_ones_are_named() -> None:
     assert len(FITTED.traits) == len(TRAITS)
-    kept = json.loads(json.dumps(FITTED.to_dict()))
-    assert CopyWeights.from_dict(kept) == FITTED
-    with pytest.raises(ValueError, match="no weights of reference copy: KeyError"):
-        CopyWeights.from_dict({"traits": [1.0]})
-    with pytest.raises(ValueError, match="are 12, 8 and 11, got 2, 8, 11"):
-        CopyWeights.from_dict({**kept, "traits": [1.0, 2.0]})
+    adapter = TypeAdapter(CopyWeights)
+    assert adapter.validate_json(adapter.dump_json(FITTED)) == FITTED
+    with pytest.raises(ValueError, match="by_length"):
+        adapter.validate_python({"traits": [1.0]})
+    with pytest.raises(ValueError, match=r"\(12, 8, 11\) numbers, got \(2, 8, 11\)"):
+        replace(FITTED, traits=(1.0, 2.0))
 
 
 def test_the_command_writes_weights_that_the_drafter_takes(
@@ -63,7 +65,7 @@ def test_the_command_writes_weights_that_the_drafter_takes(
     report = json.loads(capsys.readouterr().out)
     written = json.loads(file.read_text("utf-8"))
     assert written["report"] == report
-    assert CopyWeights.from_dict(written) == fit_to_answers(answers(40)).weights
+    assert TypeAdapter(CopyWeights).validate_python(written) == fit_to_answers(answers(40)).weights
 
 
 def test_a_folder_without_answers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_the_benchmark_says_everything_in_one_line(
 def test_costs_of_an_engine_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_lengths(tmp_path / "lengths.jsonl", made_up_lengths(64))
     costs = ForwardCost((128, 768), (1, 16), (1, 2), (((1, 2), (4, 8)), ((2, 3), (6, 9))))
-    (tmp_path / "costs.json").write_text(json.dumps(costs.to_dict()), encoding="utf-8")
+    (tmp_path / "costs.json").write_text(json.dumps(asdict(costs)), encoding="utf-8")
     main(["--lengths", str(data), "--cost", str(tmp_path / "costs.json")])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["bound"] > 1
     (tmp_path / "costs.json").write_text("{}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``ChatLocal.batch`` and ``abatch``: scheduled unasked, in order, with a bar where they are long."""
+"""``ChatLocal.batch`` and ``abatch``: scheduled unasked, in order."""
 
 from __future__ import annotations
 
@@ -20,50 +20,14 @@ def chat() -> Iterator[ChatLocal]:
         yield chat
 
 
-class _Bar:
-    """What stands in for a terminal's bar."""
-
-    made: list[_Bar]
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
-        self.num_counted = 0
-        self.made.append(self)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def update(self) -> None:
-        self.num_counted += 1
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[_Bar]:
-    import tqdm.auto
-
-    bars_made: list[_Bar] = []
-    monkeypatch.setattr(_Bar, "made", bars_made, raising=False)
-    monkeypatch.setattr(tqdm.auto, "tqdm", _Bar)
-    return bars_made
-
-
-async def test_long_batches_keep_their_order_and_show_a_bar(chat: ChatLocal, made: list[_Bar]) -> None:
+async def test_long_batches_keep_their_order(chat: ChatLocal) -> None:
     alone = {question: chat.invoke(question).text for question in QUESTIONS[:5]}
     want = [alone[question] for question in QUESTIONS]
     assert [message.text for message in chat.batch(QUESTIONS)] == want
     assert [message.text for message in await chat.abatch(QUESTIONS)] == want
-    assert [bar.num_counted for bar in made] == [40, 40]
-    assert all(bar.options["total"] == 40 and bar.options["delay"] > 0 for bar in made)
-    assert len(chat.batch(QUESTIONS[:32])) == 32
-    quiet = chat.model_copy(update={"progress": False})
-    assert len(quiet.batch(QUESTIONS)) == 40
-    assert len(made) == 2
 
 
-async def test_errors_are_langchains(chat: ChatLocal, made: list[_Bar]) -> None:
+async def test_errors_are_langchains(chat: ChatLocal) -> None:
     inputs: list[Any] = [*QUESTIONS[:36], [], *QUESTIONS[36:]]
     results = chat.batch(inputs, return_exceptions=True)
     assert [type(result) for result in results].count(ValueError) == 1
@@ -75,7 +39,6 @@ async def test_errors_are_langchains(chat: ChatLocal, made: list[_Bar]) -> None:
         chat.batch(inputs)
     with pytest.raises(ValueError, match="no message"):
         await chat.abatch(inputs)
-    assert made[0].num_counted == 41
 
 
 def test_scheduling_is_chosen_when_the_model_is_made(chat: ChatLocal) -> None:

@@ -329,7 +329,7 @@ async def test_an_error_reaches_its_caller_alone(chat: ChatLocal) -> None:
 
     await asyncio.gather(*(asyncio.to_thread(leave_at_once) for _ in range(4)))
     errors = await asyncio.gather(*bad, return_exceptions=True)
-    assert [type(error) for error in errors] == [ValueError] * 3
+    assert all(isinstance(error, ValueError) for error in errors)
     assert [message.text for message in await asyncio.gather(*good)] == [text] * 4
     await asyncio.to_thread(_wait_until_idle, chat.engine)
 
@@ -419,6 +419,6 @@ def test_memory_after_many_requests_is_what_it_was_after_few(few: int, many: int
     assert min(resident for _, resident in growths) < 16 * 2**20
 
 
-def test_a_runtime_names_what_replaced_it() -> None:
-    with pytest.raises(TypeError, match="llama-server"):
-        ChatLocal.from_pretrained("model.gguf", runtime="llama.cpp")
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(TypeError, match=r"unknown options \['temprature'\]"):
+        ChatLocal.from_pretrained("model.gguf", temprature=0.5)

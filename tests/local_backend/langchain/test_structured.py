@@ -196,3 +196,13 @@ def test_a_grammar_bounds_what_follows_a_reply_already_begun(chat: ChatLocal, fi
         assert 1 <= len(headings) <= 5 - first
         assert all(1 <= len(heading.strip(" ").split(" ")) <= 3 for heading in headings)
         assert ":" not in reply.text
+
+
+def test_half_a_character_in_a_schema_a_grammar_or_a_tool_is_replaced(chat: ChatLocal) -> None:
+    schema = {"type": "object", "properties": {"a\ud83d": {"const": "\ud83d"}}, "required": ["a\ud83d"]}
+    described = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    with_format = chat.invoke("Hi", response_format=described, max_tokens=40)
+    assert json.loads(with_format.text) == {"a\ufffd": "\ufffd"}
+    assert chat.invoke("Hi", grammar='start: "b\ud83d"').text == "b\ufffd"
+    assert chat.invoke("Hi", grammar="start: /b\ud83d/").text == "b\ufffd"
+    assert chat.invoke("\ud83d", references=["\ud83d"], stop=["\ud83d"], max_tokens=2).text

@@ -146,3 +146,35 @@ def test_what_the_user_got_wrong_is_named(tmp_path: Path, capsys: pytest.Capture
         assert ended.value.code == 2
         assert words in capsys.readouterr().err
     assert output.read_text("utf-8") == '{"answers": "of somebody else"}\n'
+
+
+def test_a_home_folder_a_long_line_and_a_terminal_without_unicode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "caf\u00e9"
+    model = home / "model"
+    tiny_chat_model().save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
+    records = [
+        {"question": "Hi", "id": "\ud83d"},
+        {"question": "bread " * 3000},
+        {"prompt": "\ud83d", "stop": "\ud83d"},
+    ]
+    (home / "in.jsonl").write_text("\n".join(map(json.dumps, records)), "utf-8")
+    options = ["--model=~/model", "--dtype=float32", "--max-tokens=2", "--no-progress"]
+    done = subprocess.run(
+        [sys.executable, "-m", "local_backend.batch", "~/in.jsonl", "~/out.jsonl", *options],
+        cwd=ROOT,
+        env={**os.environ, "HOME": str(home), "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    first, second, third = _lines(home / "out.jsonl")
+    assert first["text"]
+    assert "ContextLengthError" in second["error"]
+    assert "positions for 2048" in second["error"]
+    assert third["text"]

