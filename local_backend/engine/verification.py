@@ -32,16 +32,10 @@ def verify(
     choose: Callable[[int], int],
     predictions: Sequence[int] = (),
 ) -> Outcome:
-    """Walk down the draft along the model's own choices.
+    """The longest path of a draft along the model's own choices, and one bonus token.
 
-    Args:
-        draft: The guessed tokens.
-        choose: Returns the model's token after a node of the draft; -1 is the row's last token. Called once
-            for each emitted token, in order.
-        predictions: Passed on to the outcome.
-
-    Returns:
-        The longest accepted path and one bonus token.
+    ``choose`` returns the model's token after a node of the draft; -1 is the row's last token. It is called
+    once for each emitted token, in order. ``predictions`` are passed on to the outcome.
     """
     accepted: list[int] = []
     token_ids: list[int] = []

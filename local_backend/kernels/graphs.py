@@ -41,30 +41,19 @@ def check_graphs(model: PreTrainedModel) -> None:
 
 
 class ForwardInputs(NamedTuple):
-    """Inputs of a decode forward.
+    """Inputs of a decode forward."""
 
-    Attributes:
-        input_ids: ``[rows, new]``.
-        positions: ``[rows, new]``.
-        masks: ``[rows, 1, new, columns]``, by kind of layer if there are several.
-        row_index: Slot of each row, ``[rows, 1]``.
-        column_index: Columns that the new keys and values are written to, ``[rows, new]``.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
-    masks: Tensor | dict[str, Tensor]
-    row_index: Tensor
-    column_index: Tensor
+    input_ids: Tensor  # [rows, new]
+    positions: Tensor  # [rows, new]
+    masks: Tensor | dict[str, Tensor]  # [rows, 1, new, columns], by kind of layer if there are several
+    row_index: Tensor  # [rows, 1]: the slot of each row
+    column_index: Tensor  # [rows, new]: where the new keys and values are written
 
 
 class GraphedForwards:
     """Forwards by shape, recorded on first use. On a CPU nothing is recorded: every call computes.
 
-    Args:
-        forward: Computes logits ``[rows, new, vocabulary]`` from inputs on the model's device.
-        cache: The KV cache that it writes.
-        device: The model's.
+    ``forward`` computes logits ``[rows, new, vocabulary]`` from inputs on the model's device.
     """
 
     def __init__(
@@ -80,8 +69,7 @@ class GraphedForwards:
     def __call__(self, inputs: ForwardInputs) -> Tensor:
         """Logits ``[rows, new, vocabulary]``; the next call of the same shape overwrites them.
 
-        Args:
-            inputs: On the CPU; rows and columns padded as the cache says.
+        Inputs are on the CPU, their rows and columns padded as the cache says.
         """
         if self._layout != self._cache.layout:
             self._recorded.clear()

@@ -112,11 +112,9 @@ class LayerTensors(NamedTuple):
 class PrepackedProduct:
     """The weights of layers that read the same inputs, packed into one matrix.
 
-    Weights that change are packed again at the next use. Call :meth:`forget` after changes that torch does
-    not count: those made through ``weight.data`` or by a fused optimizer.
-
-    Args:
-        layers: One or more layers of one number of inputs, and all with or all without a bias.
+    These have one number of inputs, and all or none have a bias. Weights that change are packed again at the
+    next use. Call :meth:`forget` after changes that torch does not count: those made through ``weight.data``
+    or by a fused optimizer.
     """
 
     def __init__(self, layers: Sequence[LayerTensors]) -> None:
@@ -190,11 +188,9 @@ class PrepackedProduct:
 
 
 class PrepackedLinear:
-    """Replaces the forward of a linear layer.
+    """Replaces the forward of a linear layer, number ``index`` of those that share ``product``.
 
-    Args:
-        product: Of this layer and of others that are called with the same inputs one after another.
-        index: Index of this layer in the product.
+    They are called with the same inputs one after another.
     """
 
     def __init__(self, product: PrepackedProduct, index: int) -> None:

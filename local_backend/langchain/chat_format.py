@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,12 @@ from local_backend.engine.engine import Engine
 from local_backend.sequences.outputs import Completion, TokenLogprob
 from local_backend.sequences.request import References
 from local_backend.sequences.sampling import SamplingParams
-from local_backend.sequences.tokenizing import encode_chat, encode_continuation
+from local_backend.sequences.tokenizing import (
+    REFUSALS,
+    cached_by_tokenizer,
+    encode_chat,
+    encode_continuation,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,16 +35,30 @@ def chat_prompt(
     A final assistant turn is continued; ``options`` go to ``apply_chat_template``.
     """
     last = turns[-1]
-    begun = last["content"] if last["role"] == "assistant" else ""
-    is_blank = last["role"] == "assistant" and not begun and "tool_calls" not in last
+    is_reply = last["role"] == "assistant" and "tool_calls" not in last
+    begun = last["content"] if is_reply and last["content"].strip() else ""
     token_ids = encode_chat(
         tokenizer,
-        turns[:-1] if is_blank else turns,
+        turns[:-1] if is_reply and not begun else turns,
         add_generation_prompt=not begun,
         continue_final_message=bool(begun),
         **options,
     )
     return token_ids, len(encode_continuation(tokenizer, begun)) if begun else 0
+
+
+@cached_by_tokenizer
+def turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Tokens that end a reply by the tokenizer or the chat template; a model's config may lack them."""
+    ends = {tokenizer.eos_token_id}
+    with suppress(*REFUSALS):
+        turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "ZQ"}]
+        behind = str(tokenizer.apply_chat_template(turns, tokenize=False)).partition("ZQ")[2].lstrip()
+        added = tokenizer.added_tokens_decoder
+        ends |= {
+            number for number, token in added.items() if token.special and behind.startswith(token.content)
+        }
+    return tuple(sorted(ends - {None}))
 
 
 REASONING_TAGS = {

@@ -28,6 +28,7 @@ from local_backend.langchain.chat_format import (
     chat_prompt,
     opened_reasoning,
     sampling_params,
+    turn_ends,
 )
 from local_backend.langchain.structured import ANY_OBJECT, instruction, response_schema
 from local_backend.langchain.tools import (
@@ -190,7 +191,10 @@ class Reply:
             prompt_text = str(tokenizer.decode(self._prompt))
             self._calls = CallReader.of_template(tokenizer, form.tools, prompt_text, tag)
         self._params = replace(
-            sampling_params(model, stop, arguments), grammar=form.grammar, keep_special_tokens=may_call
+            sampling_params(model, stop, arguments),
+            stop_token_ids=turn_ends(tokenizer),
+            grammar=form.grammar,
+            keep_special_tokens=may_call,
         )
 
     def row(self, listener: Callable[[Update], None]) -> Row:

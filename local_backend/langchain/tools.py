@@ -57,7 +57,7 @@ class ToolFormat:
     arguments: str = "arguments"
 
 
-# The first whose pattern is in the chat template.
+# The first whose pattern is in the chat template. What closes a call may stand in its arguments, too.
 _FORMATS = {
     r"<function=": ToolFormat(  # Qwen3-Coder, Qwen 3.5
         {
@@ -69,14 +69,14 @@ _FORMATS = {
         }
     ),
     r"<tool_call>": ToolFormat(  # Hermes, Qwen 2.5 and 3, SmolLM3
-        {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "content": "json"},
+        {"open_pattern": r"\s*<tool_call>", "close_pattern": r"(?<=\}\s*)</tool_call>", "content": "json"},
         opening="<tool_call>\n",
     ),
     r"\[ARGS\]": ToolFormat(  # Mistral since its eleventh tokenizer
         {
             "open_pattern": r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\s\[{]+)"
             r"(?:\[CALL_ID\][^\s\[]*)?(?:\[ARGS\])?\s*(?=\{)",
-            "close_pattern": r"(?=\[TOOL_CALLS\])",
+            "close_pattern": r"(?<=\}\s*)(?=\[TOOL_CALLS\])",
             "content": "json",
             "transform": {"name": "{name}", "arguments": "{content}"},
         }

@@ -38,11 +38,9 @@ class Features(Protocol):
     @property
     def name(self) -> str:
         """The kind of features, saved with what is trained on them."""
-        ...
 
     def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Features ``[prompts, features]``, float32, on the CPU."""
-        ...
 
 
 class HiddenStates:
@@ -51,9 +49,8 @@ class HiddenStates:
     Takes one forward without the language-model head; prompts of similar length share one. The last token's
     state alone carries less: it is about how the answer begins. Mean and maximum are about what is asked.
 
-    Args:
-        model: A decoder-only ``transformers`` model; an engine may decode with it at the same time.
-        max_forward_tokens: Maximum tokens of a forward, padding included; a longer prompt runs alone.
+    An engine may decode with the model at the same time. A forward has at most ``max_forward_tokens``
+    with its padding; a longer prompt runs alone.
     """
 
     name = "hidden_state"
@@ -99,10 +96,7 @@ class HiddenStates:
 def ascending_tokens(raw: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
     """Map unconstrained numbers to ascending quantiles in tokens: a first value and positive log-scale steps.
 
-    Args:
-        raw: ``[answers, quantiles]``.
-        centre: Mean of the logarithms of lengths, a scalar.
-        spread: Their standard deviation, a scalar.
+    ``raw`` is ``[answers, quantiles]``; logarithms of lengths have mean ``centre`` and deviation ``spread``.
     """
     steps = torch.cat([raw[:, :1], functional.softplus(raw[:, 1:])], dim=1).cumsum(1)
     return (centre + spread * steps).clamp(max=_MAX_LOG).exp()
@@ -138,12 +132,7 @@ class QuantileNetwork(nn.Module):
 
 
 class TrainedLengths:
-    """Predicts the mean of what several networks predict.
-
-    Args:
-        features: Computes prompt features, of the kind the networks were fitted to.
-        networks: The fitted networks.
-    """
+    """Predicts the mean of what several networks predict, which were fitted to features of this kind."""
 
     def __init__(self, features: Features, networks: Sequence[QuantileNetwork]) -> None:
         self._features = features

@@ -74,11 +74,9 @@ class ForwardCost:
 
     @classmethod
     def flat(cls, num_tokens: int, per_token: float = 1.0) -> ForwardCost:
-        """A cost that is constant up to ``num_tokens`` tokens in all and linear beyond.
+        """A cost that is constant up to ``num_tokens`` tokens in all, rows times width, and linear beyond.
 
-        Args:
-            num_tokens: Rows times width up to which the cost is constant.
-            per_token: Cost of ``num_tokens`` further tokens, in forwards.
+        So many further tokens cost ``per_token`` forwards.
         """
         sizes = (1, num_tokens, 2 * num_tokens) if num_tokens > 1 else (1, 2)
         return cls((1,), (1,), sizes, ((tuple(1 + per_token * (size > num_tokens) for size in sizes),),))
@@ -103,9 +101,7 @@ class ForwardCost:
         All rows of a forward are as wide as the widest, so one width is chosen for all: the one with the
         highest ratio of expected tokens, accepted ones and a bonus for each row, to seconds.
 
-        Args:
-            drafts: One for each row; drafts without probabilities are always kept whole.
-            context: Tokens of the longest row.
+        Drafts without probabilities are always kept whole. ``context`` are the tokens of the longest row.
         """
         least = max((len(draft) for draft in drafts if not draft.probabilities), default=0)
         most = max(map(len, drafts), default=0)

@@ -253,19 +253,13 @@ class MaskRules:
             seen = (column < tree.lengths[:, None, None]).expand(-1, num_new, -1).clone()
             for row, length in enumerate(tree.lengths.tolist()):
                 seen[row, :, length : length + num_new] = tree.ancestors[row]
-        masks = {}
+        by_kind = {}
         for kind, window in self._windows.items():
-            within = seen
+            by_kind[kind] = seen
             if window is not None:
-                within = seen & (tree.positions[:, :, None] - self._column_positions(tree, column) < window)
-            masks[kind] = self._in_dtype(within)[:, None]
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _in_dtype(self, seen: Tensor) -> Tensor:
-        if self._dtype == torch.bool:
-            return seen
-        lowest = torch.finfo(self._dtype).min
-        return torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, lowest)
+                distance = tree.positions[:, :, None] - self._column_positions(tree, column)
+                by_kind[kind] = seen & (distance < window)
+        return make_masks(by_kind, self._dtype)
 
     @staticmethod
     def _column_positions(tree: TreeShape, column: Tensor) -> Tensor:
@@ -275,3 +269,14 @@ class MaskRules:
             columns = tree.lengths[:, None] + torch.arange(tree.positions.shape[1], device=column.device)
             positions.scatter_(1, columns, tree.positions)
         return positions[:, None]
+
+
+def make_masks(seen: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+    """Masks ``[rows, 1, new, columns]`` of what new tokens see; a dict if kinds of layers differ."""
+    masks = {}
+    for kind, each in seen.items():
+        mask = each
+        if dtype != torch.bool:
+            mask = torch.zeros_like(each, dtype=dtype).masked_fill_(~each, torch.finfo(dtype).min)
+        masks[kind] = mask[:, None]
+    return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from local_backend.engine.engine import Engine
-from local_backend.langchain.chat_format import PARAMETERS
+from local_backend.langchain.chat_format import PARAMETERS, turn_ends
 from local_backend.offline.jsonl import JsonLine
 from local_backend.offline.prompt_file import record_prompt
 from local_backend.sequences.outputs import Update
@@ -48,7 +48,7 @@ def row_arguments(
     return {
         "prompt": prompt_ids,
         "num_context_tokens": num_context_tokens,
-        "params": replace(defaults, **{"seed": seed, **given}),
+        "params": replace(defaults, stop_token_ids=turn_ends(tokenizer), **{"seed": seed, **given}),
         "references": references,
     }
 

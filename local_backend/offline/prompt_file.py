@@ -41,7 +41,9 @@ def record_prompt(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list
     if "prompt_ids" in given:
         return _token_ids(given, "prompt_ids"), 0
     if isinstance(given.get("prompt"), str):
-        return encode(tokenizer, given["prompt"]), 0
+        token_ids, begin = encode(tokenizer, given["prompt"]), tokenizer.encode("")[:1]
+        is_missing = begin == [tokenizer.bos_token_id] != token_ids[:1]  # the token that begins every text
+        return [*begin, *token_ids] if is_missing else token_ids, 0
     if "messages" in given or isinstance(given.get("question"), str):
         if not tokenizer.chat_template:
             raise ValueError(

@@ -63,7 +63,6 @@ class LengthPredictor(Protocol):
 
         ``params`` say how each answer will be sampled; the caller caps predictions at ``max_tokens``.
         """
-        ...
 
 
 @runtime_checkable
@@ -72,7 +71,6 @@ class LearningPredictor(LengthPredictor, Protocol):
 
     def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
         """Learn the length of a complete answer to ``prompt``; called from any thread."""
-        ...
 
 
 LogLength = Callable[[Sequence[int], int, SamplingParams], object]

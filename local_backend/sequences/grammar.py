@@ -94,14 +94,15 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     closed = dict(schema)
-    for key in _MAPS_OF_SCHEMAS & schema.keys():
+    maps = {key for key in _MAPS_OF_SCHEMAS & schema.keys() if isinstance(schema[key], Mapping)}
+    for key in maps:
         closed[key] = {name: _closed(part) for name, part in schema[key].items()}
     for key in _SCHEMAS & schema.keys():
         closed[key] = _closed(schema[key])
     if "properties" in schema and _COMBINATIONS & schema.keys():
         return closed  # schemas that are combined leave room for each other's properties
     for key in _ALTERNATIVES & schema.keys():
-        closed[key] = [_closed(part) for part in schema[key]]
+        closed[key] = [*map(_closed, schema[key])] if isinstance(schema[key], list) else schema[key]
     if "properties" in schema and not {"additionalProperties", "patternProperties"} & schema.keys():
         closed["additionalProperties"] = False
     return closed

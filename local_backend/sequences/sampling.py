@@ -5,11 +5,30 @@ Knows logits of single positions. Does not know drafts, rows or the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
+
+_LEAST_TEMPERATURE = 1e-30  # in a calculation
+# Of each number: its kind, its least and greatest value, and these in words.
+_BOUNDS: dict[str, tuple[Any, float, float, str]] = {
+    "max_tokens": (Integral, 1, math.inf, "at least 1"),
+    "min_tokens": (Integral, 0, math.inf, "0 or more"),
+    "temperature": (Real, 0, math.inf, "0 (greedy) or more"),
+    "top_p": (Real, math.nextafter(0, 1), 1, "above 0 and at most 1"),
+    "top_k": (Integral, 0, math.inf, "0 (all tokens) or more"),
+    "min_p": (Real, 0, math.nextafter(1, 0), "0 (all tokens) or more, below 1"),
+    "presence_penalty": (Real, -2, 2, "from -2 to 2"),
+    "frequency_penalty": (Real, -2, 2, "from -2 to 2"),
+    "seed": (Integral, -(2**63), 2**64 - 1, "a whole number of 64 bits"),
+    "logprobs": (Integral, 0, math.inf, "None or the number of alternatives"),
+}
+_OPTIONAL = ("max_tokens", "seed", "logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +62,7 @@ class SamplingParams:
         keep_special_tokens: Whether special tokens that the model writes are part of the text.
 
     Raises:
+        TypeError: A value is no number.
         ValueError: A value lies outside its range.
     """
 
@@ -64,23 +84,14 @@ class SamplingParams:
     keep_special_tokens: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if self.min_tokens < 0:
-            raise ValueError(f"min_tokens must be 0 or more, got {self.min_tokens}")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (all tokens) or more, got {self.top_k}")
-        if not 0 <= self.min_p < 1:
-            raise ValueError(f"min_p must be 0 (all tokens) or more, below 1, got {self.min_p}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= (penalty := getattr(self, name)) <= 2:
-                raise ValueError(f"{name} must be from -2 to 2, got {penalty}")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise ValueError(f"logprobs must be None or the number of alternatives, got {self.logprobs}")
+        for name, (kind, least, most, words) in _BOUNDS.items():
+            value: Any = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} must be {words}, got {value!r}")
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be {words}, got {value}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop must be a tuple of non-empty strings, got {self.stop!r}")
 
@@ -92,7 +103,9 @@ class SamplingParams:
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """Float32 distribution a row samples from, of one position; filters in the order of ``transformers``."""
-    scores = logits.float() / params.temperature
+    scores = logits.float()
+    # In relation to the highest score: near a temperature of 0 others overflow.
+    scores = (scores - scores.max()) / max(params.temperature, _LEAST_TEMPERATURE)
     if 0 < params.top_k < scores.numel():
         scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -torch.inf)
     if params.top_p < 1:

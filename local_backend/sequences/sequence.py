@@ -105,7 +105,7 @@ class Row:
             if self.params.seed is None:
                 self._generator.seed()
             else:
-                self._generator.manual_seed(self.params.seed)
+                self._generator.manual_seed(int(self.params.seed))
         return self._generator
 
     def append(self, token_ids: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ _TAG_OR_LINE_END = re.compile(r"[>\]\n]")
 _TAG = re.compile(r"</?([^<>/]+)>")
 
 # What templates raise where messages have another form than they expect.
-_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 _T = TypeVar("_T")
 
@@ -49,7 +49,8 @@ def cached_by_tokenizer(make: Callable[..., _T]) -> Callable[..., _T]:
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of a text in which control tokens count as such, e.g. a prompt continued as it is."""
-    return list(tokenizer.encode(without_surrogates(text), add_special_tokens=False))
+    # Not verbose: it would warn of documents longer than the model's positions, which nobody reads whole.
+    return list(tokenizer.encode(without_surrogates(text), add_special_tokens=False, verbose=False))
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -90,7 +91,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]], opt
     for form in chain(_forms(turns), map(_with_json_arguments, _forms(turns))):
         try:
             rendered = str(tokenizer.apply_chat_template(form, tokenize=False, **options))
-        except _REFUSALS as error:
+        except REFUSALS as error:
             refusal = refusal or error
             continue
         if all(map(rendered.__contains__, map(_said, form))):

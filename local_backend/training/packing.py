@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from local_backend.models.architecture import Architecture
+from local_backend.models.runner import make_masks
 from local_backend.sequences.request import vocabulary_size
 from local_backend.training.losses import IGNORED, NO_TEACHER
 
@@ -158,8 +159,9 @@ class PackedForward:
         self.vocabulary_size = vocabulary_size(model)
         self._windows = architecture.windows
         self._keeps_logits = architecture.keeps_logits
-        self._is_additive = getattr(model.config, "_attn_implementation", None) == "eager"
-        self._dtype = architecture.mask_dtype if architecture.mask_dtype != torch.bool else model.dtype
+        # Boolean masks are right when autocast computes in another dtype than the weights', too.
+        is_additive = getattr(model.config, "_attn_implementation", None) == "eager"
+        self._dtype = model.dtype if is_additive else torch.bool
 
     def __call__(self, model: Any, batch: PackedBatch, **options: Any) -> Tensor:
         """Logits ``[rows, width, vocabulary]`` by the model this was made for, or a wrapper of it."""
@@ -193,17 +195,11 @@ class PackedForward:
     def masks(self, batch: PackedBatch) -> Tensor | dict[str, Tensor]:
         """Masks ``[rows, 1, width, width]``; a dict by kind of layer if kinds differ."""
         distance = batch.position_ids[:, :, None] - batch.position_ids[:, None, :]
-        masks = {}
-        for kind, window in self._windows.items():
-            seen = batch.sees if window is None else batch.sees & (distance < window)
-            masks[kind] = self._in_dtype(seen)[:, None]
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _in_dtype(self, seen: Tensor) -> Tensor:
-        if not self._is_additive:
-            return seen  # also correct when autocast computes in another dtype than the weights'
-        lowest = torch.finfo(self._dtype).min
-        return torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, lowest)
+        seen = {
+            kind: batch.sees if window is None else batch.sees & (distance < window)
+            for kind, window in self._windows.items()
+        }
+        return make_masks(seen, self._dtype)
 
 
 def use_fast_attention(model: PreTrainedModel) -> None:

@@ -35,14 +35,7 @@ _MAX_REFERENCE_SETS = 256
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Row:
-    """One request as the drafter sees it; see :class:`~local_backend.drafting.drafter.RowView`.
-
-    Attributes:
-        token_ids: Prompt and the tokens emitted so far.
-        num_prompt_tokens: Tokens of the prompt.
-        references: Token ids of the texts to copy from; without any, the prompt is copied.
-        room: Positions left.
-    """
+    """One request as the drafter sees it; see :class:`~local_backend.drafting.drafter.RowView`."""
 
     token_ids: list[int]
     num_prompt_tokens: int

@@ -186,7 +186,7 @@ def test_a_row_that_leaves_its_source_often_is_known_to() -> None:
 
 # The tree ------------------------------------------------------------------------------------------
 
-_EVEN = CopyWeights(traits=(1.0,), by_length=(0.0,) * 8, miss=(-2.0, *[0.0] * 10), sharpness=1.0)
+_EVEN = CopyWeights(traits=(1.0, *[0.0] * 11), by_length=(0.0,) * 8, miss=(-2.0, *[0.0] * 10), sharpness=1.0)
 
 
 def _grown(sources: list[Source], **options: float) -> Draft:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -19,7 +20,7 @@ from local_backend import Draft, Engine, Outcome, SamplingParams
 from local_backend.drafting import RowView
 from local_backend.sequences.outputs import EngineStats, Update
 from tests.local_backend.conftest import greedy, ragged_prompts
-from tests.tiny import random_llama
+from tests.tiny import random_llama, tiny_tokenizer
 
 
 class RandomTrees:
@@ -390,3 +391,42 @@ def test_a_child_that_calls_its_parents_engine_gets_an_error(
             with pytest.raises(RuntimeError, match="start workers first"):
                 engine.generate([[5, 6]], SamplingParams(max_tokens=2))
         assert len(engine.generate([[5, 6]], SamplingParams(max_tokens=2))) == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-8, 1e-38, 1e-45, 1e-300])
+def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
+    with Engine(random_llama(), tiny_tokenizer()) as engine:
+        greedy, sampled = engine.generate(
+            [[20, 21]] * 2,
+            [SamplingParams(max_tokens=12), SamplingParams(max_tokens=12, temperature=temperature)],
+        )
+    assert sampled.token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        *[({"seed": seed}, ValueError) for seed in (2**64, -(2**63) - 1)],
+        *[
+            ({name: "5"}, TypeError)
+            for name in ("seed", "max_tokens", "top_k", "temperature", "top_p", "logprobs")
+        ],
+        *[({name: 2.5}, TypeError) for name in ("seed", "max_tokens", "top_k", "min_tokens")],
+        *[
+            ({name: float("nan")}, ValueError)
+            for name in ("temperature", "top_p", "min_p", "presence_penalty")
+        ],
+        ({"temperature": None}, TypeError),
+    ],
+)
+def test_parameters_that_are_no_numbers_are_named(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"{next(iter(wrong))} must be"):
+        SamplingParams(**wrong)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float32(0.5), seed=np.int64(4), top_k=np.int32(5)
+    )
+    with Engine(random_llama(), tiny_tokenizer()) as engine:
+        assert len(engine.generate([[20, 21]], params)[0].token_ids) <= 3

@@ -206,3 +206,13 @@ def test_half_a_character_in_a_schema_a_grammar_or_a_tool_is_replaced(chat: Chat
     assert chat.invoke("Hi", grammar='start: "b\ud83d"').text == "b\ufffd"
     assert chat.invoke("Hi", grammar="start: /b\ud83d/").text == "b\ufffd"
     assert chat.invoke("\ud83d", references=["\ud83d"], stop=["\ud83d"], max_tokens=2).text
+
+
+@pytest.mark.parametrize(
+    "schema", [{"properties": 5}, {"anyOf": 5}, {"type": "array", "items": 5}, {"$ref": "#/$defs/a"}]
+)
+def test_a_schema_that_is_none_is_an_error_of_its_own(chat: ChatLocal, schema: dict[str, Any]) -> None:
+    described = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", **schema}}}
+    with pytest.raises(ValueError, match="this schema cannot bound an answer"):
+        chat.invoke("Hi", response_format=described)
+    assert chat.invoke("Hi", max_tokens=2).text

@@ -354,3 +354,13 @@ def test_a_format_that_is_not_known_says_so() -> None:
             assert counted > chat.get_num_tokens_from_messages([HumanMessage(QUESTION)]) + 40
     finally:
         tokenizer.chat_template = template
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "mistral_v11"])
+def test_what_closes_a_call_may_stand_in_its_arguments(name: str) -> None:
+    text = FORMATS[name].call.replace("Oslo", "a</tool_call>[TOOL_CALLS] b")
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    read = CallReader.of_template(tool_tokenizer(name), tools, "").read(text, "stop")
+    assert [json.loads(call["args"] or "")["city"] for call in read.tool_call_chunks] == [
+        "a</tool_call>[TOOL_CALLS] b"
+    ]

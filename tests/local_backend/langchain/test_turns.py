@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -11,7 +12,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from transformers import PreTrainedTokenizerBase
 
 from local_backend import ChatLocal, Engine
-from local_backend.langchain.reply import ReplyFormat, reply_prompt
+from local_backend.langchain.chat_format import turn_ends
+from local_backend.langchain.reply import Reply, ReplyFormat, reply_prompt
 from local_backend.langchain.turns import make_turns
 from tests.families import FAMILIES, tokenizer_of
 from tests.local_backend.langchain.strict_templates import TEMPLATES, strict_tokenizer
@@ -269,6 +271,24 @@ async def test_a_prompt_longer_than_the_positions_is_langchains_error() -> None:
         answer, error = chat.batch(["a", long], return_exceptions=True)
         assert isinstance(answer, AIMessage)
         assert isinstance(error, ContextOverflowError)
+
+
+def test_a_reply_ends_where_the_tokenizer_or_the_template_ends_a_turn() -> None:
+    for family, kind in FAMILIES.items():
+        tokenizer = copy.deepcopy(tokenizer_of(family))
+        (end,) = turn_ends(tokenizer)
+        assert tokenizer.convert_ids_to_tokens(end) == kind.end
+        # Where the tokenizer's end token is another, as a base model's, the template tells.
+        tokenizer.add_special_tokens({"eos_token": "<|other|>"})
+        assert {end, tokenizer.eos_token_id} == {*turn_ends(tokenizer)}
+        model = random_llama(vocab_size=len(tokenizer), eos_token_id=7)
+        with Engine(model, tokenizer) as engine:
+            reply = Reply(ChatLocal(engine=engine), [ASK], None, {})
+            assert {7, end, tokenizer.eos_token_id} <= reply.row(lambda _: None).end_token_ids
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    assert turn_ends(tokenizer) == (tokenizer.eos_token_id,)
+    tokenizer.chat_template = "<|other|>{{ messages[0].content }}"
+    assert turn_ends(tokenizer) == (tokenizer.eos_token_id,)
 
 
 async def test_a_stream_that_is_left_was_counted() -> None:

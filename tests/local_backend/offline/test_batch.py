@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.batch import main
 from local_backend.offline.batch import answer_lines
 from local_backend.offline.jsonl import read_lines
+from local_backend.offline.prompt_file import record_prompt
+from tests.families import tokenizer_of
 from tests.local_backend.offline.work import write_requests
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
@@ -178,3 +182,17 @@ def test_a_home_folder_a_long_line_and_a_terminal_without_unicode(
     assert "ContextLengthError" in second["error"]
     assert "positions for 2048" in second["error"]
     assert third["text"]
+
+
+def test_a_text_begins_with_the_token_that_begins_texts_once() -> None:
+    tokenizer = copy.deepcopy(tokenizer_of("llama_3"))
+    plain, _ = record_prompt({"prompt": "Bread is"}, tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<|begin_of_text|>"})
+    begin = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", begin)]
+    )
+    for text in ("Bread is", "<|begin_of_text|>Bread is"):
+        assert record_prompt({"prompt": text}, tokenizer) == ([begin, *plain], 0)
+    chat, _ = record_prompt({"question": "Bread?"}, tokenizer)
+    assert chat.count(begin) == 1
