@@ -39,18 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(report, file=sys.stderr)
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m local_backend.batch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", type=_path, metavar="IN.jsonl", help="requests, one a line")
-    parser.add_argument("output", type=_path, metavar="OUT.jsonl", help="answers, one a line")
+    parser.add_argument("source", type=Path, metavar="IN.jsonl", help="requests, one a line")
+    parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="answers, one a line")
     parser.add_argument(
         "--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given"
     )
@@ -78,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(given: argparse.Namespace) -> str:
     """Answer the lines that are not answered yet; returns a report without those of earlier runs."""
+    given.source, given.output = given.source.expanduser(), given.output.expanduser()
     if not given.source.exists():
         raise FileNotFoundError(f"{given.source} does not exist: give a file of JSON lines")
     if given.output.exists() and given.output.samefile(given.source):

@@ -10,7 +10,7 @@ import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, make_drafter
@@ -279,6 +279,9 @@ class Engine:
         if not is_more:
             release_workers()  # they would slow down what computes next: another engine, or the caller
         return is_more
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an engine cannot be pickled: load the model in each process")
 
     def __enter__(self) -> Engine:
         return self

@@ -74,19 +74,16 @@ class LlamaForward:
         *,
         first_logits: int | None,
     ) -> Tensor | None:
-        """One forward; the cache writes its keys and values.
+        """Logits ``[rows, new - first_logits, vocabulary]``, or none; the cache writes keys and values.
 
         Args:
-            input_ids: ``[rows, new]``.
-            positions: ``[rows, new]``.
+            input_ids: ``[rows, new]``, as ``positions``.
+            positions: Of the new tokens.
             masks: ``[rows, 1, new, columns]``, by kind of layer if there are several; ``None`` if each token
                 attends to those before it and itself, and either there is one new token in rows of equal
                 length, or no row had any token.
             cache: Of the rows.
             first_logits: Compute logits from this new token on; ``None`` computes none.
-
-        Returns:
-            Logits ``[rows, new - first_logits, vocabulary]``.
         """
         num_rows, num_new = input_ids.shape
         hidden = self._embed.weight.index_select(0, input_ids.flatten())  # [rows * new, size]

@@ -56,15 +56,9 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
 
 
 def product_in_4_bits(weight: Tensor, grid: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-    """The product with weights that were rounded to a grid.
+    """The product with weights ``[out, in]`` that were rounded to a grid ``[out, in / group, 2]``.
 
-    Args:
-        weight: ``[out, in]``.
-        grid: Of the weights, ``[out, in / group, 2]``.
-        bias: ``[out]``.
-
-    Returns:
-        From ``[..., in]`` to ``[..., out]``, or ``None`` if a weight is no longer on the grid.
+    From ``[..., in]`` to ``[..., out]``; ``None`` if a weight is no longer on the grid.
     """
     steps = _steps(weight, grid)
     if not torch.equal(_values(steps, grid).to(weight.dtype), weight):

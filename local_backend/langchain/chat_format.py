@@ -16,12 +16,7 @@ from local_backend.engine.engine import Engine
 from local_backend.sequences.outputs import Completion, TokenLogprob
 from local_backend.sequences.request import References
 from local_backend.sequences.sampling import SamplingParams
-from local_backend.sequences.tokenizing import (
-    REFUSALS,
-    cached_by_tokenizer,
-    encode_chat,
-    encode_continuation,
-)
+from local_backend.sequences.tokenizing import REFUSALS, cached_by_tokenizer, encode_chat, encode_continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,9 +50,7 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "ZQ"}]
         behind = str(tokenizer.apply_chat_template(turns, tokenize=False)).partition("ZQ")[2].lstrip()
         added = tokenizer.added_tokens_decoder
-        ends |= {
-            number for number, token in added.items() if token.special and behind.startswith(token.content)
-        }
+        ends |= {id for id, token in added.items() if token.special and behind.startswith(token.content)}
     return tuple(sorted(ends - {None}))
 
 

@@ -36,6 +36,9 @@ class EngineChatModel(BaseChatModel):
         """Close the engine; calls still running raise."""
         self.engine.close()
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self.model_copy()  # which shares the engine
+
     def __enter__(self) -> Self:
         return self
 

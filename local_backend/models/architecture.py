@@ -67,7 +67,7 @@ class Architecture:
 
 def _check(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Raise a ``ValueError`` for models that rows and drafts cannot share a forward of."""
-    name = _name(model)
+    name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name} is an encoder-decoder model, but the engine continues one sequence of tokens: "
@@ -116,9 +116,9 @@ def _max_positions(model: PreTrainedModel, config: PretrainedConfig) -> int:
             unchanged = rope.get("original_max_position_embeddings") or positions
             if unchanged < positions:
                 warnings.warn(
-                    f"{_name(model)} has positions for {positions} tokens, but its long rope changes the "
-                    f"positions of every row as soon as one is longer than {unchanged}: prompt and answer "
-                    f"are limited to {unchanged} tokens here. For longer texts call model.generate, one at "
+                    f"{type(model).__name__} has positions for {positions} tokens, but its long rope changes "
+                    f"the positions of every row as soon as one is longer than {unchanged}: prompt and "
+                    f"answer are limited to {unchanged} tokens here. For longer texts call model.generate, one at "
                     "a time",
                     stacklevel=4,
                 )
@@ -162,10 +162,7 @@ def _input_device(model: PreTrainedModel) -> torch.device:
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "meta":
         raise ValueError(
-            f"{_name(model)} has no weights yet (they are on the meta device): load it with from_pretrained"
+            f"{type(model).__name__} has no weights yet (they are on the meta device): load it with "
+            "from_pretrained"
         )
     return device
-
-
-def _name(model: PreTrainedModel) -> str:
-    return type(model).__name__

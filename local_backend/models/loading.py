@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+# Options of a model that hold for its tokenizer, too.
+_OF_BOTH = {"cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code"}
+
+
 def load(
     path_or_name: str | Path | None = None,
     *,
@@ -41,32 +45,30 @@ def load(
         ImportError: The ``local`` extra is not installed.
         OSError: There is no such model, or no default model can be found.
         ValueError: A file is damaged, is something else or cannot be read by ``transformers``; ``dtype`` is
-            no floating-point type; or ``quantization`` is unknown or needs another dtype or device.
+            no floating-point type; ``device`` cannot be used; or ``quantization`` is unknown or needs another
+            dtype or device.
     """
     try:
-        import torch  # noqa: F401 - imported here to explain a missing installation
+        import torch  # here, to explain a missing installation
     except ImportError as error:
         raise ImportError("local models need torch: pip install '.[local]' in a checkout") from error
 
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={str(device)!r} cannot be used here: {error}") from None
     dtype = _number_format(dtype, device)
     options = {**(model_options or {}), "dtype": dtype}
+    where = {name: options[name] for name in _OF_BOTH & options.keys()}
     if path_or_name is None:
         path_or_name = default_model_folder(dtype)
     else:
         path_or_name = os.path.expanduser(path_or_name)
-        check_files(Path(path_or_name))
+        check_files(Path(path_or_name, where.get("subfolder", "")))
     if Path(path_or_name).is_file():
         model, tokenizer = load_gguf(Path(path_or_name), options)
     else:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path_or_name)
-            model = AutoModelForCausalLM.from_pretrained(path_or_name, **options)
-        except (OSError, ValueError) as error:
-            kind = OSError if isinstance(error, OSError) else ValueError
-            said = " ".join(str(error).split())[:300]
-            raise kind(f"cannot load {str(path_or_name)!r}, from here or from the hub: {said}") from error
+        model, tokenizer = _from_pretrained(path_or_name, options, where)
     if device is not None:
         model = cast("Any", model).to(device)
     if quantization is not None:
@@ -75,6 +77,20 @@ def load(
 
         run_in_short_lived_thread(lambda: quantize(model, quantization))
     return model, tokenizer
+
+
+def _from_pretrained(
+    path_or_name: str | Path, options: dict[str, Any], where: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path_or_name, **where)
+        return AutoModelForCausalLM.from_pretrained(path_or_name, **options), tokenizer
+    except (OSError, ValueError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        said = " ".join(str(error).split())[:300]
+        raise kind(f"cannot load {str(path_or_name)!r}, from here or from the hub: {said}") from error
 
 
 def _number_format(dtype: torch.dtype | str, device: str | torch.device | None) -> torch.dtype:

@@ -94,13 +94,7 @@ def read_prompts(
         asked = record if template is None else {"question": _filled(template, record)}
         token_ids, _ = record_prompt(asked, tokenizer)
         _check_ids(token_ids, vocabulary_size or len(tokenizer))
-        if not token_ids:
-            raise ValueError("the prompt is empty: give at least one token")
-        if len(token_ids) + max_tokens > max_positions:
-            raise ValueError(
-                f"the prompt has {len(token_ids)} tokens, which with an answer of up to {max_tokens} exceeds "
-                f"the model's {max_positions} positions: shorten or remove it, or lower max_tokens"
-            )
+        _check_room(token_ids, max_tokens, max_positions)
         return token_ids
 
     return _parse_records(source, limit, parse)
@@ -130,11 +124,7 @@ def read_examples(
         if answer_ids[-1:] != [end]:
             answer_ids.append(end)
         _check_ids([*prompt_ids, *answer_ids], vocabulary_size or len(tokenizer))
-        if not prompt_ids or len(prompt_ids) + len(answer_ids) > max_positions:
-            raise ValueError(
-                f"{len(prompt_ids)} tokens of prompt and {len(answer_ids)} of answer: give at least one and "
-                f"at most the model's {max_positions} together"
-            )
+        _check_room(prompt_ids, len(answer_ids), max_positions)
         return Trajectory(tuple(prompt_ids), tuple(answer_ids))
 
     return _parse_records(source, None, parse)
@@ -212,6 +202,16 @@ def _token_ids(record: Mapping[str, Any], key: str) -> list[int]:
     if isinstance(value, Sequence) and all(type(token) is int for token in value):
         return list(value)
     raise ValueError(f'"{key}" is not a list of token ids: got {str(value)[:60]}')
+
+
+def _check_room(prompt_ids: Sequence[int], num_answer: int, max_positions: int) -> None:
+    if not prompt_ids:
+        raise ValueError("the prompt is empty: give at least one token")
+    if len(prompt_ids) + num_answer > max_positions:
+        raise ValueError(
+            f"the prompt has {len(prompt_ids)} tokens, which with an answer of {num_answer} exceeds the "
+            f"model's {max_positions} positions: shorten or remove it, or lower max_tokens"
+        )
 
 
 def _check_ids(token_ids: Sequence[int], vocabulary_size: int) -> None:

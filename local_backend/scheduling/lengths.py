@@ -209,10 +209,8 @@ class Scheduling:
     @classmethod
     def of(cls, scheduling: Scheduling | AdmissionPolicy | None) -> Scheduling:
         """Convert a policy's name or ``None`` to a ``Scheduling``; raises ``TypeError`` for anything else."""
-        if scheduling is None:
-            return cls()
-        if isinstance(scheduling, str):
-            return cls(policy=scheduling)
+        if scheduling is None or isinstance(scheduling, str):
+            return cls(scheduling or "first_come")
         if not isinstance(scheduling, Scheduling):
             raise TypeError(
                 f"scheduling is a Scheduling or the name of a policy, got {type(scheduling).__name__}"

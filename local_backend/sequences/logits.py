@@ -130,7 +130,12 @@ class LogitsRules:
         config.do_sample = False  # sampling is decided by SamplingParams
         if given is not None:
             refuse_generation_mode(config)
-            _refuse_settings(config)
+            for name, (off, instead) in _REFUSED_SETTINGS.items():
+                if (value := getattr(config, name, None)) not in (None, off):
+                    raise ValueError(
+                        f"model.generation_config.{name} = {value!r} is not supported by the engine: "
+                        f"set it to None and {instead}"
+                    )
             cast("Any", model)._prepare_special_tokens(config, device=self._device)
         self._config: Any = config
         self._processors = tuple(_checked(processor) for processor in processors)
@@ -218,12 +223,3 @@ def _checked(processor: LogitsProcessorLike) -> LogitsProcessorLike:
             f"a logits processor is called with token ids and scores, but {processor!r} takes other arguments"
         ) from error
     return processor
-
-
-def _refuse_settings(config: GenerationConfig) -> None:
-    for name, (off, instead) in _REFUSED_SETTINGS.items():
-        if (value := getattr(config, name, None)) not in (None, off):
-            raise ValueError(
-                f"model.generation_config.{name} = {value!r} is not supported by the engine: "
-                f"set it to None and {instead}"
-            )

@@ -88,16 +88,13 @@ def copied_spans(
     spans: list[CopiedSpan] = []
     start = 0
     while start <= len(answer) - min_tokens:
-        best: CopiedSpan | None = None
-        for number, begin in found.get(answer[start : start + min_tokens], ()):
-            length = num_shared(answer[start:], references[number][begin:])
-            if best is None or length > best.num_tokens:
-                best = CopiedSpan(start, length, number, begin)
-        if best is None:
-            start += 1
-        else:
-            spans.append(best)
-            start += best.num_tokens
+        here = [
+            CopiedSpan(start, num_shared(answer[start:], references[number][begin:]), number, begin)
+            for number, begin in found.get(answer[start : start + min_tokens], ())
+        ]
+        if here:
+            spans.append(max(here, key=lambda span: span.num_tokens))
+        start += spans[-1].num_tokens if here else 1
     return tuple(spans)
 
 

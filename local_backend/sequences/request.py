@@ -45,9 +45,7 @@ class References:
 
     def __init__(self, texts: Sequence[str]) -> None:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise TypeError(
-                f"references are a sequence of texts: give a list of str, got {type(texts).__name__}"
-            )
+            raise TypeError(f"references are a sequence of texts: give a list of str, got {texts!r:.80}")
         self.texts = tuple(texts)
         hashed = hashlib.sha256()
         for text in self.texts:

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
-from itertools import chain
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -88,9 +88,9 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]], opt
     Templates refuse roles, e.g. a system's, and turns that do not alternate, or leave texts out.
     """
     chat, refusal = "", None
-    for form in chain(_forms(turns), map(_with_json_arguments, _forms(turns))):
+    for form, change in product(_forms(turns), (list, _with_json_arguments, _with_blocks)):
         try:
-            rendered = str(tokenizer.apply_chat_template(form, tokenize=False, **options))
+            rendered = str(tokenizer.apply_chat_template(change(form), tokenize=False, **options))
         except REFUSALS as error:
             refusal = refusal or error
             continue
@@ -142,14 +142,17 @@ def _alternating(turns: list[dict[str, Any]], first: str = "") -> list[dict[str,
 def _with_json_arguments(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The turns with arguments of calls as text, to which e.g. DeepSeek's templates add their own."""
 
-    def convert(turn: dict[str, Any]) -> dict[str, Any]:
-        calls = []
-        for call in turn.get("tool_calls", ()):
-            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-        return {**turn, "tool_calls": calls} if calls else turn
+    def convert(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
 
-    return [*map(convert, turns)]
+    calling = ({**turn, "tool_calls": [*map(convert, turn.get("tool_calls", ()))]} for turn in turns)
+    return [changed if "tool_calls" in turn else turn for turn, changed in zip(turns, calling, strict=True)]
+
+
+def _with_blocks(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The turns with texts as lists of blocks, which templates for images read."""
+    return [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
 
 
 def _paragraphs(*texts: str) -> str:

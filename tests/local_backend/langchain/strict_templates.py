@@ -58,6 +58,13 @@ TEMPLATES = {
         "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] | trim + '</s>' }}{% else %}"
         "{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}",
     ),
+    # Texts are lists of blocks, as beside images; a string has none.
+    "blocks": (
+        "qwen",
+        r"{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% for block in m['content'] %}"
+        r"{% if block['type'] == 'text' %}{{ block['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}"
+        r"{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    ),
     # A system's text is left out without a word.
     "phi_3": (
         "phi_3",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 from local_backend import ChatLocal
 from local_backend.models.default_model import packaged_file
 from local_backend.models.loading import load
-from tests.tiny import tiny_chat_model, tiny_tokenizer
+from tests.tiny import tiny_chat, tiny_chat_model, tiny_tokenizer
 
 PAGE = "\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 123456\n"
@@ -94,3 +97,40 @@ def test_the_home_folder_is_found(whole: Path, tmp_path: Path, monkeypatch: pyte
     with ChatLocal.from_pretrained("~/model", dtype="float32", max_tokens=2) as chat:
         assert chat.model_name == "model"
         assert chat.invoke("Hi").text
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "mps", "gpu0"])
+def test_a_device_that_is_not_here_is_named(whole: Path, device: str) -> None:
+    with pytest.raises(ValueError, match=f"device='{device}' cannot be used here"):
+        load(whole, device=device)
+
+
+def test_options_of_the_model_hold_for_its_tokenizer(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "inner"
+    shutil.copytree(whole, folder)
+    assert load(tmp_path, model_options={"subfolder": "inner"})[1].chat_template
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class Config(LlamaConfig):\n    model_type = 'own'\n"
+        "class Model(LlamaForCausalLM):\n    config_class = Config\n"
+    )
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "n")
+    model, tokenizer = load(folder, dtype="float32", model_options={"trust_remote_code": True})
+    assert type(model).__name__ == "Model"
+    assert tokenizer.chat_template
+    assert not asked
+
+
+def test_copies_share_the_engine_and_pickling_says_what_to_do() -> None:
+    with tiny_chat(max_tokens=3) as chat:
+        for copied in (copy.deepcopy(chat), chat.model_copy(deep=True)):
+            assert copied.engine is chat.engine
+            assert copied.invoke("Hi").text == chat.invoke("Hi").text
+        with pytest.raises(TypeError, match="load the model in each process"):
+            pickle.dumps(chat)
