@@ -118,8 +118,8 @@ def _max_positions(model: PreTrainedModel, config: PretrainedConfig) -> int:
                 warnings.warn(
                     f"{type(model).__name__} has positions for {positions} tokens, but its long rope changes "
                     f"the positions of every row as soon as one is longer than {unchanged}: prompt and "
-                    f"answer are limited to {unchanged} tokens here. For longer texts call model.generate, one at "
-                    "a time",
+                    f"answer are limited to {unchanged} tokens here. For longer texts call model.generate, "
+                    "one at a time",
                     stacklevel=4,
                 )
                 positions = unchanged
