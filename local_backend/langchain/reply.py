@@ -67,6 +67,8 @@ class ReplyFormat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> None:
         self.tools: list[Tool] = [convert_to_openai_tool(tool) for tool in arguments.get("tools") or ()]
+        if others := [tool.get("type") for tool in self.tools if "function" not in tool]:
+            raise ValueError(f"tools of vendors run on their servers: give functions, got {others}")
         forced = chosen_tools(self.tools, arguments.get("tool_choice"))
         if arguments.get("tool_choice") == "none":
             self.tools = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import EnumType
 from operator import itemgetter
 from typing import Any
 
@@ -90,7 +91,15 @@ def find_json_schema(schema: Any) -> dict[str, Any]:
         return schema.model_json_schema()
     if isinstance(schema, Mapping) and not {"name", "toolSpec", "function"} & schema.keys():
         return dict(schema)  # it needs no title here
-    return convert_to_json_schema(schema)
+    try:
+        if isinstance(schema, EnumType):
+            raise TypeError("it is an enumeration")
+        return convert_to_json_schema(schema)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"no schema follows from {schema!r:.80} ({error!s:.120}): give a pydantic class, a TypedDict or "
+            "a JSON schema, of which lists and alternatives are fields"
+        ) from error
 
 
 def _check_whole(result: list[Generation]) -> None:

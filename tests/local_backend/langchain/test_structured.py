@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from enum import Enum
 from typing import Any, Literal
 
 import pytest
@@ -216,3 +217,14 @@ def test_a_schema_that_is_none_is_an_error_of_its_own(chat: ChatLocal, schema: d
     with pytest.raises(ValueError, match="this schema cannot bound an answer"):
         chat.invoke("Hi", response_format=described)
     assert chat.invoke("Hi", max_tokens=2).text
+
+
+def test_what_is_no_schema_says_what_is(chat: ChatLocal) -> None:
+    for wrong in (list[int], int | str, Literal["a"], Enum("E", "a b"), int, None, "name"):
+        with pytest.raises(ValueError, match="no schema follows from"):
+            chat.with_structured_output(wrong)
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ValueError, match="recursion limit exceeded"):
+        chat.with_structured_output(deep).invoke("Hi")

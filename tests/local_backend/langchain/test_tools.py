@@ -364,3 +364,11 @@ def test_what_closes_a_call_may_stand_in_its_arguments(name: str) -> None:
     assert [json.loads(call["args"] or "")["city"] for call in read.tool_call_chunks] == [
         "a</tool_call>[TOOL_CALLS] b"
     ]
+
+
+@pytest.mark.parametrize("choice", [None, "any"])
+def test_tools_of_vendors_are_named(choice: str | None) -> None:
+    tokenizer = tool_tokenizer("hermes")
+    chat = ChatLocal(engine=Engine(random_llama(vocab_size=len(tokenizer)), tokenizer))
+    with chat, pytest.raises(ValueError, match=r"give functions, got \['web_search_preview'\]"):
+        chat.bind_tools([{"type": "web_search_preview"}], tool_choice=choice)
