@@ -106,8 +106,9 @@ class DecodeLoop:
                 self._commit(rows, drafts, outcomes)
                 self._drafter.observe(rows, outcomes)
                 self._retire(rows)
-        except Exception as error:
-            self._fail_all(error)
+        except Exception as error:  # after a failed step the cache cannot be trusted
+            for row in self._batch.clear():
+                notify_safely(row, partial(row.fail, error))
         return bool(self._batch or self._scheduler)
 
     def _run_errands(self) -> None:
@@ -215,8 +216,3 @@ class DecodeLoop:
                 if row.finish_reason == "stop":
                     self._scheduler.observe(row)
                 notify_safely(row, partial(row.finish, row.finish_reason))
-
-    def _fail_all(self, error: Exception) -> None:
-        """Fail all running rows: after a failed step the cache cannot be trusted."""
-        for row in self._batch.clear():
-            notify_safely(row, partial(row.fail, error))

@@ -35,7 +35,6 @@ from local_backend.sequences.sampling import SamplingParams
 from local_backend.sequences.sequence import Row, notify_safely
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -128,7 +127,8 @@ class Engine:
             width_costs=self._width_costs,
             architecture=architecture,
             vocabulary_size=vocabulary_size(model),
-            prefill_chunk_tokens=prefill_chunk_tokens or _prefill_chunk_tokens(model.device),
+            # On an H100 16 prompts take 109 instead of 181 ms with 8,192.
+            prefill_chunk_tokens=prefill_chunk_tokens or (8192 if model.device.type == "cuda" else 1024),
         )
         self._worker = Worker(self, name="local_backend.Engine")
         self._finalizer = weakref.finalize(self, self._worker.close)
@@ -267,11 +267,9 @@ class Engine:
     def close(self) -> None:
         """End the engine's thread; unfinished rows fail with an error."""
         self._finalizer()
-        self._fail_all("the engine was closed before this row was finished")
-
-    def _fail_all(self, reason: str) -> None:
         for row in [*self._running.clear(), *self._scheduler.clear()]:
-            notify_safely(row, partial(row.fail, RuntimeError(reason)))
+            error = RuntimeError("the engine was closed before this row was finished")
+            notify_safely(row, partial(row.fail, error))
 
     def step(self) -> bool:
         """One :meth:`~local_backend.engine.decode_loop.DecodeLoop.step`; returns whether rows are left."""
@@ -300,7 +298,3 @@ def _prepare(
     if prepacked is not False:
         run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
     run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
-
-
-def _prefill_chunk_tokens(device: torch.device) -> int:
-    return 8192 if device.type == "cuda" else 1024  # 16 prompts on an H100: 109 instead of 181 ms

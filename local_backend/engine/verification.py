@@ -43,18 +43,12 @@ def verify(
     while True:
         token = choose(node)
         token_ids.append(token)
-        child = _child_with_token(draft, node, token)
-        if child is None:
+        below = range(node + 1, len(draft))
+        children = (one for one in below if draft.parents[one] == node and draft.token_ids[one] == token)
+        if (child := next(children, None)) is None:
             return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft)
         accepted.append(child)
         node = child
-
-
-def _child_with_token(draft: Draft, parent: int, token: int) -> int | None:
-    for node in range(parent + 1, len(draft.token_ids)):
-        if draft.parents[node] == parent and draft.token_ids[node] == token:
-            return node
-    return None
 
 
 _POSITIONS_AT_ONCE = 8  # more in float32 would not fit into the processor's cache

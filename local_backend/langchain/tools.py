@@ -230,7 +230,10 @@ class CallReader:
                         more[field] = more.get(field, "") + value
                     else:
                         name, arguments = value
-                        calls.append(_make_chunk(name, arguments, self._num_calls + len(calls)))
+                        args, index = json.dumps(arguments, ensure_ascii=False), self._num_calls + len(calls)
+                        calls.append(
+                            tool_call_chunk(name=name, args=args, id=uuid.uuid4().hex[:9], index=index)
+                        )
             except (ValueError, KeyError) as error:
                 if self._is_bound:
                     raise OutputParserException(
@@ -275,8 +278,3 @@ def _parse_call(value: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
         raise ValueError(f"this is no tool call: {value!r}")
     return call["name"], arguments
-
-
-def _make_chunk(name: str, arguments: Mapping[str, Any], index: int) -> ToolCallChunk:
-    args = json.dumps(arguments, ensure_ascii=False)
-    return tool_call_chunk(name=name, args=args, id=uuid.uuid4().hex[:9], index=index)
