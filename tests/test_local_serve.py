@@ -10,6 +10,7 @@ import pytest
 
 from local_backend import ChatLocal, Engine
 from tests.local_backend.langchain.strict_templates import strict_tokenizer
+from tests.local_backend.langchain.tool_formats import tool_tokenizer
 from tests.sot_chains.serving.running import served
 from tests.tiny import random_llama
 
@@ -51,3 +52,20 @@ def test_roles_that_the_template_refuses_are_answered(client: openai.OpenAI) -> 
     for roles in (["system"], ["system", "user"], ["user", "user"], ["assistant", "system", "user"]):
         messages: Any = [text[role] for role in roles]
         assert client.chat.completions.create(model="local", messages=messages).choices
+
+
+@pytest.mark.parametrize("arguments", ["", "null", "[]", '{"city": "Os', '{"city": "Oslo"}'])
+@pytest.mark.filterwarnings("ignore:arguments of a call")
+def test_calls_with_broken_arguments_are_answered(arguments: str) -> None:
+    tokenizer = tool_tokenizer("hermes")
+    model = random_llama(vocab_size=len(tokenizer), max_position_embeddings=512)
+    chat = ChatLocal(engine=Engine(model, tokenizer), max_tokens=4, model_name="local")
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages: Any = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Sunny."},
+    ]
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    with chat, served(chat) as running, openai.OpenAI(base_url=running.api, api_key="none") as client:
+        assert client.chat.completions.create(model="local", messages=messages, tools=tools).choices

@@ -34,7 +34,7 @@ def make_turns(messages: Iterable[MessageLikeRepresentation]) -> list[dict[str, 
     """
     names: dict[str, str] = {}  # of the tools called, by the call's identifier
     turns = []
-    for message in convert_to_messages(list(messages)):
+    for message in convert_to_messages([*map(_with_calls_as_they_are, messages)]):
         role = getattr(message, "role", None) or _ROLES.get(message.type, message.type)
         texts, thoughts = _read(role, message.content)
         # Providers cut a reply into blocks, e.g. where a citation begins.
@@ -72,6 +72,14 @@ def _read(role: str, content: str | list[str | dict[str, Any]]) -> tuple[list[st
                 raise ValueError(said)
             warnings.warn(f"{said}, which is left out", stacklevel=4)
     return texts, thoughts
+
+
+def _with_calls_as_they_are(message: MessageLikeRepresentation) -> MessageLikeRepresentation:
+    """OpenAI's message in a form of which LangChain keeps broken calls beside the others."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not calls or not all("function" in call for call in calls):
+        return message
+    return {**message, "tool_calls": None, "additional_kwargs": {"tool_calls": calls}}
 
 
 def _find_text(block: Any) -> str | None:

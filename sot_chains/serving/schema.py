@@ -243,7 +243,12 @@ def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
         _check_part(part)
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ValueError(f"the {role} message has no content")
-    return {"content": "", **_without_null(message)}
+    converted = {"content": "", **_without_null(message)}
+    calls = converted.get("tool_calls")
+    if isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls):
+        # So LangChain keeps calls with broken arguments, too.
+        converted |= {"tool_calls": None, "additional_kwargs": {"tool_calls": calls}}
+    return converted
 
 
 def _without_null(value: Any) -> Any:

@@ -209,9 +209,13 @@ def test_results_of_all_kinds_go_back_through_the_template(name: str) -> None:
 @pytest.mark.parametrize("arguments", ["", '{"city": "Os', "[]", "null"])
 def test_broken_arguments_are_left_out_with_a_warning(name: str, arguments: str) -> None:
     broken = {"name": "weather", "args": arguments, "id": "c", "error": "bad", "type": "invalid_tool_call"}
-    block = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": arguments}
-    for reply in (AIMessage("", invalid_tool_calls=[broken]), AIMessage([block])):
-        chat = [ASK, reply, ToolMessage("No-JSON.", tool_call_id="c", status="error")]
+    function = {"name": "weather", "arguments": arguments}
+    block = {"type": "function_call", "call_id": "c", **function}
+    openai = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
+    for reply in (AIMessage("", invalid_tool_calls=[broken]), AIMessage([block]), openai):
+        if reply is openai and arguments in ("[]", "null"):
+            continue  # LangChain takes them for none
+        chat: list[Any] = [ASK, reply, ToolMessage("No-JSON.", tool_call_id="c", status="error")]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             prompt, _ = rendered(tool_tokenizer(name), chat, [TOOL])
