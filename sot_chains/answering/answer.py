@@ -177,7 +177,6 @@ class Answer:
         record, request = self._record, self._messages.outline()
         call = record.skeleton_call = Call("skeleton", "skeleton")
         record.calls.append(call)
-        record.plain_share = self._messages.plain_share(request)
         reader = OutlineReader(self._messages.max_points, self._options.profile.most_alike)
 
         def take(piece: str | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
-from operator import attrgetter
 from typing import Any
 
 from sot_chains.answering.state import Part
@@ -102,11 +101,6 @@ class Messages:
     def plain(self) -> Request:
         """Asks what the user asks."""
         return Request(self._conversation)
-
-    def plain_share(self, request: Request) -> float:
-        """How much shorter than ``request`` the user's own is, by characters."""
-        own = sum(map(len, map(str, map(attrgetter("text"), self._conversation.messages))))
-        return own / max(1, own - len(self._conversation.question) + len(request.text or ""))
 
     def _parameters(self, bounds: ReplyBounds) -> dict[str, Any]:
         """Parameters of points that the model takes, unless the user has set them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from operator import attrgetter
@@ -14,8 +13,6 @@ from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace
 from sot_chains.calls.usage import (
-    Cost,
-    Tokens,
     as_usage,
     compute_cost,
     count_tokens,
@@ -39,7 +36,6 @@ class AnswerRecord:
         is_outlined: Whether the route is known, and all points with it.
         is_cut: Whether the outline is not whole.
         has_failed: Whether the answer ended with an error.
-        plain_share: What a plain answer would have read of what the skeleton's call did, by characters.
     """
 
     options: AnswerOptions
@@ -55,7 +51,6 @@ class AnswerRecord:
     route_reason: str = ""
     seconds: float = 0.0
     first_text_seconds: float | None = None
-    plain_share: float = 0.0
 
     def begin_plain(self, reason: str) -> Part:
         """Drops all parts, because the answer is to be plain. Their calls stay recorded."""
@@ -133,7 +128,9 @@ class AnswerRecord:
             num_calls=sum(map(attrgetter("is_begun"), self.calls)),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
             usage=total_usage((*usages.values(), estimated and as_usage(estimated))),
-            cost=self._cost(usages, estimated, call.usage if call and points else None),
+            cost=compute_cost(
+                {stage: count_tokens(usage) for stage, usage in usages.items()}, estimated, self.options.price
+            ),
         )
 
     def _usages(self) -> dict[str, UsageMetadata | None]:
@@ -143,16 +140,6 @@ class AnswerRecord:
             if call.is_begun:
                 stages.setdefault(call.stage, []).append(call.usage)
         return dict(zip(stages, map(total_usage, stages.values()), strict=True))
-
-    def _cost(
-        self,
-        usages: Mapping[str, UsageMetadata | None],
-        estimated: Tokens | None,
-        outline: UsageMetadata | None,
-    ) -> Cost:
-        tokens = dict(zip(usages, map(count_tokens, usages.values()), strict=True))
-        plain_input = round(outline["input_tokens"] * self.plain_share) if outline else None
-        return compute_cost(tokens, estimated, self.options.price, plain_input)
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""

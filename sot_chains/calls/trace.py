@@ -99,7 +99,7 @@ class SotTrace(TypedDict):
         num_calls: Model calls made.
         num_requests: Attempts made for them.
         usage: Tokens of all calls, as reported or else as estimated; ``None`` if none was answered.
-        cost: Tokens by stage, estimates for calls cut short, price, and overhead over a plain answer.
+        cost: Tokens by stage, estimates for calls cut short, and price.
     """
 
     route: Literal["sot", "graph", "plain"]

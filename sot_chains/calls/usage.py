@@ -1,4 +1,4 @@
-"""The cost of an answer: tokens by stage, price, and the overhead over a plain answer.
+"""The cost of an answer: tokens by stage, and price.
 
 Token counts are those the server reported. Calls whose usage did not arrive, because they failed or were
 cancelled before, or because the server reports none, are estimated and listed separately.
@@ -62,22 +62,6 @@ class Tokens(TypedDict):
     cache_write_tokens: int
 
 
-class Overhead(TypedDict):
-    """What the answer used relative to a plain one, which reads the question once.
-
-    Attributes:
-        plain_input_tokens: Estimated input tokens of a plain answer.
-        input_ratio: Input tokens over ``plain_input_tokens``; every point reads question and skeleton again.
-        output_ratio: Output tokens over those of the points alone: 1 plus the skeleton's share.
-        price_ratio: Price over that of a plain answer with the same text.
-    """
-
-    plain_input_tokens: int
-    input_ratio: float
-    output_ratio: float
-    price_ratio: float | None
-
-
 class Cost(TypedDict):
     """What was spent on an answer.
 
@@ -87,7 +71,6 @@ class Cost(TypedDict):
         estimated: Tokens of calls whose usage did not arrive; ``None`` if there were none.
         price: Price of all these tokens; ``None`` if the model is not in the price table.
         saved_by_cache: What cache reads saved, minus the extra price of cache writes.
-        overhead: Relative to a plain answer; ``None`` on the plain route or if no usage was reported.
     """
 
     stages: dict[str, Tokens]
@@ -95,7 +78,6 @@ class Cost(TypedDict):
     estimated: Tokens | None
     price: float | None
     saved_by_cache: float | None
-    overhead: Overhead | None
 
 
 NO_TOKENS = Tokens(input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
@@ -143,38 +125,18 @@ def price_for(model: str, prices: Mapping[str, Price] | Price | None) -> Price |
     return prices[max(names, key=len)] if names else None
 
 
-def compute_cost(
-    stages: Mapping[str, Tokens],
-    estimated: Tokens | None,
-    price: Price | None,
-    plain_input_tokens: int | None,
-) -> Cost:
-    """Computes the cost of an answer, from the reported tokens by stage and those estimated.
-
-    ``plain_input_tokens`` are the input tokens of a plain answer; ``None`` if there is nothing to compare.
-    """
+def compute_cost(stages: Mapping[str, Tokens], estimated: Tokens | None, price: Price | None) -> Cost:
+    """Computes the cost of an answer, from the reported tokens by stage and those estimated."""
     reported = total_tokens(stages.values())
     everything = total_tokens((reported, estimated))
     uncached: Tokens = {**everything, "cached_tokens": 0, "cache_write_tokens": 0}
     paid = price.of(everything) if price else None
-    num_out = stages["points"]["output_tokens"] if "points" in stages else 0
-    overhead = None
-    if plain_input_tokens and num_out:
-        plain: Tokens = {**NO_TOKENS, "input_tokens": plain_input_tokens, "output_tokens": num_out}
-        plain_price = price.of(plain) if price else 0.0
-        overhead = Overhead(
-            plain_input_tokens=plain_input_tokens,
-            input_ratio=everything["input_tokens"] / plain_input_tokens,
-            output_ratio=everything["output_tokens"] / num_out,
-            price_ratio=paid / plain_price if paid is not None and plain_price else None,
-        )
     return Cost(
         stages=dict(stages),
         reported=reported,
         estimated=estimated,
         price=paid,
         saved_by_cache=price.of(uncached) - paid if price and paid is not None else None,
-        overhead=overhead,
     )
 
 

@@ -199,7 +199,7 @@ def test_messages_in_anthropics_form() -> None:
         make_request([HumanMessage([{"type": "audio", "base64": "x", "mime_type": "audio/wav"}])], None)
 
 
-async def test_price_and_overhead(server: Aimock) -> None:
+async def test_price(server: Aimock) -> None:
     prices = {"m": Price(input=1.0, output=4.0), "m-1": Price(input=2.0, output=8.0)}
     message = await sot_on("chat", server, "m-1", prices=prices).ainvoke(QUESTION)
     cost = message.response_metadata["sot"]["cost"]
@@ -208,7 +208,5 @@ async def test_price_and_overhead(server: Aimock) -> None:
         (2 * reported["input_tokens"] + 8 * reported["output_tokens"]) / 1e6
     )
     assert set(cost["stages"]) == {"skeleton", "points"}
-    assert cost["overhead"]["input_ratio"] > 4  # each of four requests reads at least the question
-    assert cost["overhead"]["output_ratio"] > 1
     assert cost["saved_by_cache"] == 0
     assert [point["label"] for point in message.response_metadata["sot"]["points"]] == LABELS
