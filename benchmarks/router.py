@@ -1,8 +1,8 @@
 """How well routers decide which questions suit Skeleton-of-Thought, and how long they take.
 
 Every router decides every question of a label file (JSON lines: ``question``, ``use_sot``), alternating: the
-shipped router, rules alone, both (the first certain one decides), a linear model on words alone that is
-trained on the shipped router's questions, and "never". ``--model`` adds a prompted router.
+shipped router, rules alone, both (the first certain one decides), the shipped router where its encoder is not
+installed, and "never". ``--model`` adds a prompted router.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.results import save
-from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
+from benchmarks.router_training.labels import LabelledQuestion, read_labels
 from benchmarks.router_training.measures import Confusion
-from benchmarks.router_training.training import train
 from sot_chains.router import PromptedRouter, RulesRouter, TrainedRouter, first_certain_of
-from sot_chains.router.trained import Features
+from sot_chains.router.trained import WORDS_HEAD, Features, Head
 
 Decide = Callable[[str], bool]
 
 
 def words_alone() -> Decide:
-    """A linear model on words and shape of a question, without the encoder, trained like the shipped one."""
-    questions = read_labels(TRAINING)
-    head = train(questions, [Features.of(question.question, None) for question in questions]).head
+    """What the shipped router does without the encoder."""
+    head = Head.load(WORDS_HEAD)
     return lambda question: head.probability(Features.of(question, None)) >= head.threshold
 
 

@@ -115,6 +115,7 @@ def _add_eval(commands: Any) -> None:
 
 
 async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
+    from sot_chains.calls.rate_limits import Limits
     from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store, evaluate, read_questions, write
     from sot_chains.router import RulesRouter, auto_router
 
@@ -133,7 +134,7 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
             store=store,
             label=options.judge,
             timeout_seconds=options.judge_timeout,
-            max_concurrency=options.judge_concurrency,
+            limits=Limits(max_concurrent=options.judge_concurrency),
         )
     evaluation = await evaluate(
         questions,

@@ -72,6 +72,7 @@ def test_the_wheel_holds_the_packages(wheel: Path) -> None:
         "langchain_parallel_decoding/py.typed",
         "sot_chains/router/weights/adapter.safetensors",
         "sot_chains/router/weights/head.safetensors",
+        "sot_chains/router/weights/words_head.safetensors",
         "sot_chains/router/weights/NOTICE",
         *(f"sot_chains/rendering/templates/{name}" for name in ("run.html", "page.html", "style.css")),
         *(f"sot_chains/serving/static/{name}" for name in ("race.html", "race.js", "race.css")),

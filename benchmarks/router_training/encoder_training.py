@@ -22,10 +22,17 @@ from torch import Tensor, nn
 
 from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_labels
 from benchmarks.router_training.training import TrainingSettings, find_fold, save_head, train
-from sot_chains.router.encoder import MATRICES, NORMS, NUM_LAYERS, WEIGHTS, WIDTH, Encoder, truncated_ids
-from sot_chains.router.features import is_in_latin_script
-from sot_chains.router.minilm import find_minilm
-from sot_chains.router.trained import Features
+from sot_chains.router.encoder import (
+    MATRICES,
+    NORMS,
+    NUM_LAYERS,
+    WEIGHTS,
+    WIDTH,
+    Encoder,
+    find_minilm,
+    truncated_ids,
+)
+from sot_chains.router.trained import SHIPPED_HEAD, WORDS_HEAD, Features, is_in_latin_script
 
 _RANK = 15
 
@@ -194,7 +201,8 @@ def main() -> None:
             print(f"fold {fold} of the calibration is done", flush=True)
     encoder = train_adapter(english, base, options.out / "adapter.safetensors", EncoderSettings())
     trained = train(questions, make_features(questions, encoder), features_by_fold=by_fold)
-    save_head(trained.head, options.out / "head.safetensors")
+    save_head(trained.head, options.out / SHIPPED_HEAD.name)
+    save_head(train(questions, make_features(questions, None)).head, options.out / WORDS_HEAD.name)
     print(f"threshold {trained.head.threshold:.3f}")
 
 

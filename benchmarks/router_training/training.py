@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 
 from benchmarks.router_training.labels import LabelledQuestion
 from benchmarks.router_training.measures import cheapest_threshold
-from sot_chains.router.features import NUM_BUCKETS
-from sot_chains.router.trained import NUM_DENSE, NUM_FEATURES, Features, Head
+from sot_chains.router.encoder import WIDTH
+from sot_chains.router.trained import NUM_BUCKETS, NUM_FEATURES, Features, Head
 
 Doubles = NDArray[np.float64]
 
@@ -122,11 +122,11 @@ class _Matrix:
 
     def __init__(self, features: Sequence[Features]) -> None:
         self._features = list(features)
-        lengths = [len(one.indices) - NUM_DENSE for one in self._features]
+        lengths = [len(one.indices) - WIDTH for one in self._features]
         self._row_of = np.repeat(np.arange(len(lengths)), lengths)
-        self._indices = np.concatenate([one.indices[:-NUM_DENSE] for one in self._features])
-        self._values = np.concatenate([one.values[:-NUM_DENSE] for one in self._features]).astype(np.float64)
-        self._dense = np.stack([one.values[-NUM_DENSE:] for one in self._features]).astype(np.float64)
+        self._indices = np.concatenate([one.indices[:-WIDTH] for one in self._features])
+        self._values = np.concatenate([one.values[:-WIDTH] for one in self._features]).astype(np.float64)
+        self._dense = np.stack([one.values[-WIDTH:] for one in self._features]).astype(np.float64)
 
     def rows(self, chosen: NDArray[np.bool_]) -> _Matrix:
         """The matrix of the chosen questions."""

@@ -25,10 +25,8 @@ from benchmarks.router_training.labels import TRAINING, LabelledQuestion, read_l
 from benchmarks.router_training.measures import Confusion
 from benchmarks.router_training.training import TrainingSettings, train
 from sot_chains.router import RulesRouter
-from sot_chains.router.encoder import Encoder
-from sot_chains.router.features import is_in_latin_script
-from sot_chains.router.minilm import find_minilm
-from sot_chains.router.trained import Features, TrainedRouter
+from sot_chains.router.encoder import Encoder, find_minilm
+from sot_chains.router.trained import Features, TrainedRouter, is_in_latin_script
 
 # Where each source of LIMA begins in its file (arXiv 2305.11206, table 1).
 _LIMA_SOURCES = {

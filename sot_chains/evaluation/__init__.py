@@ -4,32 +4,18 @@ The command is ``sot eval``; :func:`evaluate` does the same from Python.
 """
 
 from sot_chains.evaluation.data import Question, Store, read_questions
-from sot_chains.evaluation.judge import ASPECTS, CRITERIA, GENERAL, Comparison, Judge
+from sot_chains.evaluation.judge import CRITERIA, GENERAL, Judge
 from sot_chains.evaluation.report import markdown, write
-from sot_chains.evaluation.results import (
-    Evaluation,
-    Figures,
-    JudgeHealth,
-    NetWinRate,
-    QuestionResult,
-    TimedAnswer,
-)
+from sot_chains.evaluation.results import Evaluation
 from sot_chains.evaluation.run import evaluate
 
 __all__ = [
-    "ASPECTS",
     "CRITERIA",
     "GENERAL",
-    "Comparison",
     "Evaluation",
-    "Figures",
     "Judge",
-    "JudgeHealth",
-    "NetWinRate",
     "Question",
-    "QuestionResult",
     "Store",
-    "TimedAnswer",
     "evaluate",
     "markdown",
     "read_questions",

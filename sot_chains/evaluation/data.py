@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sot_chains.prompts.conversation import without_surrogates
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +35,21 @@ def read_questions(path: Path | str) -> list[Question]:
         try:
             if not (content := line.decode("utf-8-sig").strip()):
                 continue
-            fields = json.loads(content)
+            fields = without_surrogates(json.loads(content))
             text = fields["question"]
             if not text.strip():
                 raise ValueError("the question has no text")
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
             expected = 'expected {"question": "...", "category": "..."} in UTF-8'
             raise ValueError(f"{path}, line {number}: {expected}: {error}") from error
-        named = (text, fields.get("category") or "all", fields.get("id", number))
-        questions.append(Question(*map(_without_surrogates, named)))
+        questions.append(Question(text, str(fields.get("category") or "all"), str(fields.get("id", number))))
     if not questions:
         raise ValueError(f"{path} holds no questions")
     return questions
 
 
-def _without_surrogates(value: Any) -> str:
-    """``value`` as text, with lone surrogates replaced: they could be neither sent nor reported."""
-    return str(value).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
 class Store:
-    """JSON values by key, in a file of JSON lines that is only appended to.
+    """Results by what was asked, in a file of JSON lines that is only appended to.
 
     Args:
         path: Created if it does not exist.
@@ -76,15 +73,14 @@ class Store:
         if torn:  # the process was killed while it wrote this line
             self._file.truncate(self._file.tell() - len(torn))
 
-    def get(self, key: str) -> Any | None:
-        """The value stored under ``key``; ``None`` if there is none."""
-        return self._values.get(key)
-
-    def put(self, key: str, value: Any) -> None:
-        """Stores ``value``; it outlives the process once this returns."""
-        self._values[key] = value
-        self._file.write(json.dumps({"key": key, "value": value}).encode() + b"\n")
-        self._file.flush()
+    async def get_or_make(self, make: Callable[[], Awaitable[Any]], **asked: Any) -> Any:
+        """The stored result of ``asked``. If there is none, that of ``make`` is stored, unless it raises."""
+        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        if key not in self._values:
+            self._values[key] = await make()
+            self._file.write(json.dumps({"key": key, "value": self._values[key]}).encode() + b"\n")
+            self._file.flush()
+        return self._values[key]
 
     def __len__(self) -> int:
         return len(self._values)
@@ -97,8 +93,3 @@ class Store:
 
 
 _LINE_START = b'{"key": '
-
-
-def make_key(**asked: Any) -> str:
-    """A short key, equal for equal arguments."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """A chat model as the judge of two answers: its request, and how its reply is read.
 
 Every pair is judged in both orders, since judges have a position bias (arXiv 2305.17926). Replies without a
-readable verdict, refusals, failed calls and timeouts are counted separately, never as ties. The general
+readable verdict (refusals among them) and failed calls are counted separately, never as ties. The general
 question follows FastChat's evaluation and the aspects follow LLMZoo, both in our own words.
 """
 
@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import HumanMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 
-from sot_chains.evaluation.data import Store, make_key
-from sot_chains.providers import Provider, make_provider
-from sot_chains.providers.base import find_ending
+from sot_chains.chain import SkeletonOfThought
+from sot_chains.evaluation.data import Store
+from sot_chains.prompts.profile import UNFILTERED
+from sot_chains.providers import Provider
+from sot_chains.router.rules import PLAINLY
 
-Verdict = Literal["first", "second", "tie"]
-Failure = Literal["unreadable", "refused", "timed_out", "failed"]
-Outcome = Verdict | Failure
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-FAILURES: tuple[Failure, ...] = get_args(Failure)
+Outcome = Literal["first", "second", "tie", "unreadable", "failed"]
 
 GENERAL = "general"
 _CRITERIA = {
@@ -43,7 +39,27 @@ _CRITERIA = {
 CRITERIA = tuple(_CRITERIA)
 ASPECTS = CRITERIA[1:]
 
-_REQUEST = """Two assistants were asked the same thing. Compare what they wrote.
+_VERDICT = re.compile(r"VERDICT\W{0,6}(?:answer[ _]?)?(1|2|TIE)\b", re.IGNORECASE)
+_POINTS = {"first": 1, "second": -1, "tie": 0}
+_READINGS: dict[str, Outcome] = {"1": "first", "2": "second", "TIE": "tie"}
+
+
+def read_verdict(reply: str) -> Outcome:
+    """Reads a judge's reply; the last verdict counts, since the reasons may mention others."""
+    found = _VERDICT.findall(reply)
+    return _READINGS[found[-1].upper()] if found else "unreadable"
+
+
+def make_request(criterion: str, question: str, first: str, second: str) -> str:
+    """The request to the judge.
+
+    Raises:
+        ValueError: There is no such criterion.
+    """
+    if criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
+    aside = "" if criterion == GENERAL else "Judge one aspect only and leave everything else aside.\n"
+    return f"""Two assistants were asked the same thing. Compare what they wrote.
 
 <question>
 {question}
@@ -57,44 +73,13 @@ _REQUEST = """Two assistants were asked the same thing. Compare what they wrote.
 {second}
 </answer_2>
 
-{criterion}
+{aside}{_CRITERIA[criterion]}
 
 Which answer stands first here is chance, and a longer answer is not better for being long. \
 Give your reasons in two or three sentences. Then end with one line that says exactly one of
 VERDICT: 1
 VERDICT: 2
 VERDICT: TIE"""
-_VERDICT = re.compile(r"VERDICT\W{0,6}(?:answer[ _]?)?(1|2|TIE)\b", re.IGNORECASE)
-_READINGS: dict[str, Verdict] = {"1": "first", "2": "second", "TIE": "tie"}
-_REFUSAL = re.compile(
-    r"\b(?:I(?:'m| am) (?:sorry|unable|not able)|I (?:can(?:no|')t|won't|must decline)|as an AI)\b"
-    r"|抱歉|无法(?:评判|判断|回答)",
-    re.IGNORECASE,
-)
-_MAX_CHARACTERS = 20_000
-
-
-def read_verdict(reply: str, finish_reason: str | None = None) -> Outcome:
-    """Reads a judge's reply; the last verdict counts, since the reasons may mention others."""
-    if found := _VERDICT.findall(reply):
-        return _READINGS[found[-1].upper()]
-    return "refused" if find_ending(finish_reason) == "filtered" or _REFUSAL.search(reply) else "unreadable"
-
-
-def make_request(criterion: str, question: str, first: str, second: str) -> str:
-    """The request to the judge.
-
-    Raises:
-        ValueError: There is no such criterion.
-    """
-    if criterion not in CRITERIA:
-        raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
-    asked = _CRITERIA[criterion]
-    if criterion != GENERAL:
-        asked = f"Judge one aspect only and leave everything else aside.\n{asked}"
-    # In one pass, so that fields and braces inside answers stay text.
-    fields = {"question": question, "first": first, "second": second, "criterion": asked}
-    return re.sub(r"\{(question|first|second|criterion)\}", lambda match: fields[match[1]], _REQUEST)
 
 
 @dataclass(frozen=True)
@@ -107,22 +92,24 @@ class Comparison:
     @property
     def score(self) -> float | None:
         """From 1 (ours won in both orders) to -1; ``None`` without two verdicts, since one is biased."""
-        points = {"first": 1, "second": -1, "tie": 0}
-        if self.ours_first not in points or self.ours_second not in points:
-            return None
-        return (points[self.ours_first] - points[self.ours_second]) / 2
+        first, second = _POINTS.get(self.ours_first), _POINTS.get(self.ours_second)
+        return None if first is None or second is None else (first - second) / 2
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both orders give the same verdict."""
+        return self.score is not None and _POINTS[self.ours_first] == -_POINTS[self.ours_second]
 
 
 class Judge:
     """Compares answers with a chat model.
 
     Args:
-        model: Any chat model, ``"openai:NAME"`` or ``"anthropic:NAME"``.
+        model: Any model that :class:`~sot_chains.chain.SkeletonOfThought` takes.
         store: Stores its replies.
         label: Names the judge in the store and the report; replies under another label are not reused.
         timeout_seconds: Timeout of one reply.
-        max_concurrency: Concurrent calls.
-        **options: Options of a model given by name.
+        **options: Further arguments of :class:`~sot_chains.chain.SkeletonOfThought`, such as ``limits``.
     """
 
     def __init__(
@@ -132,17 +119,14 @@ class Judge:
         store: Store,
         label: str | None = None,
         timeout_seconds: float = 120.0,
-        max_concurrency: int = 8,
         **options: Any,
     ) -> None:
-        for name, value in (("timeout_seconds", timeout_seconds), ("max_concurrency", max_concurrency)):
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        self._provider = make_provider(model, **options)
+        if timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
+        self._chain = SkeletonOfThought(model, router=PLAINLY, profile=UNFILTERED, **options)
         self._store = store
-        self.label = label or self._provider.model_name
+        self.label = label or self._chain.provider.model_name
         self._timeout_seconds = timeout_seconds
-        self._free = asyncio.Semaphore(max_concurrency)
 
     async def compare(self, criterion: str, question: str, ours: str, other: str) -> Comparison:
         """Judges the pair in both orders."""
@@ -153,26 +137,12 @@ class Judge:
         return Comparison(ours_first, ours_second)
 
     async def _judge(self, request: str) -> Outcome:
-        key = make_key(kind="judgement", judge=self.label, request=request)
-        kept = self._store.get(key)
-        if kept is None:
-            try:
-                async with self._free, asyncio.timeout(self._timeout_seconds):
-                    kept = await self._ask(request)
-            except TimeoutError:
-                return "timed_out"
-            except Exception:  # a failed judgement must not end the run
-                return "failed"
-            self._store.put(key, kept)  # failures are not stored, so a resumed run retries them
-        return read_verdict(kept["reply"], kept["finish_reason"])
+        async def ask() -> str:
+            async with asyncio.timeout(self._timeout_seconds):
+                return (await self._chain.ainvoke(request)).text
 
-    async def _ask(self, request: str) -> dict[str, Any]:
-        reply, finish_reason = "", None
-        deltas = self._provider.stream([HumanMessage(request)], config=RunnableConfig(run_name="judge"))
-        async with aclosing(cast("Any", deltas)):
-            async for delta in deltas:
-                reply += delta.text
-                finish_reason = delta.finish_reason or finish_reason
-                if len(reply) > _MAX_CHARACTERS:
-                    break
-        return {"reply": reply, "finish_reason": finish_reason}
+        try:
+            reply = await self._store.get_or_make(ask, kind="reply", judge=self.label, request=request)
+        except Exception:  # a failed judgement must not end the run; a resumed one retries it
+            return "failed"
+        return read_verdict(reply)

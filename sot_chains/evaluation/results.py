@@ -6,44 +6,36 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from sot_chains.evaluation.data import Question
-from sot_chains.evaluation.judge import CRITERIA, FAILURES, VERDICTS, Comparison
+from sot_chains.evaluation.judge import CRITERIA, Comparison
+from sot_chains.outline.words import num_words
 from sot_chains.router.route import Route
 
 Mode = Literal["plain", "sot", "sot_r"]
 NAMES: dict[Mode, str] = {"plain": "plain", "sot": "SoT", "sot_r": "SoT-R"}
 
 _NUM_RESAMPLES = 2000
-_LOW, _HIGH = 2.5, 97.5
 
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """One answer with its measurements; times in seconds, lengths in words (Chinese: characters)."""
+    """One answer with its measurements."""
 
     text: str  # empty if there is none
-    route: str  # the route the answer took: "sot", "graph" or "plain"
     seconds: float  # in total, the router's included
-    skeleton_seconds: float = 0.0
-    point_lengths: Sequence[int] = ()
+    num_points: int = 0  # of an answer by Skeleton-of-Thought; 0 for a plain one
     input_tokens: int | None = None  # of all calls; None if the model does not count them
     failure: str = ""  # why there is no answer
 
     @property
-    def length(self) -> int:
-        """The answer's length."""
-        return count_words(self.text)
-
-
-def count_words(text: str) -> int:
-    """Number of words in ``text``; every Chinese character counts as one."""
-    num_han = sum("\u3400" <= character <= "\u9fff" for character in text)
-    return num_han + len("".join(" " if "\u3400" <= c <= "\u9fff" else c for c in text).split())
+    def num_words(self) -> float:
+        """The answer's length; two Chinese characters count as a word."""
+        return num_words(self.text)
 
 
 @dataclass(frozen=True)
@@ -79,13 +71,17 @@ class NetWinRate:
     num_ties: int  # including questions whose two verdicts contradict each other
     num_losses: int
 
+    def __str__(self) -> str:
+        record = f"{self.num_wins}:{self.num_ties}:{self.num_losses}"
+        return f"{self.net:+.0%} [{self.low:+.0%}, {self.high:+.0%}], {record}"
+
     @classmethod
     def of(cls, scores: Sequence[float]) -> NetWinRate:
         """The net win rate of ``scores`` with its bootstrap interval."""
         values = np.asarray(scores or [0.0])
         # Seeded: the same judgements give the same report.
         drawn = np.random.default_rng(0).integers(len(values), size=(_NUM_RESAMPLES, len(values)))
-        low, high = map(float, np.percentile(values[drawn].mean(axis=1), [_LOW, _HIGH]))
+        low, high = map(float, np.percentile(values[drawn].mean(axis=1), [2.5, 97.5]))
         signs = Counter(np.sign(scores).tolist())
         return cls(float(values.mean()), low, high, signs[1], signs[0], signs[-1])
 
@@ -97,24 +93,20 @@ class JudgeHealth:
     position_bias: float  # how much more often the first answer is preferred than the second, from -1 to 1
     agreement: float  # the share of pairs with two verdicts whose verdicts agree
     num_judgements: int  # requested
-    num_verdicts: int
-    num_failures: dict[str, int]  # judgements without a verdict, by kind
+    num_unreadable: int  # replies without a verdict
+    num_failed: int  # calls
 
     @classmethod
     def of(cls, comparisons: Sequence[Comparison]) -> JudgeHealth:
         """The health over all ``comparisons``."""
         outcomes = Counter(outcome for one in comparisons for outcome in (one.ours_first, one.ours_second))
-        num_verdicts = sum(outcomes[verdict] for verdict in VERDICTS)
-        mirrored = {"first": "second", "second": "first", "tie": "tie"}
-        agreements = [
-            mirrored[one.ours_first] == one.ours_second for one in comparisons if one.score is not None
-        ]
+        num_verdicts = outcomes["first"] + outcomes["second"] + outcomes["tie"]
         return cls(
             (outcomes["first"] - outcomes["second"]) / max(1, num_verdicts),
-            _mean(agreements),
+            _mean([one.agrees for one in comparisons if one.score is not None]),
             2 * len(comparisons),
-            num_verdicts,
-            {kind: outcomes[kind] for kind in FAILURES},
+            outcomes["unreadable"],
+            outcomes["failed"],
         )
 
 
@@ -125,14 +117,11 @@ class Figures:
     num_questions: int
     num_sot: int  # of these, those answered by Skeleton-of-Thought
     speed_up: float  # median of plain seconds over this mode's
-    speed_up_of_sums: float  # total plain seconds over this mode's total
-    net_win_rates: dict[str, NetWinRate]  # by criterion
     seconds: float  # median time of an answer
-    skeleton_share: float  # mean share of the skeleton in the time of answers by Skeleton-of-Thought
-    num_points: float  # mean, of those answers
-    words_per_point: float
-    words: float  # mean, per answer
+    num_points: float  # mean, of the answers by Skeleton-of-Thought
+    num_words: float  # mean, per answer
     prefill_overhead: float | None  # prompt tokens over those of the plain answers, if they are counted
+    net_win_rates: dict[str, NetWinRate]  # by criterion
 
     @classmethod
     def of(cls, results: Sequence[QuestionResult], mode: Mode) -> Figures:
@@ -140,8 +129,7 @@ class Figures:
         usable = [one for one in results if not one.failure and mode in one.answers]
         pairs = [(one.answers["plain"], one.answers[mode]) for one in usable]
         ours = [answer for _, answer in pairs]
-        by_sot = [answer for answer in ours if answer.route != "plain"]
-        seconds = [answer.seconds for answer in ours]
+        num_points = [answer.num_points for answer in ours if answer.num_points]
         counted = [(a.input_tokens, b.input_tokens) for a, b in pairs if a.input_tokens and b.input_tokens]
         scores = {
             criterion: [score for one in usable if (score := one.score(mode, criterion)) is not None]
@@ -149,16 +137,13 @@ class Figures:
         }
         return cls(
             num_questions=len(usable),
-            num_sot=len(by_sot),
+            num_sot=len(num_points),
             speed_up=_median([plain.seconds / mine.seconds for plain, mine in pairs if mine.seconds]),
-            speed_up_of_sums=sum(plain.seconds for plain, _ in pairs) / (sum(seconds) or 1.0),
-            net_win_rates={name: NetWinRate.of(values) for name, values in scores.items() if values},
-            seconds=_median(seconds),
-            skeleton_share=_mean([one.skeleton_seconds / one.seconds for one in by_sot if one.seconds]),
-            num_points=_mean([len(one.point_lengths) for one in by_sot]),
-            words_per_point=_mean([length for one in by_sot for length in one.point_lengths]),
-            words=_mean([one.length for one in ours]),
+            seconds=_median([answer.seconds for answer in ours]),
+            num_points=_mean(num_points),
+            num_words=_mean([answer.num_words for answer in ours]),
             prefill_overhead=sum(b for _, b in counted) / sum(a for a, _ in counted) if counted else None,
+            net_win_rates={name: NetWinRate.of(values) for name, values in scores.items() if values},
         )
 
 
@@ -200,16 +185,15 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """All results as JSON values, rounded."""
-        models: dict[str, dict[str, Any]] = {}
+        models: dict[str, Any] = {}
         for model, results in self.by_model.items():
             num_failed = sum(bool(one.failure) for one in results)
             models[model] = {"num_questions": len(results), "num_failed": num_failed}
             for mode in self.modes:
-                by_category = {
-                    category: asdict(self.figures(model, mode, category))
-                    for category in self.categories(model)
-                }
-                models[model][mode] = {**asdict(self.figures(model, mode)), "by_category": by_category}
-        text = json.dumps({"models": models, "judge": self.judge, "judge_health": asdict(self.health)})
-        summary: dict[str, Any] = json.loads(text, parse_float=lambda number: round(float(number), 4))
-        return summary
+                by_category = {name: self.figures(model, mode, name) for name in self.categories(model)}
+                models[model][mode] = {**vars(self.figures(model, mode)), "by_category": by_category}
+        summary = {"models": models, "judge": self.judge, "judge_health": self.health}
+        rounded: dict[str, Any] = json.loads(
+            json.dumps(summary, default=vars), parse_float=lambda number: round(float(number), 4)
+        )
+        return rounded

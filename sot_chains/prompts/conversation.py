@@ -92,11 +92,11 @@ def _with_text(content: list[str | dict[Any, Any]], text: str) -> str | list[str
 def _cleaned(message: BaseMessage) -> BaseMessage:
     if isinstance(message.content, str) and message.content.isascii():  # the usual case
         return message
-    content = _without_surrogates(message.content)
+    content = without_surrogates(message.content)
     return message if content == message.content else message.model_copy(update={"content": content})
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
     """``value`` with pairs of surrogates joined to characters, and lone ones replaced.
 
     Neither tokenizers nor UTF-8 take them. They come from text that was cut between the halves of an emoji.
@@ -104,5 +104,5 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
-        return {name: _without_surrogates(part) for name, part in value.items()}
-    return [_without_surrogates(part) for part in value] if isinstance(value, list) else value
+        return {name: without_surrogates(part) for name, part in value.items()}
+    return [without_surrogates(part) for part in value] if isinstance(value, list) else value

@@ -11,14 +11,11 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
 
 from sot_chains.router.prompted import PromptedRouter
-from sot_chains.router.route import FirstCertainOf, Route, Router, first_certain_of
-from sot_chains.router.rules import RULES, RulesRouter
-from sot_chains.router.trained import Head, TrainedRouter
+from sot_chains.router.route import Route, Router, first_certain_of
+from sot_chains.router.rules import RulesRouter
+from sot_chains.router.trained import TrainedRouter
 
 __all__ = [
-    "RULES",
-    "FirstCertainOf",
-    "Head",
     "PromptedRouter",
     "Route",
     "Router",

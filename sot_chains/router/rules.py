@@ -17,9 +17,7 @@ from sot_chains.router.route import Route, Router
 
 CERTAIN = 0.97
 
-Rules = Mapping[
-    str, Callable[[str], object]
-]  # by the reason for a plain answer: whether it applies to a question
+Rules = Mapping[str, Callable[[str], object]]  # whether each applies, by reason for a plain answer
 
 
 def _pattern(*alternatives: str) -> Callable[[str], object]:
@@ -28,56 +26,42 @@ def _pattern(*alternatives: str) -> Callable[[str], object]:
 
 _ARITHMETIC = re.compile(r"\d\s*(?:[-+*/×÷^=]|\*\*)\s*[-(]?\s*\d")
 _OTHER_WORDS = re.compile(r"[^\W\d_]{2,}")
+_PLEASE = r"^(?:please |can you |could you |now |请|帮我|给我|麻烦)*"
 
 
 def _is_arithmetic(question: str) -> bool:
-    """An expression with at most a few words: dates and ratios occur in longer prose."""
+    """An expression or equation with at most a few words: dates and ratios occur in longer prose."""
     return bool(_ARITHMETIC.search(question)) and len(_OTHER_WORDS.findall(question)) <= 6
 
 
 RULES: Rules = {
     "it contains code": _pattern(
-        r"```[^\n`]*\n(?:[^`\n]*\n){3,}[^`]*```",  # a block of several lines: inline code proves nothing
-        r"^\s*(?:def|class|import|from|#include|public|func|fn|var|let|const|SELECT)\s.*[{}();=:]\s*$",
+        r"```[^\n`]*\n(?:[^`\n]*\n){3,}",  # a block of several lines: inline code proves nothing
         r"\bTraceback \(most recent call last\)",
-        r";\s*\n\s*\S.*;\s*(?:\n|$)",
     ),
     "it asks for a program": _pattern(
-        r"^(?:please |can you |could you )?(?:write|implement|create|develop|code|build|give me)\b"
-        r"[^.?!\n]{0,60}\b"
+        _PLEASE + r"(?:write|implement|create|develop|code|build|give me)\b[^.?!\n]{0,60}\b"
         r"(?:function|program|script|regex|regular expression|query|class|method|subroutine|macro)\b"
         r"(?=[^.?!]*\b(?:in|that|which|to|for|using|with)\b|[.?!]?$)",
-        r"^(?:请|帮我|麻烦)?(?:用\s*[A-Za-z+#]+|编?写)[^。？！\n]{0,20}(?:函数|程序|代码|脚本|算法|正则|SQL|爬虫)",
+        _PLEASE + r"(?:用\s*[A-Za-z+#]+|编?写)[^。？！\n]{0,20}(?:函数|程序|代码|脚本|算法|正则|SQL|爬虫)",
     ),
     "it is arithmetic": _is_arithmetic,
-    "it is an equation or a formula to work out": _pattern(
-        r"^(?:solve|simplify|factor|differentiate|integrate|evaluate|compute|calculate)\b[^.?!]*[=^\d]",
-        r"^(?:解方程|计算|求导|化简)",
-    ),
     "it wants a translation": _pattern(
-        r"^(?:please |can you |could you )?translate\b",
-        r"\btranslate (?:this|the following|it|that)\b",
-        r"^how (?:do|would) (?:you|i|we) say\b.*\bin [A-Z]?[a-z]+\??$",
-        r"^(?:请|帮我)?(?:把|将).{1,200}(?:翻译|译)成",
-        r"^(?:请|帮我)?翻译(?:成|一下|[:：])",
+        _PLEASE + r"translate\b",
+        _PLEASE + r"(?:[把将].{1,200})?(?:翻译|译)(?:成|一下|[:：])",
     ),
     "it wants a very short answer": _pattern(
-        r"\b(?:in|with) (?:just |exactly |only )?(?:one|a single|two|three|1|2|3) "
-        r"(?:words?|sentences?|letters?)\b",
-        r"\banswer (?:only )?(?:with |by )?(?:just )?(?:yes or no|true or false|one (?:word|letter))\b",
-        r"^(?:yes or no|true or false)\b",
-        r"(?:用一(?:句话|个词)|一个字)(?:回答|概括|总结|说明)?|只回答|^判断(?:题|对错)",
+        r"\b(?:in|with) (?:just |exactly |only )?(?:one|a single|two|[123]) (?:word|sentence|letter)s?\b",
+        r"\b(?:yes or no|true or false)\b[.?]?$",
+        r"用一(?:句话|个词)|只回答|^判断(?:题|对错)",
     ),
     "it is a multiple-choice question": _pattern(
-        r"(?:^|\s|\()A[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])B[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])C[).．:、]",
-        r"(?:^|\s|\()a\)\s*\S.{0,300}?(?:\s|\()b\)\s*\S.{0,300}?(?:\s|\()c\)",
+        r"(?:^|\s|\()A[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])B[).．:、]\s*\S.{0,300}?(?:\s|\(|[。；;])C[).．:、]"
     ),
     "it wants a text that is told in one piece": _pattern(
-        r"^(?:please |can you |could you |now )?(?:write|compose|tell|make up|invent|create)(?: me| us)?"
-        r" (?:an?|the|some|another) (?:[\w-]+ ){0,3}"
-        r"(?:story|poem|haiku|limerick|sonnet|song|ballad|joke|riddle|fairy tale|fable|novel|rap)\b",
-        r"^(?:请|帮我|给我)?(?:写|编|讲|作)一?[首个篇则段](?:[^。？！，]{0,12})"
-        r"(?:诗|故事|笑话|童话|歌词|寓言|小说|相声)",
+        _PLEASE + r"(?:write|compose|tell|make up|invent|create)(?: me| us)?"
+        r" (?:an?|the|some) (?:[\w-]+ ){0,3}(?:story|poem|haiku|limerick|sonnet|song|joke|riddle|novel)\b",
+        _PLEASE + r"(?:写|编|讲|作)一?[首个篇则段](?:[^。？！，]{0,12})(?:诗|故事|笑话|童话|歌词|寓言|小说)",
     ),
     "it is a greeting or thanks": _pattern(
         r"^(?:hi|hello|hey|thanks|thank you|good (?:morning|evening)|你好|谢谢)[^?？]{0,20}$"

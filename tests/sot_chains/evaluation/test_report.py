@@ -71,7 +71,7 @@ async def test_an_evaluation_compares_all_three_modes(tmp_path: Path) -> None:
         "integrity",
         "relevance",
     }
-    assert (sot.num_points, sot.words_per_point) == (3, pytest.approx(14 / 3))
+    assert sot.num_points == 3
     assert sot.prefill_overhead == 4.0  # of one message a call
     assert evaluation.categories("paced") == ["advice", "sums", '<odd> | "category"']
     json.dumps(evaluation.summary())
@@ -165,10 +165,15 @@ def test_the_command_writes_a_report_a_table_and_a_line(
     figures = line["models"][f"openai:{MODEL}"]
     assert figures["num_questions"] == len(QUESTIONS)
     assert figures["sot"]["net_win_rates"]["general"]["net"] > 0
-    assert line["judge_health"]["num_verdicts"] == 12 * len(QUESTIONS)
+    health = line["judge_health"]
+    assert (health["num_judgements"], health["num_unreadable"], health["num_failed"]) == (
+        12 * len(QUESTIONS),
+        0,
+        0,
+    )
     rows = _rows(tmp_path / "out")
     assert [row["category"] for row in rows] == [question.category for question in QUESTIONS]
-    assert all(int(row["sot_words"]) > 0 for row in rows)
+    assert all(float(row["sot_words"]) > 0 for row in rows)
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == line
     assert "key-for-tests" not in "".join(p.read_text(errors="ignore") for p in (tmp_path / "out").iterdir())
 

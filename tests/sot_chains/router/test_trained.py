@@ -22,16 +22,16 @@ from benchmarks.router_training.measures import Confusion, calibration, calibrat
 from benchmarks.router_training.training import TrainingSettings, minimise, save_head, train, tversky_loss
 from benchmarks.router_training.validation import confusions, nested, read_sources, total
 from sot_chains.router import TrainedRouter
-from sot_chains.router.encoder import MAX_TOKENS, WEIGHTS, WIDTH, Encoder
-from sot_chains.router.features import (
+from sot_chains.router.encoder import INSTALL, MAX_TOKENS, MODEL_NAME, WEIGHTS, WIDTH, Encoder, find_minilm
+from sot_chains.router.trained import (
     NUM_BUCKETS,
-    NUM_SHAPES,
+    SHIPPED_HEAD,
+    WORDS_HEAD,
+    Features,
+    Head,
     is_in_latin_script,
-    shape_features,
     word_features,
 )
-from sot_chains.router.minilm import INSTALL, MODEL_NAME, find_minilm
-from sot_chains.router.trained import NUM_DENSE, SHIPPED_HEAD, Features, Head
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
@@ -93,10 +93,10 @@ with warnings.catch_warnings(record=True) as raised:
     router = auto_router()
     assert not raised, "a router that has not decided yet need not look for its encoder"
     routes = [router.invoke(question).use_sot for question in (
-        "How can I sleep better?", "What are the advantages of trains over planes?", "Who wrote Faust?",
-        "我怎样才能睡得更好？",
+        "How can I sleep better?", "What are the advantages of trains over planes?", "我怎样才能睡得更好？",
+        "How can I get more done in a day?", "Who wrote Faust?", "What is 12 * 7?",
     )]
-    assert routes == [True, True, False, True], routes
+    assert routes == [True, True, True, True, False, False], routes
     (said,) = [str(each.message) for each in raised]
 print(said)
 """
@@ -125,10 +125,10 @@ print(len(raised))
 
 @needs_data
 def test_words_alone_still_decide_better_than_always_or_never() -> None:
-    head = Head.load(SHIPPED_HEAD)
+    head = Head.load(WORDS_HEAD)
     questions = read_labels([DATA / "router" / "vicuna.jsonl"])
     decisions = [head.probability(Features.of(q.question, None)) >= head.threshold for q in questions]
-    assert Confusion.of([q.use_sot for q in questions], decisions).accuracy >= 0.85
+    assert Confusion.of([q.use_sot for q in questions], decisions).accuracy >= 0.9
 
 
 def test_the_encoder_reads_latin_letters_only() -> None:
@@ -167,7 +167,7 @@ def test_any_text_has_a_probability(question: str) -> None:
 
 def test_a_long_question_is_read_at_both_ends_in_bounded_time() -> None:
     features = Features.of("What should I do about mould? " + "The cellar is damp. " * 100_000, ENCODER)
-    assert len(features.indices) - NUM_DENSE < NUM_BUCKETS / 10
+    assert len(features.indices) - WIDTH < NUM_BUCKETS / 10
     ends = [ENCODER.encode(f"{start} {'and so on ' * 200}{end}") for start, end in ("ab", "ac", "bb")]
     assert not np.allclose(ends[0], ends[1])
     assert not np.allclose(ends[0], ends[2])
@@ -261,10 +261,6 @@ def test_features_are_bounded_and_depend_on_the_text_alone(question: str) -> Non
     assert len(set(indices.tolist())) == len(indices) == len(values)
     assert all(0 <= index < NUM_BUCKETS for index in indices)
     assert not len(values) or math.isclose(float(values @ values), 1.0, rel_tol=1e-4)
-    shape = shape_features(question)
-    assert shape.shape == (NUM_SHAPES,)
-    assert np.isfinite(shape).all()
-    assert np.abs(shape).max() <= 5
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans())))
