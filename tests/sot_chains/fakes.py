@@ -1,18 +1,21 @@
 """Models for tests. What they answer depends on what they are asked, never on the order of arrival."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.chat_models import agenerate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
-from sot_chains import Delta, SkeletonOfThought
+from sot_chains import Delta, ProviderError, SkeletonOfThought
 from sot_chains.prompts.templates import CHINESE, ENGLISH, SHORT_CHINESE, SHORT_ENGLISH
 
 QUESTION = "How do I sleep well?"
@@ -28,6 +31,10 @@ ANSWER = (
     "2. **Dark room**: Close the curtains.\n\n"
     "3. **Less coffee**: Drink none after noon."
 )
+USAGE = UsageMetadata(input_tokens=10, output_tokens=5, total_tokens=15)
+BROKEN = ProviderError("the line broke", is_retryable=True)
+REFUSED = ProviderError("no such model", status=404)
+BUSY = ProviderError("come back later", is_retryable=True, was_refused=True, status=429)
 
 
 def sot_of(model: Any, **options: Any) -> SkeletonOfThought:
@@ -58,13 +65,19 @@ def answer_to(messages: Sequence[BaseMessage]) -> str:
     return OUTLINE if is_skeleton_request(request) else PLAIN
 
 
+def what(messages: Sequence[BaseMessage]) -> str:
+    """``"outline"``, the heading of the point asked for, or ``"plain"``."""
+    text = next(str(message.text) for message in reversed(messages) if message.type == "human")
+    return "outline" if is_skeleton_request(text) else point_asked_for(text) or "plain"
+
+
 def words(text: str) -> list[str]:
     """``text`` in pieces that end with a space or the end."""
     return [piece for piece in text.replace(" ", " \0").split("\0") if piece]
 
 
 class PacedChatModel(BaseChatModel):
-    """Streams ``answer(messages)`` word by word.
+    """Streams ``answer(messages)`` word by word, up to a stop string.
 
     ``pause`` says how long it waits before each word: seconds, or a function of what it is asked. Counts the
     calls that are going on. Usage is one token a message in, one a word out.
@@ -114,7 +127,10 @@ class PacedChatModel(BaseChatModel):
         self._most_running = max(self._most_running, self._num_running)
         pause = self.pause(messages) if callable(self.pause) else self.pause
         try:
-            pieces = words(self.answer(messages))
+            text = self.answer(messages)
+            for one in stop or ():
+                text = text.partition(one)[0]
+            pieces = words(text)
             for piece in pieces:
                 await asyncio.sleep(pause)
                 yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
@@ -133,6 +149,15 @@ class PacedChatModel(BaseChatModel):
             yield ChatGenerationChunk(message=last)
         finally:
             self._num_running -= 1
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
     def _generate(
         self,
@@ -156,24 +181,60 @@ class LocalChatModel(PacedChatModel):
     stop: list[str] | None = None
 
 
-class ScriptedProvider:
-    """A provider without any machinery, for tests of what ours adds: streams after one pause."""
+@dataclass
+class FakeProvider:
+    """Streams ``answer(messages)`` word by word, and fails as it is told to, decided for each request.
 
-    supports_prefill = False
-    model_name = "scripted"
+    The functions get what a request asks for, see :func:`what`, and how often that was asked before.
 
-    def __init__(
-        self, answer: Callable[[Sequence[BaseMessage]], str] = answer_to, pause: float = 0.0
-    ) -> None:
-        self._answer = answer
-        self._pause = pause
+    Attributes:
+        fault: The error a request ends with.
+        after_words: How many words come before the error.
+        pause: Seconds before the first word of a request.
+        between: Seconds between words, by what it asks for.
+        reasoning: What comes before the answer.
+        finish_reason: What a request ends with.
+    """
+
+    answer: Callable[[Sequence[BaseMessage]], str] = answer_to
+    fault: Callable[[str, int], Exception | None] = lambda asked, attempt: None
+    after_words: int = 0
+    pause: Callable[[str, int], float] = lambda asked, attempt: 0.0
+    between: Callable[[str], float] = lambda asked: 0.0
+    reasoning: str = ""
+    finish_reason: Callable[[str, int], str] = lambda asked, attempt: "stop"
+    usage: UsageMetadata | None = field(default_factory=lambda: USAGE)
+    supports_prefill: bool = False
+    model_name: str = "fake"
+    asked: Counter[str] = field(default_factory=Counter)
+    requests: list[str] = field(default_factory=list)
+    num_running: int = 0
+    most_running: int = 0
 
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncIterator[Delta]:
-        await asyncio.sleep(self._pause)
-        for piece in words(self._answer(messages)):
-            yield Delta(piece)
+        asked = what(messages)
+        attempt = self.asked[asked]
+        self.asked[asked] += 1
+        self.requests.append(str(messages[-1].text))
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        try:
+            await asyncio.sleep(self.pause(asked, attempt))
+            error = self.fault(asked, attempt)
+            if self.reasoning:
+                yield Delta(reasoning=self.reasoning)
+            for number, piece in enumerate(words(self.answer(messages))):
+                if error and number == self.after_words:
+                    raise error
+                yield Delta(piece)
+                await asyncio.sleep(self.between(asked))
+            if error:
+                raise error
+            yield Delta(usage=self.usage, finish_reason=self.finish_reason(asked, attempt))
+        finally:
+            self.num_running -= 1
 
 
 def other_tasks() -> set[asyncio.Task[Any]]:

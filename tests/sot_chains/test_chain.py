@@ -20,9 +20,9 @@ from tests.sot_chains.fakes import (
     EXPANSIONS,
     PLAIN,
     QUESTION,
+    FakeProvider,
     LocalChatModel,
     PacedChatModel,
-    ScriptedProvider,
     answer_to,
     is_skeleton_request,
     nothing_runs,
@@ -62,7 +62,7 @@ async def test_usage_is_the_sum_over_all_calls() -> None:
 
 
 async def test_where_a_model_does_not_count_tokens_they_are_estimated() -> None:
-    message = await sot_of(ScriptedProvider()).ainvoke(QUESTION)
+    message = await sot_of(FakeProvider(usage=None)).ainvoke(QUESTION)
     trace = message.response_metadata["sot"]
     assert {point["usage"] for point in trace["points"]} == {None}
     assert message.usage_metadata == trace["usage"]
@@ -291,7 +291,7 @@ async def test_any_runnable_that_answers_with_a_message() -> None:
         RunnableLambda(answer),
         blocks,
         PacedChatModel() | StrOutputParser(),
-        PacedChatModel().bind(stop=["x"]),
+        PacedChatModel().bind(stop=["###"]),
     ):
         assert (await sot_of(model).ainvoke(QUESTION)).content == ANSWER
         assert await text_of_stream(sot_of(model), QUESTION) == ANSWER

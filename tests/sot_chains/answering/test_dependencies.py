@@ -18,12 +18,12 @@ from tests.sot_chains.fakes import (
     OUTLINE,
     PLAIN,
     QUESTION,
+    FakeProvider,
     PacedChatModel,
     is_skeleton_request,
     nothing_runs,
     sot_of,
 )
-from tests.sot_chains.faulty import FaultyProvider
 
 MARKED = "1. Fixed hours\n2. Dark room\n3. Less coffee (needs 1, 2)"
 CONCLUSION = "So keep to it."
@@ -80,7 +80,7 @@ async def test_without_marks_the_requests_are_those_of_the_plain_fan_out() -> No
 @pytest.mark.parametrize("policy", ["retry", "omit"])
 @pytest.mark.parametrize("after_words", [0, 2])
 async def test_a_failure_marks_the_points_that_build_on_it(policy: Any, after_words: int) -> None:
-    provider = FaultyProvider(
+    provider = FakeProvider(
         answer=answer,
         after_words=after_words,
         fault=lambda asked, attempt: ProviderError("broken") if asked == "Dark room" else None,
@@ -91,7 +91,7 @@ async def test_a_failure_marks_the_points_that_build_on_it(policy: Any, after_wo
     own = "cut" if after_words and policy == "retry" else status
     assert [point["status"] for point in trace["points"]] == ["complete", own, status]
     assert trace["failures"][1]["reason"] == "it builds on 2, of which there is no whole text"
-    again = await sot_of(FaultyProvider(answer=answer), dependencies=True).ainvoke(QUESTION, resume=message)
+    again = await sot_of(FakeProvider(answer=answer), dependencies=True).ainvoke(QUESTION, resume=message)
     assert again.response_metadata["sot"]["is_complete"]
     assert [point["needs"] for point in again.response_metadata["sot"]["points"]] == [[], [], [1, 2]]
 
@@ -114,7 +114,7 @@ async def test_what_was_written_from_a_cut_text_is_written_again(conclusion: Any
     def cut(asked: str, attempt: int) -> Exception | None:
         return ProviderError("broken") if asked == "Fixed hours" else None
 
-    provider = FaultyProvider(answer=answer, after_words=2, fault=cut)
+    provider = FakeProvider(answer=answer, after_words=2, fault=cut)
     sot = sot_of(provider, dependencies=True, conclusion=conclusion, on_failure="retry", retries=AT_ONCE)
     trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
     assert trace["points"][0]["status"] == "cut"
@@ -128,7 +128,7 @@ async def test_what_was_written_from_a_cut_text_is_written_again(conclusion: Any
     assert EXPANSIONS["Fixed hours"] in request_for(model, "3. Less coffee")
     assert again.response_metadata["sot"]["route"] == "graph"
     # Nothing is missing now, and so nothing is written.
-    whole = await both(sot_of(FaultyProvider(answer=answer), conclusion=conclusion), resume=again)
+    whole = await both(sot_of(FakeProvider(answer=answer), conclusion=conclusion), resume=again)
     assert whole.text == again.text
     assert whole.response_metadata["sot"]["num_calls"] == 0
 
@@ -186,7 +186,7 @@ async def test_a_conclusion_that_fails_is_marked() -> None:
             raise ProviderError("broken")
         return text
 
-    sot = sot_of(FaultyProvider(answer=broken), conclusion=True, on_failure="raise", retries=AT_ONCE)
+    sot = sot_of(FakeProvider(answer=broken), conclusion=True, on_failure="raise", retries=AT_ONCE)
     trace = (await both(sot)).response_metadata["sot"]
     assert not trace["is_complete"]
     assert trace["conclusion"]["status"] == "omitted"
@@ -230,7 +230,7 @@ async def test_thoughts_read_the_question_and_each_other() -> None:
 
 
 async def test_limits_hold_and_missing_thoughts_are_resumed() -> None:
-    provider = FaultyProvider(
+    provider = FakeProvider(
         answer=lambda messages: "Done it is.",
         fault=lambda asked, attempt: ProviderError("broken") if attempt == 0 else None,
     )

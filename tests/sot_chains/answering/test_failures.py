@@ -10,19 +10,22 @@ import pytest
 from sot_chains import DeadlineError, ModelProfile, Point, ProviderError, Retries, SkeletonOfThought
 from tests.sot_chains.fakes import (
     ANSWER,
+    BROKEN,
+    BUSY,
     EXPANSIONS,
     PLAIN,
     QUESTION,
+    REFUSED,
+    FakeProvider,
     nothing_runs,
     sot_of,
 )
-from tests.sot_chains.faulty import BROKEN, BUSY, REFUSED, FaultyProvider
 from tests.sot_chains.router.test_routers import Always
 
 AT_ONCE = Retries(max_attempts=3, first_pause_seconds=0.0)
 
 
-def sot_over(provider: FaultyProvider, **options: Any) -> SkeletonOfThought:
+def sot_over(provider: FakeProvider, **options: Any) -> SkeletonOfThought:
     return sot_of(provider, **{"retries": AT_ONCE, **options})
 
 
@@ -39,7 +42,7 @@ async def read(sot: SkeletonOfThought, **kwargs: Any) -> tuple[str, dict[str, An
 
 
 async def test_what_breaks_is_tried_again() -> None:
-    provider = FaultyProvider(fault=lambda asked, attempt: BROKEN if attempt < 2 else None, after_words=1)
+    provider = FakeProvider(fault=lambda asked, attempt: BROKEN if attempt < 2 else None, after_words=1)
     message = await sot_over(provider).ainvoke(QUESTION)
     trace = message.response_metadata["sot"]
     assert message.text == ANSWER
@@ -52,7 +55,7 @@ async def test_what_breaks_is_tried_again() -> None:
 
 
 async def test_by_default_the_answer_comes_with_what_succeeded() -> None:
-    provider = FaultyProvider(fault=second_fails(BROKEN))
+    provider = FakeProvider(fault=second_fails(BROKEN))
     message = await sot_over(provider).ainvoke(QUESTION)
     trace = message.response_metadata["sot"]
     assert message.text == (
@@ -65,11 +68,11 @@ async def test_by_default_the_answer_comes_with_what_succeeded() -> None:
     ]
     assert json.loads(json.dumps(trace)) == trace
     assert provider.asked["Dark room"] == 3
-    assert (await read(sot_over(FaultyProvider(fault=second_fails(BROKEN)))))[0] == message.text
+    assert (await read(sot_over(FakeProvider(fault=second_fails(BROKEN)))))[0] == message.text
 
 
 async def test_what_cannot_succeed_is_not_tried_again() -> None:
-    provider = FaultyProvider(fault=second_fails(REFUSED))
+    provider = FakeProvider(fault=second_fails(REFUSED))
     trace = (await sot_over(provider).ainvoke(QUESTION)).response_metadata["sot"]
     assert provider.asked["Dark room"] == 1
     assert "no such model" in trace["failures"][0]["reason"]
@@ -77,11 +80,11 @@ async def test_what_cannot_succeed_is_not_tried_again() -> None:
 
 @pytest.mark.parametrize("reason", ["error", "abort", "network_error", "insufficient_system_resource", "?"])
 async def test_a_reply_that_ends_for_an_unknown_reason_has_failed(reason: str) -> None:
-    def ending(times: int, **options: Any) -> FaultyProvider:
+    def ending(times: int, **options: Any) -> FakeProvider:
         def ends(asked: str, attempt: int) -> str:
             return reason if asked in ("Dark room", "plain") and attempt < times else "stop"
 
-        return FaultyProvider(finish_reason=ends, **options)
+        return FakeProvider(finish_reason=ends, **options)
 
     message = await sot_over(ending(1)).ainvoke(QUESTION)
     assert message.text == ANSWER
@@ -96,7 +99,7 @@ async def test_a_reply_that_ends_for_an_unknown_reason_has_failed(reason: str) -
 
 @pytest.mark.parametrize("after_words", [0, 1])
 async def test_omit(after_words: int) -> None:
-    provider = FaultyProvider(fault=second_fails(BROKEN), after_words=after_words)
+    provider = FakeProvider(fault=second_fails(BROKEN), after_words=after_words)
     message = await sot_over(provider, on_failure="omit").ainvoke(QUESTION)
     assert [line[:2] for line in message.text.split("\n\n")] == ["1.", "3."]
     assert message.response_metadata["sot"]["failures"][0]["status"] == "omitted"
@@ -104,9 +107,7 @@ async def test_omit(after_words: int) -> None:
 
 
 async def test_raise() -> None:
-    provider = FaultyProvider(
-        fault=second_fails(BROKEN), pause=lambda asked, _: 0.01 * (asked != "Dark room")
-    )
+    provider = FakeProvider(fault=second_fails(BROKEN), pause=lambda asked, _: 0.01 * (asked != "Dark room"))
     with pytest.raises(ProviderError, match="the line broke") as caught:
         await sot_over(provider, on_failure="raise").ainvoke(QUESTION)
     assert provider.asked["Dark room"] == 1
@@ -117,7 +118,7 @@ async def test_raise() -> None:
 
 
 async def test_the_trace_of_an_error_calls_nothing_complete_that_is_not() -> None:
-    provider = FaultyProvider(fault=second_fails(REFUSED, times=1), between=lambda asked: 0.005)
+    provider = FakeProvider(fault=second_fails(REFUSED, times=1), between=lambda asked: 0.005)
     with pytest.raises(ProviderError) as caught:
         await sot_over(provider, on_failure="raise").ainvoke(QUESTION)
     trace: Any = caught.value.trace
@@ -128,7 +129,7 @@ async def test_the_trace_of_an_error_calls_nothing_complete_that_is_not() -> Non
 
 @pytest.mark.parametrize("policy", ["plain", "raise"])
 async def test_a_deadline_or_timeout_after_a_failure_is_kept(policy: Any) -> None:
-    provider = FaultyProvider(
+    provider = FakeProvider(
         fault=second_fails(REFUSED), pause=lambda asked, _: 5.0 * (asked in ("plain", "Fixed hours"))
     )
     sot = sot_over(provider, on_failure=policy)
@@ -148,7 +149,7 @@ async def test_a_deadline_or_timeout_after_a_failure_is_kept(policy: Any) -> Non
 
 
 async def test_plain() -> None:
-    provider = FaultyProvider(
+    provider = FakeProvider(
         fault=second_fails(BROKEN), pause=lambda asked, _: 0.01 * (asked == "Fixed hours")
     )
     message = await sot_over(provider, on_failure="plain").ainvoke(QUESTION)
@@ -164,9 +165,7 @@ async def test_plain() -> None:
 
 
 async def test_plain_after_text_has_been_read_leaves_the_point_out() -> None:
-    provider = FaultyProvider(
-        fault=second_fails(BROKEN), pause=lambda asked, _: 0.02 * (asked == "Dark room")
-    )
+    provider = FakeProvider(fault=second_fails(BROKEN), pause=lambda asked, _: 0.02 * (asked == "Dark room"))
     text, trace = await read(sot_over(provider, on_failure="plain"))
     assert trace["route"] == "sot"
     assert trace["failures"][0]["status"] == "omitted"
@@ -178,21 +177,21 @@ async def test_a_function_may_choose() -> None:
         assert error is BROKEN
         return "omit" if point.number == 2 else "raise"
 
-    message = await sot_over(FaultyProvider(fault=second_fails(BROKEN)), on_failure=choose).ainvoke(QUESTION)
+    message = await sot_over(FakeProvider(fault=second_fails(BROKEN)), on_failure=choose).ainvoke(QUESTION)
     assert "Dark room" not in message.text
-    provider = FaultyProvider(fault=lambda asked, _: BROKEN if asked == "Less coffee" else None)
+    provider = FakeProvider(fault=lambda asked, _: BROKEN if asked == "Less coffee" else None)
     with pytest.raises(ProviderError):
         await sot_over(provider, on_failure=choose).ainvoke(QUESTION)
 
 
 @pytest.mark.parametrize("policy", ["retry", "omit", "plain", "raise"])
 async def test_a_busy_server_is_waited_out_under_every_policy(policy: Any) -> None:
-    provider = FaultyProvider(fault=second_fails(BUSY, times=2))
+    provider = FakeProvider(fault=second_fails(BUSY, times=2))
     assert (await sot_over(provider, on_failure=policy).ainvoke(QUESTION)).text == ANSWER
 
 
 async def test_nothing_at_all_is_an_error_that_can_be_gone_on_from() -> None:
-    provider = FaultyProvider(fault=lambda asked, _: None if asked == "outline" else BROKEN)
+    provider = FakeProvider(fault=lambda asked, _: None if asked == "outline" else BROKEN)
     with pytest.raises(ProviderError, match="the line broke") as caught:
         await sot_over(provider).ainvoke(QUESTION)
     provider.fault = lambda asked, _: None
@@ -202,7 +201,7 @@ async def test_nothing_at_all_is_an_error_that_can_be_gone_on_from() -> None:
 
 
 async def test_an_outline_that_cannot_be_had_is_one_error() -> None:
-    provider = FaultyProvider(fault=lambda asked, _: BROKEN)
+    provider = FakeProvider(fault=lambda asked, _: BROKEN)
     with pytest.raises(ProviderError, match="the line broke") as caught:
         await sot_over(provider).ainvoke(QUESTION)
     assert provider.asked == {"outline": 3}
@@ -214,7 +213,7 @@ async def test_an_outline_that_cannot_be_had_is_one_error() -> None:
 
 
 async def test_a_retry_says_nothing_twice() -> None:
-    provider = FaultyProvider(
+    provider = FakeProvider(
         fault=lambda asked, attempt: BROKEN if attempt < 2 and asked != "outline" else None, after_words=2
     )
     text, trace = await read(sot_over(provider))
@@ -233,18 +232,18 @@ async def test_a_retry_that_says_something_else_ends_the_point_where_it_was_read
 
     def answer(messages: Any) -> str:
         text = str(messages[-1].text)
-        return next(answers) if "Your point is 1" in text else FaultyProvider().answer(messages)
+        return next(answers) if "Your point is 1" in text else FakeProvider().answer(messages)
 
     def fault(asked: str, attempt: int) -> Exception | None:
         return BROKEN if asked == "Fixed hours" and attempt == 0 else None
 
-    text, trace = await read(sot_over(FaultyProvider(fault=fault, after_words=3, answer=answer)))
+    text, trace = await read(sot_over(FakeProvider(fault=fault, after_words=3, answer=answer)))
     assert text.startswith("1. **Fixed hours**: Go to bed\n\n2. **Dark room**: Close")
     assert trace["failures"][0]["status"] == "cut"
     assert "cannot be taken back" in trace["failures"][0]["reason"]
     # Nobody has read anything of an answer that is awaited: the second attempt counts.
     answers = iter(["Go to bed early.", "Rise at six."])
-    message = await sot_over(FaultyProvider(fault=fault, after_words=3, answer=answer)).ainvoke(QUESTION)
+    message = await sot_over(FakeProvider(fault=fault, after_words=3, answer=answer)).ainvoke(QUESTION)
     assert message.text.startswith("1. **Fixed hours**: Rise at six.\n\n")
 
 
@@ -260,7 +259,7 @@ async def test_a_model_that_continues_replies_goes_on_from_what_was_read() -> No
         whole = f" {EXPANSIONS[label]}"
         return whole[len(start.partition(":")[2]) :] or whole
 
-    provider = FaultyProvider(
+    provider = FakeProvider(
         fault=lambda asked, attempt: BROKEN if attempt == 0 and asked == "Fixed hours" else None,
         after_words=5,
         answer=answer,
@@ -276,7 +275,7 @@ async def test_a_model_that_continues_replies_goes_on_from_what_was_read() -> No
 
 
 async def test_at_the_deadline_what_is_there_is_returned() -> None:
-    provider = FaultyProvider(between=lambda asked: 10.0 if asked == "Dark room" else 0.0)
+    provider = FakeProvider(between=lambda asked: 10.0 if asked == "Dark room" else 0.0)
     sot = sot_over(provider)
     message = await sot.ainvoke(QUESTION, deadline_seconds=0.1)
     trace = message.response_metadata["sot"]
@@ -293,7 +292,7 @@ async def test_at_the_deadline_what_is_there_is_returned() -> None:
 
 
 async def test_a_deadline_of_one_call() -> None:
-    provider = FaultyProvider(pause=lambda asked, _: 10.0 * (asked == "Less coffee"))
+    provider = FakeProvider(pause=lambda asked, _: 10.0 * (asked == "Less coffee"))
     bound = sot_over(provider).bind(deadline_seconds=100.0)
     message = await bound.ainvoke(QUESTION, deadline_seconds=0.1)
     assert message.response_metadata["sot"]["failures"][0]["status"] == "failed"
@@ -303,21 +302,21 @@ async def test_a_deadline_of_one_call() -> None:
 
 @pytest.mark.parametrize("eager", [False, True])
 async def test_a_deadline_before_there_is_anything(eager: bool) -> None:
-    provider = FaultyProvider(pause=lambda asked, _: 10.0)
+    provider = FakeProvider(pause=lambda asked, _: 10.0)
     with pytest.raises(DeadlineError, match=r"0\.05 s passed before there was an outline") as caught:
         await sot_over(provider, eager=eager).ainvoke(QUESTION, deadline_seconds=0.05)
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.trace is not None
     assert caught.value.trace["cost"]["estimated"]["input_tokens"] > 0
     assert await nothing_runs()
-    plain = FaultyProvider(pause=lambda asked, _: 10.0 * (asked == "plain"), answer=lambda _: PLAIN)
+    plain = FakeProvider(pause=lambda asked, _: 10.0 * (asked == "plain"), answer=lambda _: PLAIN)
     with pytest.raises(DeadlineError, match="before the model wrote anything"):
         await sot_over(plain, eager=eager).ainvoke(QUESTION, deadline_seconds=0.05)
     assert provider.num_running == plain.num_running == 0
 
 
 async def test_no_pause_outlasts_the_deadline() -> None:
-    provider = FaultyProvider(fault=second_fails(BROKEN))
+    provider = FakeProvider(fault=second_fails(BROKEN))
     sot = sot_over(provider, retries=Retries(first_pause_seconds=100.0))
     trace = (await sot.ainvoke(QUESTION, deadline_seconds=5.0)).response_metadata["sot"]
     assert trace["failures"][0]["reason"] == "ProviderError: the line broke"
@@ -325,7 +324,7 @@ async def test_no_pause_outlasts_the_deadline() -> None:
 
 
 async def test_at_the_deadline_calls_end_even_if_nobody_is_reading() -> None:
-    provider = FaultyProvider(between=lambda asked: 10.0 if asked == "Less coffee" else 0.0)
+    provider = FakeProvider(between=lambda asked: 10.0 if asked == "Less coffee" else 0.0)
     async with aclosing(sot_over(provider).astream(QUESTION, deadline_seconds=0.05)) as chunks:
         await anext(chunks)
         await asyncio.sleep(0.2)
@@ -339,7 +338,7 @@ async def test_at_the_deadline_calls_end_even_if_nobody_is_reading() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_only_what_is_missing_is_done_again(streamed: bool) -> None:
-    provider = FaultyProvider(fault=second_fails(BROKEN, times=3))
+    provider = FakeProvider(fault=second_fails(BROKEN, times=3))
     sot = sot_over(provider)
     first = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
     assert not first["is_complete"]
@@ -363,7 +362,7 @@ async def test_only_what_is_missing_is_done_again(streamed: bool) -> None:
 
 
 async def test_a_batch_goes_on_one_by_one() -> None:
-    provider = FaultyProvider(fault=second_fails(BROKEN, times=3))
+    provider = FakeProvider(fault=second_fails(BROKEN, times=3))
     sot = sot_over(provider)
     first = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
     provider.asked.clear()
@@ -377,7 +376,7 @@ async def test_a_batch_goes_on_one_by_one() -> None:
 
 async def test_something_else_than_a_trace_is_named() -> None:
     with pytest.raises(TypeError, match="resume takes the trace"):
-        await sot_over(FaultyProvider()).ainvoke(QUESTION, resume="yesterday")
+        await sot_over(FakeProvider()).ainvoke(QUESTION, resume="yesterday")
 
 
 def test_settings_that_make_no_sense() -> None:
@@ -386,8 +385,8 @@ def test_settings_that_make_no_sense() -> None:
         ({"profile": "tiny"}, "profile must be a ModelProfile or one of"),
     ):
         with pytest.raises(ValueError, match=said):
-            sot_of(FaultyProvider(), **options)  # type: ignore[arg-type]  # the mistakes under test
+            sot_of(FakeProvider(), **options)  # type: ignore[arg-type]  # the mistakes under test
     with pytest.raises(TypeError, match="deadline_seconds belongs to a call"):
-        sot_of(FaultyProvider(), deadline_seconds=5.0)
+        sot_of(FakeProvider(), deadline_seconds=5.0)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Retries(max_attempts=0)

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 
 from sot_chains import ModelProfile, Price, Prompts, Retries, SkeletonOfThought
-from tests.sot_chains.fakes import ANSWER, EXPANSIONS, PLAIN, QUESTION, nothing_runs, sot_of
-from tests.sot_chains.faulty import BROKEN, FaultyProvider, what
+from tests.sot_chains.fakes import (
+    ANSWER,
+    BROKEN,
+    EXPANSIONS,
+    PLAIN,
+    QUESTION,
+    FakeProvider,
+    nothing_runs,
+    sot_of,
+    what,
+)
 
 AT_ONCE = Retries(max_attempts=3, first_pause_seconds=0.0)
 
@@ -34,7 +43,7 @@ async def shown(sot: SkeletonOfThought, **kwargs: Any) -> tuple[str, dict[str, A
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_points_are_begun_while_the_outline_is_written(streamed: bool) -> None:
-    provider = FaultyProvider(between=lambda asked: 0.01 * (asked == "outline"))
+    provider = FakeProvider(between=lambda asked: 0.01 * (asked == "outline"))
     sot = sot_of(provider, eager=True)
     if streamed:
         text, trace = await shown(sot)
@@ -68,7 +77,7 @@ def test_the_points_are_those_of_the_plain_schedule(lines: list[str], max_points
     async def both() -> None:
         answers = []
         for eager in (False, True):
-            provider = FaultyProvider(answer=outline("\n".join(lines)))
+            provider = FakeProvider(answer=outline("\n".join(lines)))
             sot = sot_of(provider, eager=eager, max_points=max_points)
             message = await sot.ainvoke(QUESTION)
             answers.append((message.text, message.response_metadata["sot"]["skeleton"]))
@@ -80,7 +89,7 @@ def test_the_points_are_those_of_the_plain_schedule(lines: list[str], max_points
 
 
 async def test_an_outline_that_turns_out_to_be_none() -> None:
-    provider = FaultyProvider(answer=outline("1. Sure, I can\nwrite that.\n"), between=lambda _: 0.001)
+    provider = FakeProvider(answer=outline("1. Sure, I can\nwrite that.\n"), between=lambda _: 0.001)
     text, trace = await shown(sot_of(provider, eager=True))
     assert text == PLAIN
     assert trace["route"] == "plain"
@@ -89,7 +98,7 @@ async def test_an_outline_that_turns_out_to_be_none() -> None:
 
 
 async def test_an_outline_that_breaks_is_begun_anew() -> None:
-    provider = FaultyProvider(
+    provider = FakeProvider(
         fault=lambda asked, attempt: BROKEN if asked == "outline" and attempt == 0 else None,
         after_words=4,
         between=lambda asked: 0.002,
@@ -101,7 +110,7 @@ async def test_an_outline_that_breaks_is_begun_anew() -> None:
 
 
 async def test_an_outline_that_fails_while_points_are_written() -> None:
-    provider = FaultyProvider(
+    provider = FakeProvider(
         fault=lambda asked, _: BROKEN if asked == "outline" else None,
         after_words=5,
         between=lambda asked: 0.002,
@@ -113,7 +122,7 @@ async def test_an_outline_that_fails_while_points_are_written() -> None:
 
 
 async def test_a_deadline_while_the_outline_is_written() -> None:
-    provider = FaultyProvider(between=lambda asked: 0.03 if asked == "outline" else 0.0)
+    provider = FakeProvider(between=lambda asked: 0.03 if asked == "outline" else 0.0)
     sot = sot_of(provider, eager=True)
     text, trace = await shown(sot, deadline_seconds=0.15)
     assert text.startswith("1. **Fixed hours**: Go to bed at the same time.")
@@ -127,7 +136,7 @@ async def test_short_requests_cost_less() -> None:
     price = Price(input=1.0, output=1.0)
     lengths = []
     for profile in (ModelProfile(prompts=Prompts()), ModelProfile.STRONG):
-        provider = FaultyProvider(answer=outline("1. One\n2. Two"), usage=None)
+        provider = FakeProvider(answer=outline("1. One\n2. Two"), usage=None)
         await sot_of(provider, profile=profile, prices=price).ainvoke(QUESTION)
         lengths.append(sum(map(len, provider.requests)))
     assert lengths[1] < lengths[0] / 2

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import BaseMessage
 
-from sot_chains import Delta, ModelProfile, ProviderError, Retries, SkeletonOfThought
+from sot_chains import ModelProfile, ProviderError, Retries, SkeletonOfThought
 from sot_chains.prompts.profile import UNFILTERED
 from sot_chains.prompts.templates import ENGLISH
 from tests.sot_chains.fakes import (
@@ -16,12 +16,13 @@ from tests.sot_chains.fakes import (
     OUTLINE,
     PLAIN,
     QUESTION,
+    FakeProvider,
     LocalChatModel,
     PacedChatModel,
     nothing_runs,
     sot_of,
+    what,
 )
-from tests.sot_chains.faulty import FaultyProvider, what
 from tests.sot_chains.router.test_routers import Always
 
 AT_ONCE = Retries(max_attempts=2, first_pause_seconds=0.0)
@@ -48,13 +49,13 @@ async def both(sot: SkeletonOfThought) -> dict[str, Any]:
 
 
 async def test_a_loop_is_stopped_and_cut_back() -> None:
-    provider = FaultyProvider(answer=answers(f"Well: {LINE * 9}"), between=lambda asked: 0.001)
+    provider = FakeProvider(answer=answers(f"Well: {LINE * 9}"), between=lambda asked: 0.001)
     trace = await both(sot_of(provider, profile=GUARDED))
     assert {point["text"] for point in trace["points"]} == {f"Well: {LINE.strip()}"}
     assert {point["stopped_by"] for point in trace["points"]} == {"loop"}
     assert trace["cost"]["estimated"] is not None  # the calls were ended before their usage came
     assert provider.num_running == 0
-    plain = FaultyProvider(answer=answers(plain=LINE * 9, outline="none"))
+    plain = FakeProvider(answer=answers(plain=LINE * 9, outline="none"))
     assert (await both(sot_of(plain, profile=GUARDED)))["plain_stopped_by"] == "loop"
     free = await both(sot_of(provider, profile=UNFILTERED))
     assert len(free["points"][0]["text"]) > 300
@@ -62,7 +63,7 @@ async def test_a_loop_is_stopped_and_cut_back() -> None:
 
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
     text = "Go to bed.\n\n2. Dark room: Close the curtains.\n3. Less coffee: Drink none."
-    trace = await both(sot_of(FaultyProvider(answer=answers(text))))
+    trace = await both(sot_of(FakeProvider(answer=answers(text))))
     first = trace["points"][0]
     assert (first["text"], first["stopped_by"]) == ("Go to bed.", "overrun")
 
@@ -101,20 +102,21 @@ async def test_reasoning_reaches_neither_outline_nor_points(form: str) -> None:
     def answer(messages: Sequence[BaseMessage]) -> str:
         return form + answers()(messages)
 
-    trace = await both(sot_of(FaultyProvider(answer=answer)))
+    trace = await both(sot_of(FakeProvider(answer=answer)))
     assert trace["skeleton"] == list(EXPANSIONS)
     assert [point["text"] for point in trace["points"]] == list(EXPANSIONS.values())
     assert all(point["reasoning_tokens"] > 0 for point in trace["points"])
 
 
 async def test_nothing_but_reasoning_is_an_error_that_says_so() -> None:
-    class Thinker(FaultyProvider):
-        async def stream(self, messages: Any, *, config: Any, **kwargs: Any) -> Any:
-            yield Delta(reasoning="Let me think of it. " * 20)
-            yield Delta(finish_reason="length")
-
+    provider = FakeProvider(
+        reasoning="Let me think of it. " * 20,
+        answer=lambda messages: "",
+        usage=None,
+        finish_reason=lambda asked, attempt: "length",
+    )
     with pytest.raises(ProviderError, match=r"no answer: all of about \d+ tokens went into reasoning"):
-        await sot_of(Thinker()).ainvoke(QUESTION)
+        await sot_of(provider).ainvoke(QUESTION)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +131,13 @@ async def test_nothing_but_reasoning_is_an_error_that_says_so() -> None:
 async def test_a_point_that_is_cut_at_our_bound_is_whole_if_it_ends_with_a_sentence(
     said: str, max_tokens: int | None, shown: str, status: str
 ) -> None:
-    class Bounded(FaultyProvider):
-        async def stream(self, messages: Any, *, config: Any, **kwargs: Any) -> Any:
-            asked = what(messages)
-            yield Delta(said if asked == "Dark room" else answers()(messages))
-            yield Delta(finish_reason="length" if asked == "Dark room" else "stop")
-
+    provider = FakeProvider(
+        answer=lambda messages: said if what(messages) == "Dark room" else answers()(messages),
+        finish_reason=lambda asked, attempt: "length" if asked == "Dark room" else "stop",
+        supports_prefill=True,
+    )
     parameters = {} if max_tokens is None else {"max_tokens": max_tokens}
-    sot = sot_of(Bounded(supports_prefill=True), retries=AT_ONCE, profile="small")
+    sot = sot_of(provider, retries=AT_ONCE, profile="small")
     trace = (await sot.ainvoke(QUESTION, **parameters)).response_metadata["sot"]
     point = trace["points"][1]
     assert (point["text"], point["status"]) == (shown, status)
@@ -145,7 +146,7 @@ async def test_a_point_that_is_cut_at_our_bound_is_whole_if_it_ends_with_a_sente
 
 @pytest.mark.parametrize("refused", ["stop", "roles must alternate"])
 async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> None:
-    class Picky(FaultyProvider):
+    class Picky(FakeProvider):
         async def stream(self, messages: Any, *, config: Any, **kwargs: Any) -> Any:
             if (refused == "stop" and kwargs.get("stop")) or (refused != "stop" and len(messages) > 2):
                 raise ProviderError(f"unsupported: {refused}", status=400)
@@ -160,7 +161,7 @@ async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> N
 
 async def test_an_outline_that_copies_the_examples_costs_no_more_than_itself() -> None:
     copied = "\n".join(f"{n}. {point.text}" for n, point in enumerate(ENGLISH.examples[0].skeleton, 1))
-    provider = FaultyProvider(answer=answers(outline=copied))
+    provider = FakeProvider(answer=answers(outline=copied))
     trace = await both(sot_of(provider, profile="small"))
     assert (trace["route"], trace["num_calls"]) == ("plain", 2)
     assert "copies the headings" in trace["route_reason"]
@@ -184,13 +185,10 @@ async def test_the_trace_has_the_reason_of_the_router() -> None:
 
 
 async def test_reasoning_that_the_template_opens_stays_out_of_plain_answers() -> None:
-    class Thinker(LocalChatModel):
-        opens_reasoning: bool = True
-
     def answer(messages: Sequence[BaseMessage]) -> str:
         return f"The user asks how. 1. Hm\n2. Oh\n</think>\n\n{PLAIN}"
 
-    model = Thinker(answer=answer)
+    model = LocalChatModel(answer=answer, opens_reasoning=True)
     plainly = Always(use_sot=False)
     assert (await SkeletonOfThought(model, router=plainly).ainvoke(QUESTION)).text == PLAIN
     chunks = [chunk.text async for chunk in SkeletonOfThought(model, router=plainly).astream(QUESTION)]

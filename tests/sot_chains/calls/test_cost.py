@@ -24,8 +24,7 @@ from sot_chains.calls.usage import (
     price_for,
     total_usage,
 )
-from tests.sot_chains.fakes import ANSWER, sot_of
-from tests.sot_chains.faulty import FaultyProvider
+from tests.sot_chains.fakes import ANSWER, FakeProvider, sot_of
 
 # --- estimates
 
@@ -74,7 +73,7 @@ async def test_with_a_vocabulary_control_tokens_in_a_question_are_text(vocabular
     )
     usage.load_vocabulary()
     assert num_tokens("<|endoftext|>") == 13
-    sot = sot_of(FaultyProvider(), limits=Limits(tokens_per_minute=100_000))
+    sot = sot_of(FakeProvider(), limits=Limits(tokens_per_minute=100_000))
     assert (await sot.ainvoke("What does <|endoftext|> mean?")).text == ANSWER
 
 

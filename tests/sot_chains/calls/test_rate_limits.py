@@ -2,21 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 
 from benchmarks.limits import Metered, measure_limit, most_in_a_window
-from sot_chains import Delta, Limits, ProviderError
+from sot_chains import Limits, ProviderError
 from sot_chains.calls.rate_limits import Limiter, Window, limiter_for, next_question
 from sot_chains.providers.headers import parse_pause
 from tests.sot_chains.answering import virtual_time
-from tests.sot_chains.fakes import QUESTION, ScriptedProvider, answer_to, other_tasks, sot_of
+from tests.sot_chains.fakes import QUESTION, FakeProvider, other_tasks, sot_of
 
 # --- the window of tokens
 
@@ -70,25 +68,16 @@ def test_500_questions(by_tokens: bool, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = most = 0
-
-    class Counting(ScriptedProvider):
-        async def stream(self, messages: Sequence[BaseMessage], **kwargs: Any) -> AsyncIterator[Delta]:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            async for delta in super().stream(messages, **kwargs):
-                yield delta
-            running -= 1
+    provider = FakeProvider(pause=lambda asked, attempt: 0.1)
 
     async def work() -> None:
         limits = Limits(max_concurrent=3, key="at once")
-        sots = [sot_of(Counting(answer_to, 0.1), limits=limits) for _ in range(2)]
+        sots = [sot_of(provider, limits=limits) for _ in range(2)]
         await asyncio.gather(*(sot.ainvoke(QUESTION) for sot in sots for _ in range(10)))
         assert not other_tasks()
 
     virtual_time.run(work(), monkeypatch)
-    assert most == 3
+    assert provider.most_running == 3
 
 
 def test_who_is_cancelled_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +223,7 @@ def test_limits_that_would_wait_forever(wrong: dict[str, Any]) -> None:
 async def test_threads_share_an_account() -> None:
     """The queue belongs to no event loop: synchronous calls wait in it with asynchronous ones."""
     limits = Limits(max_concurrent=1, key="threads")
-    sot = sot_of(ScriptedProvider(pause=0.001), limits=limits)
+    sot = sot_of(FakeProvider(pause=lambda asked, attempt: 0.001), limits=limits)
     answers = await asyncio.gather(
         *(asyncio.to_thread(sot.invoke, QUESTION) for _ in range(4)),
         *(sot.ainvoke(QUESTION) for _ in range(4)),
@@ -285,15 +274,8 @@ def test_headers_never_crash_us(value: str) -> None:
 
 async def test_usage_is_what_the_window_holds_in_the_end() -> None:
     usage = UsageMetadata(input_tokens=1, output_tokens=1, total_tokens=2)
-
-    class Frugal(ScriptedProvider):
-        async def stream(self, messages: Sequence[BaseMessage], **kwargs: Any) -> AsyncIterator[Delta]:
-            async for delta in super().stream(messages, **kwargs):
-                yield delta
-            yield Delta(usage=usage, finish_reason="stop")
-
     limits = Limits(tokens_per_minute=100_000, key="frugal")
-    await sot_of(Frugal(), limits=limits).ainvoke(QUESTION)
+    await sot_of(FakeProvider(usage=usage), limits=limits).ainvoke(QUESTION)
     limiter = limiter_for(limits, None)
     assert limiter is not None
     rest = 100_000 - 4 * 2

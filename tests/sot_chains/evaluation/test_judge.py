@@ -17,7 +17,7 @@ from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store
 from sot_chains.evaluation.judge import ASPECTS, Comparison, make_request, read_verdict
 from sot_chains.evaluation.results import JudgeHealth, NetWinRate
 from tests.sot_chains.evaluation.judges import always_first, answers_in, leans_to_the_first, prefers_longer
-from tests.sot_chains.fakes import ScriptedProvider
+from tests.sot_chains.fakes import FakeProvider
 
 PAIRS = [(f"ours {'very ' * (number % 3)}{number}", f"theirs {number}") for number in range(20)]
 Reply = Callable[[Sequence[BaseMessage]], str]
@@ -25,7 +25,7 @@ Reply = Callable[[Sequence[BaseMessage]], str]
 
 async def _compared(reply: Reply, pairs: Sequence[tuple[str, str]], folder: Path) -> list[Comparison]:
     with Store(folder / "store") as store:
-        judge = Judge(ScriptedProvider(reply), store=store)
+        judge = Judge(FakeProvider(answer=reply), store=store)
         return [await judge.compare(GENERAL, "Why?", ours, other) for ours, other in pairs]
 
 
@@ -91,8 +91,8 @@ def _breaks(messages: Sequence[BaseMessage]) -> str:
 @pytest.mark.parametrize(
     ("model", "outcome"),
     [
-        (ScriptedProvider(lambda messages: "bla"), "unreadable"),
-        (ScriptedProvider(_breaks), "failed"),
+        (FakeProvider(answer=lambda messages: "bla"), "unreadable"),
+        (FakeProvider(answer=_breaks), "failed"),
         (RunnableLambda(_breaks, afunc=_never), "failed"),
     ],
 )

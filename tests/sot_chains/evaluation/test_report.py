@@ -28,7 +28,7 @@ from sot_chains.evaluation import (
 )
 from sot_chains.router import RulesRouter
 from tests.sot_chains.evaluation.judges import leans_to_the_first, prefers_longer
-from tests.sot_chains.fakes import QUESTION, PacedChatModel, ScriptedProvider
+from tests.sot_chains.fakes import QUESTION, FakeProvider, PacedChatModel
 from tests.sot_chains.server import MODEL, ChatServer, chat_server
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ async def _evaluation(folder: Path, *, fail: bool = False) -> Evaluation:
         return fail and "wake" in str(messages[-1].text)
 
     with Store(folder / "store.jsonl") as store:
-        judge = Judge(ScriptedProvider(prefers_longer), store=store, label="long")
+        judge = Judge(FakeProvider(answer=prefers_longer), store=store, label="long")
         model = PacedChatModel(fail=broken)
         return await evaluate(QUESTIONS, {"paced": model}, store=store, router=RulesRouter(), judge=judge)
 

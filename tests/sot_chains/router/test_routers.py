@@ -21,7 +21,7 @@ from sot_chains.router import (
     first_certain_of,
 )
 from sot_chains.router.prompted import read_letter
-from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION, PacedChatModel, ScriptedProvider
+from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION, FakeProvider, PacedChatModel
 
 
 class Always(Router):
@@ -36,8 +36,8 @@ class Always(Router):
         return self.route
 
 
-def _says(letter: str) -> ScriptedProvider:
-    return ScriptedProvider(lambda messages: letter)
+def _says(letter: str) -> FakeProvider:
+    return FakeProvider(answer=lambda messages: letter)
 
 
 ROUTERS: dict[str, Router] = {
@@ -173,7 +173,7 @@ async def test_a_question_is_asked_once_and_in_its_own_language() -> None:
         asked.append(str(messages[-1].text))
         return "A"
 
-    router = PromptedRouter(ScriptedProvider(answer))
+    router = PromptedRouter(FakeProvider(answer=answer))
     for _ in range(2):
         await router.ainvoke("What is {braces}?")
         await router.ainvoke("怎样养花？")

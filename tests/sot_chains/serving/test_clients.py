@@ -21,8 +21,8 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 import retrieval_copy
 from sot_chains.serving import Copying
-from tests.sot_chains.fakes import ANSWER, OUTLINE, PLAIN, QUESTION, is_skeleton_request
-from tests.sot_chains.serving.models import ToolChatModel, WholeChatModel
+from tests.sot_chains.fakes import ANSWER, OUTLINE, PLAIN, QUESTION, PacedChatModel, is_skeleton_request
+from tests.sot_chains.serving.models import ToolChatModel
 from tests.sot_chains.serving.running import Served, served
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
@@ -37,12 +37,12 @@ TOOL: Any = {
 
 
 @pytest.fixture(scope="module")
-def upstream() -> WholeChatModel:
-    return WholeChatModel()
+def upstream() -> PacedChatModel:
+    return PacedChatModel()
 
 
 @pytest.fixture(scope="module")
-def server(upstream: WholeChatModel) -> Iterator[Served]:
+def server(upstream: PacedChatModel) -> Iterator[Served]:
     with served(upstream, copying=Copying(partial(retrieval_copy.cite, min_tokens=5))) as running:
         yield running
 
@@ -115,7 +115,7 @@ def test_a_long_answer_ends_at_its_bound() -> None:
 
     numbers = " ".join(map(str, range(400)))  # in no order that repeats, which would be taken for a loop
     with (
-        served(WholeChatModel(answer=answer)) as running,
+        served(PacedChatModel(answer=answer)) as running,
         openai.OpenAI(base_url=running.api, api_key="none") as client,
     ):
         answered = client.chat.completions.create(model="paced:sot", messages=ASKED, max_tokens=200)
@@ -123,7 +123,7 @@ def test_a_long_answer_ends_at_its_bound() -> None:
     assert 100 < len((answered.choices[0].message.content or "").split()) < 300
 
 
-def test_parameters_reach_every_call(client: openai.OpenAI, upstream: WholeChatModel) -> None:
+def test_parameters_reach_every_call(client: openai.OpenAI, upstream: PacedChatModel) -> None:
     upstream.parameters.clear()
     client.chat.completions.create(model="paced:sot", messages=ASKED, temperature=0.7, seed=3, user="me")
     assert [(one["temperature"], one["seed"]) for one in upstream.parameters] == [(0.7, 3)] * 4
@@ -219,7 +219,7 @@ def test_what_cannot_be_answered_is_refused_with_a_reason(
 
 def test_a_model_that_breaks_is_an_error_in_the_stream_and_before_it() -> None:
     with (
-        served(WholeChatModel(fail=lambda messages: True)) as running,
+        served(PacedChatModel(fail=lambda messages: True)) as running,
         openai.OpenAI(base_url=running.api, api_key="x", max_retries=0) as client,
     ):
         with pytest.raises(openai.InternalServerError, match="the model broke"):
@@ -312,7 +312,7 @@ def test_curl(server: Served) -> None:
 def test_a_plain_answer_that_was_decided_on_ends_where_it_goes_round() -> None:
     again = "one two three four five six seven eight nine " * 50
     with (
-        served(WholeChatModel(answer=lambda messages: again), profile="small") as running,
+        served(PacedChatModel(answer=lambda messages: again), profile="small") as running,
         openai.OpenAI(base_url=running.api, api_key="none") as client,
     ):
         asked: Any = [{"role": "user", "content": "What is the capital of France?"}]

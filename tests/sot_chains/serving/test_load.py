@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sot_chains.serving.stream import Pace, Send, packets
-from tests.sot_chains.fakes import ANSWER, QUESTION, PacedChatModel, ScriptedProvider
+from tests.sot_chains.fakes import ANSWER, QUESTION, FakeProvider, PacedChatModel
 from tests.sot_chains.serving.running import served
 
 BODY = {"model": "paced:sot", "messages": [{"role": "user", "content": QUESTION}]}
@@ -49,7 +49,7 @@ def test_two_hundred_clients_at_once_are_answered() -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat_over_thousands_of_requests() -> None:
-    with served(ScriptedProvider(), name="paced") as running:  # which remembers nothing
+    with served(FakeProvider(), name="paced") as running:  # which remembers nothing
 
         def ask(num_requests: int) -> int:
             asyncio.run(_ask(running.url, num_requests, 50))

@@ -13,8 +13,8 @@ from langchain_openai import ChatOpenAI
 
 import retrieval_copy
 from sot_chains.serving import Copying
-from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION
-from tests.sot_chains.serving.models import ToolChatModel, WholeChatModel
+from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION, PacedChatModel
+from tests.sot_chains.serving.models import ToolChatModel
 from tests.sot_chains.serving.running import Served, served
 
 TOOL: Any = {
@@ -28,7 +28,7 @@ TOOL: Any = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served(WholeChatModel(), copying=Copying(partial(retrieval_copy.cite, min_tokens=5))) as running:
+    with served(PacedChatModel(), copying=Copying(partial(retrieval_copy.cite, min_tokens=5))) as running:
         yield running
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_answered_is_refused(
 
 def test_a_model_that_breaks_is_an_error_in_the_stream() -> None:
     with (
-        served(WholeChatModel(fail=lambda messages: True)) as running,
+        served(PacedChatModel(fail=lambda messages: True)) as running,
         openai.OpenAI(base_url=running.api, api_key="x", max_retries=0) as client,
     ):
         with pytest.raises(openai.InternalServerError, match="the model broke"):
