@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
+import socket
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from sot_chains.serving.loading import LOCAL, PYTHON, Extras, add_model_arguments, load_model
+from sot_chains.serving.loading import LOCAL, Extras, add_model_arguments, find_vendor, load_model
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 _PIPED_WIDTH = 100
@@ -37,17 +37,16 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
         prog="sot", description="Skeleton-of-Thought: answers written point by point, in parallel."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_ask(commands)
-    _add_eval(commands)
-    _add_serve(commands)
+    for add in (_add_ask, _add_eval, _add_serve):
+        add(commands)
     options = parser.parse_args(arguments)
-    command: argparse.ArgumentParser = options.parser
     from sot_chains.providers import ProviderError
 
     with ExitStack() as opened:
         try:
             return int(options.run(options, extras, opened))
         except (ValueError, TypeError) as error:
+            command: argparse.ArgumentParser = options.parser
             command.error(str(error))
         except (OSError, ImportError, RuntimeError, ProviderError) as error:
             print(f"sot: {error}", file=sys.stderr)
@@ -60,13 +59,12 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
 def _add_ask(commands: Any) -> None:
     about = "answer a question plainly and by Skeleton-of-Thought, side by side"
     parser = commands.add_parser("ask", help=about, description=about)
+    parser.set_defaults(parser=parser, run=_ask)
     parser.add_argument("question", metavar="QUESTION")
     add_model_arguments(parser)
     both = argparse.BooleanOptionalAction
-    parser.add_argument(
-        "--plain", action=both, default=True, help="run plain decoding first, to compare with"
-    )
-    parser.set_defaults(parser=parser, run=_ask)
+    about = "run plain decoding first, to compare with"
+    parser.add_argument("--plain", action=both, default=True, help=about)
 
 
 def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
@@ -78,12 +76,11 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
 
     if not options.question.strip():
         raise ValueError("the question is empty")
-    given = {"base_url": options.base_url, "key_name": options.api_key_env}
-    model = load_model(options.model, extras, opened, **given)
-    sot = SkeletonOfThought(model, profile=options.profile)
+    model = load_model(options.model, extras, opened, options.base_url, options.api_key_env)
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else _PIPED_WIDTH
     console = Console(force_terminal=is_terminal, width=width, highlight=False)
+    sot = SkeletonOfThought(model, profile=options.profile)
     asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
     return 0
 
@@ -95,8 +92,9 @@ def _add_eval(commands: Any) -> None:
         description="Answers questions plainly and by Skeleton-of-Thought, has a judge compare them and "
         "writes a report. Run it again with the same --out to resume after an interruption.",
     )
+    parser.set_defaults(parser=parser, run=lambda *given: asyncio.run(_evaluate(*given)))
 
-    def add(name: str, metavar: str, about: str, **more: Any) -> None:
+    def add(name: str, metavar: str | None, about: str, **more: Any) -> None:
         parser.add_argument(name, metavar=metavar, help=about, **more)
 
     add("questions", "FILE", "JSON lines: question, category", type=Path)
@@ -108,10 +106,9 @@ def _add_eval(commands: Any) -> None:
     add("--judge-concurrency", "N", "judgements at once (8)", type=int, default=8)
     parser.add_argument("--general-only", action="store_true", help="omit the five aspects")
     routers = ("shipped", "rules", "none")
-    parser.add_argument("--router", choices=routers, default="shipped", help="decides for SoT-R (shipped)")
+    add("--router", None, "decides for SoT-R (shipped)", choices=routers, default="shipped")
     add("--limit", "N", "only the first N questions", type=int)
     add("--out", "FOLDER", "for the results (sot-eval)", type=Path, default=Path("sot-eval"))
-    parser.set_defaults(parser=parser, run=lambda *given: asyncio.run(_evaluate(*given)))
 
 
 async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
@@ -123,14 +120,14 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
         raise ValueError(f"--limit must be at least 1, got {options.limit}")
     questions = read_questions(options.questions)[: options.limit]
     store = opened.enter_context(Store(options.out / "store.jsonl"))
-    given = {"base_url": options.base_url, "key_name": options.api_key_env}
-    models = {name: load_model(name, extras, opened, **given) for name in options.model or [LOCAL]}
+    given = options.base_url, options.api_key_env
+    models = {name: load_model(name, extras, opened, *given) for name in options.model or [LOCAL]}
     routers = {"none": None, "rules": RulesRouter(), "shipped": auto_router()}
     judge = None
     if options.judge:
-        given = {"base_url": options.judge_base_url, "key_name": options.judge_api_key_env}
+        given = options.judge_base_url, options.judge_api_key_env
         judge = Judge(
-            load_model(options.judge, extras, opened, **given),
+            load_model(options.judge, extras, opened, *given),
             store=store,
             label=options.judge,
             timeout_seconds=options.judge_timeout,
@@ -168,50 +165,41 @@ def _add_serve(commands: Any) -> None:
         "over OpenAI's protocol at /v1, and at / a page where these modes race. If there is no key for a "
         "vendor's model, each client's own key is passed on.",
     )
-    names = (
-        "openai:NAME, anthropic:NAME, python:PACKAGE.FUNCTION, or to run it here: default, a folder, a GGUF "
-    )
-    add_model_arguments(parser, default="default", help=f"{names}file or a name on the hub (default)")
+    parser.set_defaults(parser=parser, run=_serve)
+    add_model_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="the port (8000); 0 for any that is free")
     parser.add_argument("--docs", type=Path, metavar="FOLDER", help="answer from these documents, too")
     parser.add_argument("--api-key", metavar="KEY", help="what clients must send (SOT_API_KEY)")
     price = "of a million tokens, for the page's table"
     parser.add_argument("--price", nargs=2, type=float, metavar=("INPUT", "OUTPUT"), help=price)
-    parser.set_defaults(parser=parser, run=_serve)
 
 
 def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
     try:
         from sot_chains.serving.app import create_app
     except ImportError as error:
-        raise ImportError(
-            f"sot serve needs the extra web: pip install '.[web]' in a checkout ({error})"
-        ) from error
+        message = f"sot serve needs the extra web: pip install '.[web]' in a checkout ({error})"
+        raise ImportError(message) from error
     from sot_chains.calls.usage import Price
     from sot_chains.providers import make_provider
 
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
     options.api_key = options.api_key or os.environ.get("SOT_API_KEY") or None
-    name, vendor = options.model, options.model.partition(":")[0]
-    if name == "default":
-        name = LOCAL
-    elif vendor not in _KEYS and not name.startswith((LOCAL, PYTHON)):
-        name = LOCAL + name
-    given = {"base_url": options.base_url, "key_name": options.api_key_env}
+    vendor = find_vendor(options.model)
     # A drafter that copies decodes at the same speed without references.
-    model = load_model(name, extras, opened, **given, drafter="reference_copy")
+    drafter = {} if vendor else {"drafter": "reference_copy"}
+    model = load_model(options.model, extras, opened, options.base_url, options.api_key_env, **drafter)
+    key = _KEYS.get(vendor or "")
+    passes_keys = key is not None and not options.api_key_env and not os.environ.get(key)
+    if passes_keys and options.api_key and not model.is_elsewhere:
+        message = f"clients send this server's own key, so set the vendor's in {key} or by --api-key-env"
+        raise ValueError(message)
 
     def model_for_key(key: str) -> Any:
-        base_url = {"base_url": options.base_url} if options.base_url else {}
-        return make_provider(name, api_key=key, **base_url)
+        return make_provider(options.model, api_key=key, base_url=options.base_url)
 
-    passes_keys = vendor in _KEYS and not options.api_key_env and not os.environ.get(_KEYS[vendor])
-    if passes_keys and options.api_key and not model.is_elsewhere:
-        raise ValueError(
-            f"clients send this server's own key, so set the vendor's in {_KEYS[vendor]} or by --api-key-env"
-        )
     app = create_app(
         model,
         copying=extras.make_copying(model, options.docs),
@@ -220,7 +208,7 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
         prices=Price(*options.price) if options.price else None,
         profile=options.profile,
         host=options.host,
-        in_turn=vendor not in _KEYS,
+        in_turn=vendor is None,
     )
     return _run_server(app, options)
 
@@ -231,33 +219,22 @@ def _run_server(app: Any, options: argparse.Namespace) -> int:
 
     from sot_chains.serving.app import is_loopback
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[Any] | None = None) -> None:
-            await super().startup(sockets)
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            url = f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}"
-            print(f"Serving {options.model}: the page is {url}/, the API {url}/v1", flush=True)
-
     if not is_loopback(options.host) and not options.api_key:
         print("sot: no authentication on a public address; set --api-key", file=sys.stderr)
-    config = uvicorn.Config(
-        app,
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        log_config=None,  # uvicorn's own closes what handlers of other packages write to
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=60,  # longer than clients keep a connection, so that none is closed while it asks
-    )
-    handler = logging.StreamHandler()
-    logging.getLogger("uvicorn").addHandler(handler)
-    try:
-        Server(config).run()
-    except KeyboardInterrupt:
-        return 0
-    except SystemExit:  # uvicorn has said why, such as that the port is taken
-        return 1
-    finally:
-        logging.getLogger("uvicorn").removeHandler(handler)
+    is_v6 = ":" in options.host
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    with socket.create_server((options.host, options.port), family=family) as listening:
+        host = f"[{options.host}]" if is_v6 else options.host
+        url = f"http://{host}:{listening.getsockname()[1]}"
+        print(f"Serving {options.model or 'default'}: the page is {url}/, the API {url}/v1", flush=True)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            log_config=None,  # uvicorn's own closes what handlers of other packages write to
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=60,  # longer than clients keep a connection, so none is closed while it asks
+        )
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run([listening])
     return 0

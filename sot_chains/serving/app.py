@@ -111,8 +111,9 @@ _HANDLERS: dict[Any, Any] = {HTTPException: _unknown, Exception: _broken, Client
 
 # Nothing from another host, no script or style within a page, and no text made into HTML by a script.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' blob:; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
 )
 _SECURITY = [
     (b"content-security-policy", _POLICY.encode()),
@@ -124,8 +125,7 @@ _SECURITY = [
 class Guard:
     """Allows requests with the key, to a name of this server, and not from another site's page.
 
-    The page asks without a key for what it is made of, and a run's name is as hard to guess as a key.
-    Starlette's ``CORSMiddleware`` would only keep other sites from reading replies, and its
+    The page asks without a key for what it is made of. Starlette's ``CORSMiddleware`` would only keep other sites from reading replies, and its
     ``TrustedHostMiddleware`` refuses in plain text, which is no error of OpenAI's.
     """
 
@@ -158,7 +158,7 @@ class Guard:
         origin = headers.get("origin")
         if origin and urlsplit(origin).netloc != headers.get("host"):
             raise RefusedError(f"cross-origin requests are not allowed, from {origin}", 403)
-        if self._key is None or path in OPEN_PATHS or path.startswith("/runs/"):
+        if self._key is None or path in OPEN_PATHS:
             return
         if not hmac.compare_digest(bearer_key(headers).encode("latin-1"), self._key):  # the bytes sent
             message = "the API key is missing or wrong; send the server's --api-key as a bearer token"

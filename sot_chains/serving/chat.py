@@ -1,4 +1,4 @@
-"""OpenAI's chat protocol: replies as they are written, whole or as server-sent events. Pure.
+"""OpenAI's chat protocol: replies as they are written, whole or as server-sent events.
 
 https://platform.openai.com/docs/api-reference/chat.
 """
@@ -12,10 +12,11 @@ from typing import Any
 from uuid import uuid4
 
 from sot_chains.serving.answer import Answer, ToolCall, usage_fields
-from sot_chains.serving.schema import ChatRequest, RefusedError
+from sot_chains.serving.schema import ChatRequest
+from sot_chains.serving.stream import Writer, make_event
 
 
-class ChatWriter:
+class ChatWriter(Writer):
     """Writes the reply to ``asked`` in the format of OpenAI's chats."""
 
     def __init__(self, asked: ChatRequest) -> None:
@@ -50,10 +51,6 @@ class ChatWriter:
             yield self._chunk(choices=[], usage=usage_fields(answer.usage, "prompt", "completion"))
         yield b"data: [DONE]\n\n"
 
-    def failed(self, error: RefusedError) -> bytes:
-        """An error in the middle of a stream."""
-        return f"data: {json.dumps(error.body())}\n\n".encode()
-
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The reply in one piece."""
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -70,8 +67,7 @@ class ChatWriter:
         return f"{self._before}{json.dumps(delta)}{self._after}".encode()
 
     def _chunk(self, **fields: Any) -> bytes:
-        chunk = {**self._head, "object": "chat.completion.chunk", **fields}
-        return f"data: {json.dumps(chunk)}\n\n".encode()
+        return make_event({**self._head, "object": "chat.completion.chunk", **fields})
 
 
 def _make_call(call: ToolCall, arguments: str, *, is_new: bool = True) -> dict[str, Any]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PYTHON, LOCAL = "python:", "local:"
 _MODELS = (
-    "such as openai:gpt-4.1-mini, local:PATH for a folder, GGUF file or hub name that runs here, or "
-    "python:PACKAGE.FUNCTION for what a function of yours returns; by default the local default model"
+    "openai:NAME, anthropic:NAME, python:PACKAGE.FUNCTION for what a function of yours returns, or to run it "
+    "here: default, a folder, a GGUF file or a name on the hub (default)"
 )
 
 
@@ -54,11 +54,16 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, profile: bool = True
         parser.add_argument("--profile", choices=("small", "strong"), help=help_text)
 
 
+def find_vendor(name: str | None) -> str | None:
+    """The vendor in a model's name; ``None`` if it is to run here."""
+    vendor, separator, _ = (name or LOCAL).partition(":")
+    return None if not separator or f"{vendor}:" in (LOCAL, PYTHON) else vendor
+
+
 def load_model(
     name: str | None,
     extras: Extras,
     opened: ExitStack,
-    *,
     base_url: str | None = None,
     key_name: str | None = None,
     **options: Any,
@@ -76,20 +81,19 @@ def load_model(
     from sot_chains.providers import make_provider
 
     name = name or LOCAL
-    if name.startswith((LOCAL, PYTHON)):
-        if name.startswith(LOCAL):
-            model = extras.load_local(name.removeprefix(LOCAL) or None, **options)
-        else:
+    if find_vendor(name) is None:
+        if name.startswith(PYTHON):
             model = _call(name)
+        else:
+            path = os.path.expanduser(name.removeprefix(LOCAL))
+            model = extras.load_local(None if path in ("", "default") else path, **options)
         if hasattr(model, "close"):
             opened.callback(model.close)
         return model
-    given: dict[str, Any] = {"base_url": base_url} if base_url else {}
-    if key_name:
-        if not (key := os.environ.get(key_name)):
-            raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
-        given["api_key"] = key
-    return make_provider(name, **given)
+    key = os.environ.get(key_name) if key_name else None
+    if key_name and not key:
+        raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
+    return make_provider(name, base_url=base_url, api_key=key)
 
 
 def _call(name: str) -> Any:

@@ -1,16 +1,13 @@
 """The page on which the modes of one model race, and what its script asks for.
 
-A race is a stream of events with what each lane writes. The finished run is a document that the server
-renders: the script shows the lanes from it, and the link below them saves it as a file.
+A race is a stream of events with what each lane writes. The last one is the finished run as a document: the
+script shows the lanes from it, and the link below them saves it as a file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -33,7 +30,7 @@ from sot_chains.serving.answer import Answer, Answers
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.schema import Body, RefusedError, read_body_as
 from sot_chains.serving.service import Service
-from sot_chains.serving.stream import Send, event_response, json_response
+from sot_chains.serving.stream import Send, event_response, json_response, make_event
 
 _STATIC = Path(__file__).with_name("static")
 _FILES = {
@@ -44,7 +41,6 @@ _FILES = {
 }
 OPEN_PATHS = frozenset({*_FILES, "/about", "/health"})
 _TITLES = {"plain": "Plain decoding", "sot": "Skeleton-of-Thought", "copy": "Copying from the folder"}
-_MAX_RUNS = 64
 _MAX_TOKENS = 512  # of a LangChain model's answer in one piece: a small one may repeat itself without end
 Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it says
 
@@ -61,13 +57,10 @@ class PageRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._runs: OrderedDict[str, Run] = OrderedDict()
         self.routes = [
             *(Route(path, partial(_file, file)) for path, file in _FILES.items()),
             Route("/about", self.about),
             Route("/race", self.race, methods=["POST"]),
-            Route("/runs/{run}.html", self.saved),
-            Route("/runs/{run}", self.fragment),
         ]
 
     async def about(self, request: Request) -> Response:
@@ -81,20 +74,6 @@ class PageRoutes:
                 "needs_key": service.api_key is not None or service.with_key is not None,
             }
         )
-
-    async def saved(self, request: Request) -> Response:
-        """A finished run as a file of its own."""
-        headers = {"content-disposition": 'attachment; filename="sot-run.html"'}
-        return _html(self._run(request).page(), headers)
-
-    async def fragment(self, request: Request) -> Response:
-        """A finished run for the page."""
-        return _html(self._run(request).fragment(), {})
-
-    def _run(self, request: Request) -> Run:
-        if (run := self._runs.get(request.path_params["run"])) is None:
-            raise RefusedError("this run does not exist, or no longer", 404)
-        return run
 
     async def race(self, request: Request) -> Response:
         """Answers a question in all modes, as a stream of what each of them writes."""
@@ -110,7 +89,7 @@ class PageRoutes:
         turn = asyncio.Semaphore(1 if in_turn else len(lanes))
 
         def tell(kind: str, **event: Any) -> None:
-            send(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
+            send(make_event(event, kind))
 
         async def enter(name: str) -> Lane:
             async with turn:
@@ -119,25 +98,13 @@ class PageRoutes:
 
         with self._service.metrics.request("page") as counted:
             finished = await gather_or_cancel(map(enter, lanes))
-            run = self._keep(Run(question, self._service.name, tuple(finished)))
-            tell("end", run=f"/runs/{run}")
+            run = Run(question, self._service.name, tuple(finished))
+            tell("end", fragment=run.fragment(), page=run.page())
             counted.status = 200
-
-    def _keep(self, run: Run) -> str:
-        name = secrets.token_urlsafe(16)
-        self._runs[name] = run
-        while len(self._runs) > _MAX_RUNS:
-            self._runs.popitem(last=False)
-        return name
 
 
 async def _file(file: Path, request: Request) -> Response:
     return FileResponse(file)
-
-
-def _html(text: str, headers: dict[str, str]) -> Response:
-    body = text.encode("utf-8", "replace")  # UTF-8 does not take half an emoji
-    return Response(body, headers={**headers, "cache-control": "no-store"}, media_type="text/html")
 
 
 def _lanes(served: ServedModel) -> dict[str, Answers]:

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from sot_chains.serving.answer import Answer, ToolCall, usage_fields
 from sot_chains.serving.schema import Body, ChatRequest, RefusedError, read_body_as, read_request
+from sot_chains.serving.stream import Writer, make_event
 
 # The client's bookkeeping, or options of what OpenAI keeps.
 _IGNORED = ("store", "include", "truncation", "stream_options", "prompt_cache_retention")
@@ -105,7 +106,7 @@ def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
-class ResponseWriter:
+class ResponseWriter(Writer):
     """Writes the reply to ``asked`` in the format of OpenAI's responses."""
 
     def __init__(self, asked: ChatRequest) -> None:
@@ -203,7 +204,7 @@ class ResponseWriter:
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode()
+        return make_event(event, kind)
 
 
 def _make_part(text: str, annotations: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

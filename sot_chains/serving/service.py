@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sot_chains.serving.answer import Answer
 from sot_chains.serving.chat import ChatWriter
-from sot_chains.serving.metrics import CountedRequest, Metrics
+from sot_chains.serving.metrics import Metrics
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.responses import ResponseWriter, read_responses_request
 from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
@@ -30,9 +27,6 @@ from sot_chains.serving.stream import (
     read_body,
     while_connected,
 )
-
-Writer: TypeAlias = ChatWriter | ResponseWriter
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -123,26 +117,19 @@ class Service:
         asked = read_responses_request(await self.body(request))
         return await self._reply(request, asked, ResponseWriter(asked))
 
-    async def _reply(self, request: Request, asked: ChatRequest, writer: Writer) -> Response:
+    async def _reply(
+        self, request: Request, asked: ChatRequest, writer: ChatWriter | ResponseWriter
+    ) -> Response:
         answer = await self.served_for(request).answer(self.mode_of(asked.model), asked)
-        if asked.stream:
-            write = partial(self._stream, asked.model, answer, writer)
-            return await event_response(request, write, self.pace, writer.text)
-        await while_connected(request, self._write(asked.model, answer))
-        return json_response(writer.whole(answer))
 
-    async def _write(self, model: str, answer: Answer) -> None:
-        with self.metrics.request(model) as counted:
-            try:
+        async def write() -> None:
+            with self.metrics.request(asked.model) as counted:
                 await answer.write()
-            except Exception as error:  # whatever a model raises is the client's answer
-                raise _noted(error, counted) from error
-            counted.note_answer(answer.usage, answer.num_calls)
+                counted.note_answer(answer.usage, answer.num_calls)
 
-    async def _stream(self, model: str, answer: Answer, writer: Writer, send: Send) -> None:
-        has_begun = False
-        with self.metrics.request(model) as counted:
-            try:
+        async def stream(send: Send) -> None:
+            has_begun = False
+            with self.metrics.request(asked.model) as counted:
                 async with aclosing(answer.stream()) as pieces:
                     async for text, calls in pieces:
                         if not has_begun:
@@ -153,25 +140,16 @@ class Service:
                             send(text)
                         for call, arguments in calls:
                             send(writer.arguments(call, arguments))
-            except Exception as error:  # as above
-                refused = _noted(error, counted)
-                if not has_begun:
-                    raise refused from error
-                send(writer.failed(refused))
-                return
-            counted.note_answer(answer.usage, answer.num_calls)
-        if not has_begun:
-            send(writer.begin())
-        for event in writer.end(answer):
-            send(event)
+                counted.note_answer(answer.usage, answer.num_calls)
+            if not has_begun:
+                send(writer.begin())
+            for event in writer.end(answer):
+                send(event)
 
-
-def _noted(error: Exception, counted: CountedRequest) -> RefusedError:
-    refused = RefusedError.from_error(error)
-    counted.status, refused.is_counted = refused.status, True
-    if refused.status >= 500:
-        _log.warning("a request for %s failed: %s", counted.model, refused, exc_info=error)
-    return refused
+        if asked.stream:
+            return await event_response(request, stream, self.pace, writer)
+        await while_connected(request, write())
+        return json_response(writer.whole(answer))
 
 
 def bearer_key(headers: Headers) -> str:

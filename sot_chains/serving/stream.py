@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from anyio import CancelScope
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
@@ -27,7 +26,7 @@ _MIN_PACKET_SECONDS = 0.02  # events that come within it are sent together: a pa
 _MAX_PACKETS_PER_SECOND = 1000  # to all readers together: some tenth of a core
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Awaits ``work``; cancels it and raises ``ClientDisconnect`` if the client disconnects.
 
     The body of the request must have been read.
@@ -37,7 +36,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected())
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(disconnected())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -74,15 +73,34 @@ class Pace:
         return max(_MIN_PACKET_SECONDS, self.num_readers / _MAX_PACKETS_PER_SECOND)
 
 
+def make_event(data: Any, kind: str = "") -> bytes:
+    """A server-sent event with ``data`` in JSON."""
+    head = f"event: {kind}\n" if kind else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+class Writer:
+    """The format of a stream; this one sends text as it is."""
+
+    def text(self, text: str) -> bytes:
+        """An event with a piece of text."""
+        return text.encode()
+
+    def failed(self, error: RefusedError) -> bytes:
+        """An error in the middle of the stream."""
+        return make_event(error.body())
+
+
+_AS_IT_IS = Writer()
+
+
 async def packets(
-    write: Callable[[Send], Coroutine[Any, Any, None]],
-    pace: Pace,
-    encode: Callable[[str], bytes] = str.encode,
+    write: Callable[[Send], Coroutine[Any, Any, None]], pace: Pace, writer: Writer = _AS_IT_IS
 ) -> AsyncGenerator[bytes, None]:
     """Joins events that come within ``pace.seconds``; the first one is passed on at once.
 
-    ``write`` runs in a task and calls its argument with events, or with pieces of text, of which ``encode``
-    makes an event.
+    ``write`` runs in a task and calls its argument with events, or with pieces of text, which are joined to
+    one event. If it fails before the first one, its error is raised; later it is an event.
     """
     waiting: list[bytes | str] = []
     loop, next_at, has_news = asyncio.get_running_loop(), 0.0, asyncio.Event()
@@ -90,7 +108,10 @@ async def packets(
     def send(event: bytes | str) -> None:
         if not waiting:
             loop.call_at(next_at, has_news.set)
-        waiting.append(event)
+        if isinstance(event, str) and waiting and isinstance(last := waiting[-1], str):
+            waiting[-1] = last + event
+        else:
+            waiting.append(event)
 
     writing = asyncio.create_task(write(send))
     writing.add_done_callback(lambda _: has_news.set())
@@ -100,25 +121,20 @@ async def packets(
             await has_news.wait()
             has_news.clear()
             if waiting:
-                packet = _joined(waiting, encode)
+                packet = b"".join(one if isinstance(one, bytes) else writer.text(one) for one in waiting)
                 waiting.clear()
                 next_at = loop.time() + pace.seconds
                 yield packet
-        writing.result()
+        try:
+            writing.result()
+        except RefusedError as error:
+            if not next_at:
+                raise
+            yield writer.failed(error)
     finally:
         pace.num_readers -= 1
         with CancelScope(shield=True):  # the response is cancelled by anyio, which would cancel this, too
             await cancel_and_wait([writing])
-
-
-def _joined(events: list[bytes | str], encode: Callable[[str], bytes]) -> bytes:
-    """The events in one piece; neighbouring pieces of text become one event."""
-    return b"".join(
-        encode("".join(cast("Iterable[str]", group)))
-        if kind is str
-        else b"".join(cast("Iterable[bytes]", group))
-        for kind, group in groupby(events, type)
-    )
 
 
 class _EventResponse(EventSourceResponse):
@@ -133,15 +149,11 @@ async def event_response(
     request: Request,
     write: Callable[[Send], Coroutine[Any, Any, None]],
     pace: Pace,
-    encode: Callable[[str], bytes] = str.encode,
+    writer: Writer = _AS_IT_IS,
 ) -> Response:
     """Sends :func:`packets` of events once there is the first: an error before it has a status of its own."""
-    sent = packets(write, pace, encode)
-
-    async def begin() -> bytes:
-        return await anext(sent)
-
-    first = await while_connected(request, begin())
+    sent = packets(write, pace, writer)
+    first = await while_connected(request, anext(sent))
 
     async def all_packets() -> AsyncGenerator[bytes, None]:
         async with aclosing(sent):

@@ -69,7 +69,7 @@ async function* eventsOf(response) {
       const lines = event.split("\n");
       const data = lines.find((line) => line.startsWith("data: "));
       const kind = lines.find((line) => line.startsWith("event: "));
-      if (data) yield [kind.slice(7), JSON.parse(data.slice(6))];
+      if (data) yield [kind?.slice(7), JSON.parse(data.slice(6))];
     }
   }
 }
@@ -97,7 +97,8 @@ async function ask(question) {
       else if (kind === "point") lane.point(event.point, event.heading);
       else if (kind === "text") lane.text(event.point, event.text);
       else if (kind === "done") lane.done(event.seconds, event.note);
-      else if (kind === "end") await show(event.run);
+      else if (kind === "end") await show(event);
+      else throw new Error(event.error.message);
     }
     $("status").textContent = "Done.";
   } catch (error) {
@@ -114,17 +115,19 @@ async function ask(question) {
 }
 
 // The finished run as the server renders it, with a timeline and a table; scripts in it would not run.
-function show(url) {
+function show({ fragment, page }) {
+  const urlOf = (text) => URL.createObjectURL(new Blob([text], { type: "text/html" }));
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.responseType = "document";
-    request.open("GET", url);
+    request.open("GET", urlOf(fragment));
     request.onerror = () => reject(new Error("the finished run cannot be read"));
     request.onload = () => {
       const run = request.response?.querySelector("div.sot-run");
       if (!run) return request.onerror();
       $("result").replaceChildren(document.adoptNode(run));
-      $("link").href = `${url}.html`;
+      URL.revokeObjectURL($("link").href);
+      $("link").href = urlOf(page);
       $("share").hidden = false;
       resolve();
     };
