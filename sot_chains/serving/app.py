@@ -125,8 +125,9 @@ _SECURITY = [
 class Guard:
     """Allows requests with the key, to a name of this server, and not from another site's page.
 
-    The page asks without a key for what it is made of. Starlette's ``CORSMiddleware`` would only keep other sites from reading replies, and its
-    ``TrustedHostMiddleware`` refuses in plain text, which is no error of OpenAI's.
+    The page asks without a key for what it is made of. Starlette's ``CORSMiddleware`` would only keep other
+    sites from reading replies, and its ``TrustedHostMiddleware`` refuses in plain text, which is no error of
+    OpenAI's.
     """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
