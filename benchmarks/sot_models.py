@@ -1,10 +1,12 @@
 """Skeleton-of-Thought on real models: speed, length and the mistakes that can be counted without a judge.
 
 Each question is answered plainly and by Skeleton-of-Thought, alternating which goes first, on every model
-that is named. Counted are outlines that copy the examples, points that run into others, empty points, answers
-that repeat the same eight words three times, and relevance: the cosine of question and answer by a sentence
-encoder, over that of the plain answer. One table and one JSON line for each model; with ``--save`` a dated
-file and a picture of the speed-up by category.
+that is named; both by a chain, so under the same bounds and guards. The first figure is the speed-up at equal
+length: seconds per token of the answers, of which each ends at its first repetition if it loops. Counted are
+outlines that copy the examples, points that run into others, empty points, answers that repeat the same eight
+words three times, the faults of ``benchmarks.mistakes`` and relevance: the cosine of question and answer by a
+sentence encoder, over that of the plain answer. One table and one JSON line for each model; with ``--save`` a
+dated file and a picture of the speed-up by category.
 """
 
 from __future__ import annotations
@@ -15,17 +17,16 @@ import json
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.mistakes import count_mistakes, is_looped
+from benchmarks.mistakes import TEXT_FAULTS, count_mistakes, is_looped, without_loop
 from benchmarks.results import RESULTS, save
 from benchmarks.workloads import VICUNA
 from local_backend import ChatLocal
@@ -33,32 +34,37 @@ from local_backend.offline.jsonl import read_lines
 from retrieval_copy.stores.stores import SentenceEmbeddings
 from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens
+from sot_chains.router.rules import PLAINLY
 
 
-async def measure(model: Any, sot: SkeletonOfThought, question: str, *, sot_first: bool) -> dict[str, Any]:
+async def measure(
+    model: Any, chains: Mapping[str, SkeletonOfThought], question: str, *, sot_first: bool
+) -> dict[str, Any]:
     """Answers one question by both methods."""
     case: dict[str, Any] = {"question": question}
     count = model.get_num_tokens if isinstance(model, ChatLocal) else num_tokens
     for way in ("sot", "plain") if sot_first else ("plain", "sot"):
         begin = time.perf_counter()
-        if way == "sot":
-            answer = await sot.ainvoke(question)
-        else:
-            answer = await model.ainvoke(question)
-        case[f"{way}_seconds"] = time.perf_counter() - begin
-        case[f"{way}_text"] = answer.text
-        case[f"{way}_tokens"] = count(answer.text)
+        answer = await chains[way].ainvoke(question)
+        seconds = time.perf_counter() - begin
+        trace = answer.response_metadata["sot"]
+        case |= {
+            f"{way}_seconds": seconds,
+            f"{way}_first_text_seconds": trace["first_text_seconds"],
+            f"{way}_text": answer.text,
+            f"{way}_tokens": count(answer.text),
+            f"{way}_tokens_before_loop": count(without_loop(answer.text)),
+        }
         if way == "plain":
             case["plain_looped"] = is_looped(answer.text)
         else:
-            trace = answer.response_metadata["sot"]
             case |= {
                 "route": trace["route"],
                 "reason": trace["route_reason"],
                 "num_points": len(trace["points"]),
                 "critical_path_seconds": trace["critical_path_seconds"],
                 "skeleton_seconds": (call := trace["skeleton_call"]) and call["end_seconds"],
-                **count_mistakes(answer.text, trace),
+                **count_mistakes(question, answer.text, trace),
                 "stopped": Counter(p["stopped_by"] for p in trace["points"] if p["stopped_by"]),
             }
     return case
@@ -83,27 +89,34 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def median(values: Sequence[float]) -> float | None:
         return round(statistics.median(values), 3) if values else None
 
-    speedups = sorted(case["plain_seconds"] / case["sot_seconds"] for case in by_sot)
+    def ratios(over: str, under: str) -> list[float]:
+        return sorted(case[over] / max(1e-9, case[under]) for case in by_sot)
+
+    def rates(way: str, tokens: str) -> list[float]:
+        return [case[f"{way}_{tokens}"] / case[f"{way}_seconds"] for case in by_sot]
+
+    def rate_ratio(tokens: str) -> float | None:
+        pairs = zip(rates("sot", tokens), rates("plain", tokens), strict=True)
+        return median([of_sot / max(1e-9, of_plain) for of_sot, of_plain in pairs])
+
+    speedups, lengths = ratios("plain_seconds", "sot_seconds"), ratios("sot_tokens", "plain_tokens")
+    counted = ("echoed", "overrun", "empty", "looped", *TEXT_FAULTS)
     return {
-        "questions": len(cases),
-        "by_sot": len(by_sot),
+        "equal_length_speedup_median": rate_ratio("tokens_before_loop"),
         "speedup_median": median(speedups),
         "speedup_p10": round(speedups[len(speedups) // 10], 3) if speedups else None,
-        "tokens_ratio_median": median([c["sot_tokens"] / max(1, c["plain_tokens"]) for c in by_sot]),
-        "tokens_per_second_ratio_median": median(
-            [
-                (c["sot_tokens"] / c["sot_seconds"]) / max(1e-9, c["plain_tokens"] / c["plain_seconds"])
-                for c in by_sot
-            ]
-        ),
-        "critical_path_ratio_median": median([c["sot_seconds"] / c["critical_path_seconds"] for c in by_sot]),
-        "echoed": sum(c["echoed"] for c in by_sot),
-        "overrun": sum(c["overrun"] for c in by_sot),
-        "empty": sum(c["empty"] for c in by_sot),
-        "looped": sum(c["looped"] for c in by_sot),
-        "looped_plain": sum(c["plain_looped"] for c in by_sot),
-        "relevance": median([c["relevance"] for c in by_sot]),
+        "tokens_ratio_median": median(lengths),
+        "first_text_seconds_median": median([case["sot_first_text_seconds"] for case in by_sot]),
+        "plain_first_text_seconds_median": median([case["plain_first_text_seconds"] for case in by_sot]),
+        **{name: sum(case[name] for case in by_sot) for name in counted},
+        "looped_plain": sum(case["plain_looped"] for case in by_sot),
+        "relevance": median([case["relevance"] for case in by_sot]),
         "slowest": round(max((c["sot_seconds"] / c["plain_seconds"] for c in cases), default=0.0), 3),
+        "tokens_per_second_ratio_median": rate_ratio("tokens"),
+        "critical_path_ratio_median": median(ratios("sot_seconds", "critical_path_seconds")),
+        "num_points_median": median([case["num_points"] for case in by_sot]),
+        "questions": len(cases),
+        "by_sot": len(by_sot),
     }
 
 
@@ -123,33 +136,30 @@ async def measure_all(
     cases = []
     with ExitStack() as opened:
         if name and name.startswith(("openai:", "anthropic:")):
-            from langchain_openai import ChatOpenAI
-
-            sot = SkeletonOfThought(
-                name, base_url=options.base_url, detail=options.detail, **_router(options)
-            )
-            model: Any = ChatOpenAI(
-                model=name.partition(":")[2], base_url=options.base_url, api_key=SecretStr("not-needed")
-            )
+            to_ask: Any = name
+            model: Any = None
+            own: dict[str, Any] = {"base_url": options.base_url}
         else:
             model = opened.enter_context(
                 ChatLocal.from_pretrained(name, dtype=options.dtype, max_tokens=options.max_tokens)
             )
-            sot = SkeletonOfThought(model, detail=options.detail, **_router(options))
+            to_ask, own = model, {}
+        own |= {"detail": options.detail}
+        router: dict[str, Any] = {} if options.router else {"router": "always"}
+        chains = {
+            "sot": SkeletonOfThought(to_ask, **own, **router),
+            "plain": SkeletonOfThought(to_ask, **own, router=PLAINLY),
+        }
         for warm_up in questions[:2]:
-            await measure(model, sot, warm_up["question"], sot_first=False)
+            await measure(model, chains, warm_up["question"], sot_first=False)
         for number, one in enumerate(track(questions, name or "default", console=Console(stderr=True))):
-            case = await measure(model, sot, one["question"], sot_first=bool(number % 2))
+            case = await measure(model, chains, one["question"], sot_first=bool(number % 2))
             cases.append({"category": one["category"], **case})
             if options.texts:  # as they come: a long run may be broken off
                 with options.texts.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(cases[-1], ensure_ascii=False) + "\n")
     add_relevance(cases)
     return cases
-
-
-def _router(options: argparse.Namespace) -> dict[str, Any]:
-    return {} if options.router else {"router": "always"}
 
 
 def draw(cases: Sequence[dict[str, Any]], path: Path) -> None:
@@ -170,18 +180,10 @@ def draw(cases: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(
-        "model", "by SoT", "speed-up", "p10", "tokens", "echoed", "overrun", "empty", "looped", "relevance"
-    )
-    for row in rows:
-        table.add_row(
-            row["model"],
-            f"{row['by_sot']} of {row['questions']}",
-            *(str(row[key]) for key in ("speedup_median", "speedup_p10", "tokens_ratio_median")),
-            *(str(row[key]) for key in ("echoed", "overrun", "empty")),
-            f"{row['looped']} (plain {row['looped_plain']})",
-            str(row["relevance"]),
-        )
+    """One line a figure, one column a model: there are more figures than models."""
+    table = Table("", *(row["model"] for row in rows))
+    for key in [key for key in rows[0] if key != "model"]:
+        table.add_row(key.removesuffix("_median").replace("_", " "), *(str(row[key]) for row in rows))
     Console(width=120).print(table)
 
 
@@ -211,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for name in options.model or [None]:
         cases = asyncio.run(measure_all(name, questions, options))
-        row = {"model": Path(name).name if name else "default", "detail": options.detail, **summarize(cases)}
+        row = {"model": Path(name).name if name else "default", **summarize(cases), "detail": options.detail}
         rows.append(row)
         if options.save:
             kept = [{k: v for k, v in case.items() if not k.endswith("_text")} for case in cases]

@@ -69,7 +69,10 @@ async def test_it_composes_in_all_six_ways(
 def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
     """Lossless: sharing a batch and a prefix changes no word."""
     question = QUESTION["question"]
-    profile = replace(ModelProfile.SMALL, filters=frozenset({"heading", "overrun"}), presence_penalty=0.0)
+    bounds = replace(ModelProfile.SMALL.points["normal"], presence_penalty=0.0)
+    profile = replace(
+        ModelProfile.SMALL, filters=frozenset({"heading", "overrun"}), points={"normal": bounds}
+    )
     sot = SkeletonOfThought(chat, router="always", profile=profile, max_points=4)
     trace = sot.invoke(question).response_metadata["sot"]
     json.dumps(trace)

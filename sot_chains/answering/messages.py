@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -13,6 +14,7 @@ from sot_chains.calls.request import Request
 from sot_chains.outline.reader import outline_grammar
 from sot_chains.outline.skeleton import Skeleton
 from sot_chains.outline.thoughts import Thought
+from sot_chains.outline.words import HAN, HAN_CHARACTER
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ReplyBounds
 from sot_chains.providers.base import SharedPrefix
@@ -42,17 +44,17 @@ class Messages:
         self._local = wrapped.local if wrapped else None
         self._bound = wrapped.bound if wrapped else {}
         self._caches_prefix = isinstance(options.provider, VendorProvider)
-        self._takes_parameters = self._local is not None or self._profile.presence_penalty > 0
         self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
     def outline(self) -> Request:
         """Asks for the outline."""
         templates, profile = self.templates, self._profile
         needs = templates.skeleton_needs if self.marks_needs else ""
-        parameters: dict[str, Any] = {}
+        parameters = self._parameters(profile.outline)
         if self._local and self._local.takes_grammars and profile.heading_words and self._options.prefills:
             num_words = profile.heading_words + (_MARK_WORDS if self.marks_needs else 0)
-            parameters["grammar"] = outline_grammar(1, self.max_points or 9, num_words)
+            others = "" if HAN_CHARACTER.search(self._conversation.question) else HAN
+            parameters["grammar"] = outline_grammar(1, self.max_points or 9, num_words, without=others)
         return Request(
             self._conversation,
             templates.skeleton.format(question=self._conversation.question) + needs,
@@ -79,7 +81,7 @@ class Messages:
             point,
             self._shared_prefix(skeleton) if self._caches_prefix and not self._options.eager else None,
             bounds,
-            self._parameters(bounds) if self._takes_parameters else {},
+            self._parameters(bounds),
         )
 
     def thought(self, thought: Thought, part: Part) -> Request:
@@ -89,7 +91,7 @@ class Messages:
             self._conversation,
             thought.request(self._conversation.question, texts),
             point=part.point,
-            parameters=self._parameters(ReplyBounds()),
+            parameters=self._parameters(replace(self._profile.points[self._options.detail], min_tokens=0)),
         )
 
     def conclusion(self, parts: Sequence[Part]) -> Request:
@@ -103,8 +105,7 @@ class Messages:
         return Request(self._conversation)
 
     def _parameters(self, bounds: ReplyBounds) -> dict[str, Any]:
-        """Parameters of points that the model takes, unless the user has set them."""
-        wanted = {"presence_penalty": self._profile.presence_penalty, "min_tokens": bounds.min_tokens}
+        """The parameters in ``bounds`` that the model takes, unless the user has set them."""
         provider = self._options.provider
         own: dict[str, Any] = {}
         if self._local:
@@ -115,6 +116,7 @@ class Messages:
             own = {} if self._options.prefills else {"min_tokens": True}
         else:
             return {}
+        wanted = {"presence_penalty": bounds.presence_penalty, "min_tokens": bounds.min_tokens}
         return {name: value for name, value in wanted.items() if value and not own.get(name)}
 
     @cached_property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from sot_chains.answering.reading_order import ReadingOrder
@@ -17,7 +19,7 @@ from sot_chains.filters.heading import HeadingFilter
 from sot_chains.filters.overrun import OverrunFilter
 from sot_chains.filters.pipeline import Pipeline, TextFilter, WholeSentences
 from sot_chains.outline.words import ends_sentence
-from sot_chains.providers.loops import LoopGuard
+from sot_chains.providers.loops import LoopGuard, Run
 
 _STOPPED_BY: dict[type, StoppedBy] = {OverrunFilter: "overrun", LoopGuard: "loop"}
 
@@ -53,6 +55,8 @@ class PointWriter:
         self._record = record
         self._order = order
         self._arrivals = arrivals
+        self._runs = Counter[Run]()  # of the points' words
+        self._guards: dict[Part, LoopGuard] = {}
         self.errors: list[Exception] = []
 
     def announce(self, part: Part) -> None:
@@ -71,16 +75,20 @@ class PointWriter:
         """
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
-        asked, call, text = request_for(part), self._begin(part), Pipeline(partial(self._filters, part))
-        take = partial(self._take, part, text)
+        asked, call = request_for(part), self._begin(part)
+        text = Pipeline(partial(self._filters, part, asked.conversation.question))
+        take = partial(self._take, part, text, "")
         try:
             await self._caller.make(call, asked, take)
             self._add_rest(part, text, is_cut=call.is_cut_off)
             if not part.pieces and call.reply_start is not None:
-                # The model had nothing to add to what was begun for it: it begins its own reply.
-                call = self._begin(part)
-                text.restart()
-                await self._caller.make(call, asked, take, may_prefill=False)
+                # The model had nothing to add to what was begun for it: it begins its own reply. Or it only had
+                # what other points say: it goes on with a sentence that its heading begins.
+                begun = part.point.text if part.point and isinstance(text.ended_by, LoopGuard) else ""
+                call, take = self._begin(part), partial(self._take, part, text, begun)
+                asked = replace(asked, reply_start=f"{asked.reply_start} {begun}")
+                take(None)
+                await self._caller.make(call, asked, take, may_prefill=bool(begun))
                 self._add_rest(part, text, is_cut=call.is_cut_off)
         except Exception as error:  # the failure policy decides what happens to the part
             self._add_rest(part, text)
@@ -93,12 +101,13 @@ class PointWriter:
             self._end(part, call)
         self._order.wake()
 
-    def _take(self, part: Part, text: Pipeline, piece: str | None) -> bool:
-        """Takes the next piece that the model wrote of ``part``; tells whether its text is at its end."""
+    def _take(self, part: Part, text: Pipeline, begun: str, piece: str | None) -> bool:
+        """Takes the next piece of ``part``, whose text was ``begun``; tells whether it is at its end."""
         if piece is None:
             part.pieces.clear()
             text.restart()
-        elif new := text.feed(piece):
+            piece = begun
+        if piece and (new := text.feed(piece)):
             part.pieces.append(new)
             self._tell(part, new)
         return text.ended_by is not None or part.status is not None
@@ -122,18 +131,27 @@ class PointWriter:
         self._order.wake()
         return False
 
-    def _filters(self, part: Part) -> list[TextFilter]:
+    def _filters(self, part: Part, question: str) -> list[TextFilter]:
         """The filters that the text of ``part`` passes through."""
         wanted, filters = self._options.profile.filters, list[TextFilter]()
         if part.point and "heading" in wanted:
-            filters.append(HeadingFilter(part.point))
+            filters.append(HeadingFilter(part.point, question))
         if part.point and "overrun" in wanted:
             filters.append(OverrunFilter(part.point, self._record.skeleton.folded))
         if "loop" in wanted:
-            filters.append(LoopGuard())
+            filters.append(self._loop_guard(part))
         if part.kind != "plain" and self._options.profile.points[self._options.detail].max_tokens:
             filters.append(WholeSentences())
         return filters
+
+    def _loop_guard(self, part: Part) -> LoopGuard:
+        """Points that do not read each other may say the same: for them, a loop is one of the answer."""
+        if part.kind != "point" or part.needs or self._options.thoughts:
+            return LoopGuard()
+        if earlier := self._guards.pop(part, None):
+            earlier.withdraw()
+        guard = self._guards[part] = LoopGuard(self._runs)
+        return guard
 
     def _end(self, part: Part, call: Call) -> None:
         """Ends a part whose call has ended well, with a whole text or the beginning of one."""
@@ -142,7 +160,8 @@ class PointWriter:
         ended = f"it ended with {call.finish_reason!r}"
         if not part.pieces:
             status: Status = "failed" if part.kind == "plain" else "omitted"
-            part.end(status, f"the model wrote nothing; {ended}")
+            wrote = "what the other points say" if part.stopped_by == "loop" else "nothing"
+            part.end(status, f"the model wrote {wrote}; {ended}")
         elif part.stopped_by or not call.is_cut_off:
             part.end("complete")
         elif call.has_our_bound and call.is_out_of_tokens and ends_sentence(part.text):

@@ -1,4 +1,4 @@
-"""Drops the heading that a model repeats before the text of a point. A pure function of text."""
+"""Drops the heading and the question that a model repeats before a point. A pure function of text."""
 
 from __future__ import annotations
 
@@ -8,58 +8,78 @@ from sot_chains.outline.skeleton import Point
 
 _NUMBER = re.compile(r"[\s*#]*[(（]?(\d{1,3})[.)）．、](?!\d)[*#\s]*")
 _HEADING_END = re.compile(r"\**\s*(?:[:：]|[.。](?=[\s*])|[-–—](?=\s)|\n)\**\s*")
-_AROUND_HEADING = "* \t\n:：.。-–—"
+_QUESTION_MARKS = " ?!.:？！。："
+_QUESTION_END = re.compile(rf"[{_QUESTION_MARKS}]*[?!.:？！。：\n][\"”*]*(?:\s+|\Z)")
+_BEFORE_HEADING, _AROUND_HEADING = "* #\t\n", "* \t\n:：.。-–—?!？！"
 _NUM_DECIDING = 12  # characters of a number and of what follows a heading
 
 
 class HeadingFilter:
-    """Removes the number and the heading that a model repeats before a point's text.
+    """Removes what a model repeats before a point's text: its number, its heading, the question.
 
-    "3. Careful watering: Soil ..." repeats both, "3. Soil ..." the number; "Careful watering keeps ..."
-    repeats nothing, for there the heading is part of a sentence.
+    "3. Careful watering: Soil ..." repeats number and heading, "3. Soil ..." the number; "Careful watering
+    keeps ..." repeats nothing, for there the heading is part of a sentence.
     """
 
     is_over = cuts_sentences = False  # it never ends a text
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: Point, question: str = "") -> None:
         self._number = point.number
         self._heading = point.text.casefold()
+        self._question = question.casefold().rstrip(_QUESTION_MARKS)
+        self._starts = {self._heading[:1], self._question[:1]}
         self._held = ""
         self._is_decided = False
 
     def feed(self, piece: str) -> str:
         """The text that can be shown now that ``piece`` has arrived."""
         self._held += piece
-        if not self._is_decided:
-            text: str | None = self._held.lstrip()
-            if not text or not text[0].isalpha() or text[0].casefold() == self._heading[:1]:
-                text = self._without_heading(is_last=False)
-            if text is None:
-                return ""
-            self._held, self._is_decided = text, True
+        if not self._is_decided and not self._decide(is_last=False):
+            return ""
         shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
         self._held = self._held[len(shown) :]
         return shown
 
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece."""
-        rest = self._held if self._is_decided else self._without_heading(is_last=True)
-        return (rest or "").rstrip()
+        if not self._is_decided:
+            self._decide(is_last=True)
+        return self._held.rstrip()
+
+    def _decide(self, *, is_last: bool) -> bool:
+        """Removes repetitions from the held text; tells whether it is certain that no other one follows."""
+        while self._held:
+            text = self._held.lstrip()
+            if text and text[0].isalpha() and text[0].casefold() not in self._starts:
+                self._held, self._is_decided = text, True
+                return True
+            rest = self._without_heading(is_last=is_last)
+            if rest is None:
+                return False
+            self._is_decided = len(rest) == len(text)
+            self._held = rest
+            if self._is_decided:
+                return True
+        return False
 
     def _without_heading(self, *, is_last: bool) -> str | None:
-        """The held text without number and heading; ``None`` if more of it is needed to tell."""
+        """The held text without one repetition; ``None`` if more of it is needed to tell."""
         text = self._held
-        if not is_last and len(text.lstrip(" *#\t\n")) < len(self._heading) + _NUM_DECIDING:
+        start = len(text) - len(text.lstrip(_BEFORE_HEADING))
+        begun = text[start:].casefold()
+        if not is_last and (
+            len(begun) < len(self._heading) + _NUM_DECIDING or self._question.startswith(begun)
+        ):
             return None
         number = _NUMBER.match(text)
         has_number = number is not None and int(number[1]) == self._number
         begin = number.end() if number and has_number else 0
-        start = begin or len(text) - len(text.lstrip(" *#\t\n"))
-        end = start + len(self._heading)
-        if text[start:end].casefold() == self._heading:
-            after = _HEADING_END.match(text, end)
-            if after and after.end() < len(text):
-                return text[after.end() :]
-            if not text[end:].strip(_AROUND_HEADING):  # as far as it goes, the heading is all there is
-                return "" if is_last else None
+        start = begin or start
+        for given, end_of in ((self._heading, _HEADING_END), (self._question, _QUESTION_END)):
+            end = start + len(given)
+            if given and text[start:end].casefold() == given:
+                if (after := end_of.match(text, end)) and after.end() < len(text):
+                    return text[after.end() :]
+                if not text[end:].strip(_AROUND_HEADING):  # as far as it goes, it is all there is
+                    return "" if is_last else None
         return text[begin:] if has_number else text.lstrip()

@@ -13,14 +13,15 @@ _CANDIDATE = re.compile(r"\n\s*|[ \t]+(?=[*(（]{0,3}(?:[0-9０-９]|\Z))")
 _BEGUN_MARKER = re.compile(r"[#*(（ \t]{0,8}(?:[0-9０-９]{1,3}[*]{0,2}[.)）．、]?[*]{0,2})?[ \t]*")
 _MAY_BEGIN = re.compile(r"[\n0-9０-９]|\s[*(（]{0,3}\Z")
 _DECORATION = "#*•-–— \t"
+_SENTENCE_END = tuple(".!?:;。！？：；")
 
 
 class OverrunFilter:
     """Ends the text of a point where another one begins.
 
-    That is a line that begins with the number of another point, in any of the forms that outlines have, or
-    with its heading alone; within a line it is a number with the heading that it has in the outline.
-    Numbered lists within the point, and code blocks, are left as they are.
+    That is a line, or a sentence within one, that begins with the number of another point, in any of the
+    forms that outlines have; a line that begins with its heading; and a number with the heading that it has
+    in the outline. Numbered lists within the point, which begin with 1, and code blocks stay as they are.
 
     Args:
         point: The point being written.
@@ -39,6 +40,7 @@ class OverrunFilter:
         self._is_code = False
         self._has_line = False
         self._next_in_list = 0
+        self._before = ""  # the last character of the text so far
 
     def feed(self, piece: str) -> str:
         """The text that is sure to belong to the point."""
@@ -49,6 +51,7 @@ class OverrunFilter:
             if not self._has_line:  # a text begins with a line, which may be that of another point
                 self._held, self._num_extra = "\n", 1
         if not (self._held or _MAY_BEGIN.search(piece)):  # the usual case
+            self._before = piece.rstrip()[-1:] or self._before
             return piece
         return self._read(self._held + piece, is_last=False)
 
@@ -62,7 +65,10 @@ class OverrunFilter:
             line, line_break, _ = text[found.end() :].partition("\n")
             is_whole = bool(line_break) or is_last
             is_line = found[0][0] == "\n"
-            begins = self._begins_other(line, is_line=is_line, is_whole=is_whole)
+            before = text[: found.start()].rstrip()[-1:] or self._before
+            begins = self._begins_other(
+                line, is_line=is_line, is_whole=is_whole, starts=before in _SENTENCE_END
+            )
             self._has_line |= is_line and begins is False and bool(line)
             if begins is not False:
                 self.is_over, end = bool(begins), found.start()
@@ -70,15 +76,17 @@ class OverrunFilter:
         if not self.is_over:
             self._held = text[end:]
         start, self._num_extra = self._num_extra, max(0, self._num_extra - end)
+        self._before = text[start:end].rstrip()[-1:] or self._before
         return text[start:end]
 
-    def _begins_other(self, line: str, *, is_line: bool, is_whole: bool) -> bool | None:
+    def _begins_other(self, line: str, *, is_line: bool, is_whole: bool, starts: bool) -> bool | None:
         """Whether ``line`` begins another point; ``None`` if more of it is needed to tell.
 
         Args:
             line: A line, or the rest of one from a number on.
             is_line: Whether it is a whole line.
             is_whole: Whether its end is known.
+            starts: Whether a sentence may start there.
         """
         body = line.strip()
         if not is_whole and (body in ("`", "``") or _BEGUN_MARKER.fullmatch(line)):
@@ -97,10 +105,11 @@ class OverrunFilter:
                 return True
             if not is_whole and heading.startswith(begun):
                 return None
-        if is_line and number in (1, self._next_in_list):
+        is_item = is_line or (starts and begun[:1].isalpha())
+        if is_item and number in (1, self._next_in_list):
             self._next_in_list = number + 1
             return False
-        return is_line and not is_own and number <= len(self._headings) + 1
+        return is_item and not is_own and number <= len(self._headings) + 1
 
     def _is_heading(self, body: str, *, is_whole: bool) -> bool | None:
         for number, heading in enumerate(self._headings, 1):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sot_chains.outline.words import SENTENCE_END
+from sot_chains.outline.words import SENTENCE_END, num_words
+
+_FEWEST_WORDS = 3  # of a sentence that is cut
 
 
 class TextFilter(Protocol):
@@ -71,7 +73,7 @@ class Pipeline:
 
 
 class WholeSentences:
-    """Gives out what follows the first sentence in whole sentences or lines, and drops one that is cut."""
+    """Gives out whole sentences or lines, and drops one that is cut or leads to a list not written."""
 
     is_over = cuts_sentences = False  # it never ends a text
 
@@ -88,15 +90,17 @@ class WholeSentences:
                 self._end = found.end()
         if self._end:
             self._end = max(self._end, self._text.rfind("\n"))
-        return self._give(self._end or len(self._text))
+        return self._give(self._end)
 
     def end(self, *, is_cut: bool = False) -> str:
-        """The rest, after the last piece; no sentence that is cut, or that leads to a list not written."""
+        """The rest, after the last piece. A single sentence that is cut stays, but for its first words."""
         if is_cut:
             for found in SENTENCE_END.finditer(self._text, self._end):
                 self._end = found.end()
-        drops_rest = is_cut or self._text.rstrip().endswith((":", "："))
-        return self._give(self._end if drops_rest and self._end else len(self._text))
+        drops_rest = self._text.rstrip().endswith((":", "：")) or (
+            is_cut and (self._end or num_words(self._text) < _FEWEST_WORDS)
+        )
+        return self._give(self._end if drops_rest else len(self._text))
 
     def _give(self, end: int) -> str:
         given, self._num_given = self._text[self._num_given : end], max(self._num_given, end)

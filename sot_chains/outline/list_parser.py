@@ -11,6 +11,8 @@ import math
 import re
 from typing import NamedTuple
 
+from sot_chains.outline.words import num_words
+
 _MARKER = re.compile(
     r"(?:>[ \t]?)?(?:\#{1,6}[ \t]{0,4})?"  # quoted, or a heading of Markdown
     r"(?:[*_]{0,3}[ \t]?\\?[(（\[]?(?P<number>\d{1,3})[*_]{0,3}"
@@ -20,6 +22,9 @@ _MARKER = re.compile(
 _LONGEST_MARKER = 40
 _WORD_CHARACTER = re.compile(r"[^\W_]")
 _DECORATION = " *_:："
+_FULL_STOP = re.compile(r"(?<=\w\w)[.。…]+$")
+_LEAD = re.compile(r"[:：]\s|：| [-–—] ")  # from a heading to its explanation
+_MOST_WORDS = 8
 
 
 class Marker(NamedTuple):
@@ -46,7 +51,8 @@ class OutlineParser:
     """Reads a list as it is being written. A heading is complete once the next one begins.
 
     The first marker, a bullet or the number 1, decides which kind opens a point. Lines that follow it
-    directly continue its heading; lists below a point and prose after a blank line are left out. A second
+    directly continue its heading; lists below a point and prose after a blank line are left out, and so is
+    the explanation in "Heading: explanation" if both together are too long for a heading. A second
     "1." starts the list again, if there is only one point so far, and otherwise ends it.
 
     Args:
@@ -147,6 +153,8 @@ class OutlineParser:
     def _complete(self) -> None:
         """Adds the heading that is being read, unless it is empty or a repetition, but for case."""
         heading = _clean(" ".join(self._heading))
+        if num_words(heading) > _MOST_WORDS:
+            heading = _clean(_LEAD.split(heading, maxsplit=1)[0])
         self._heading = []
         if not _WORD_CHARACTER.search(heading):
             return
@@ -171,8 +179,8 @@ def _indent(line: str) -> int:
 
 
 def _clean(text: str) -> str:
-    """``text`` on one line, without markers before it, emphasis around it and what leads on to more text."""
-    text = " ".join(text.replace("**", "").split()).strip(_DECORATION)
+    """``text`` on one line, without markers, emphasis, a full stop and what leads on to more text."""
+    text = _FULL_STOP.sub("", " ".join(text.replace("**", "").split()).strip(_DECORATION))
     start = 0
     while marker := read_marker(text[start : start + _LONGEST_MARKER]):
         start += marker.end

@@ -16,16 +16,23 @@ _MAX_CHARACTERS = 20_000  # a longer reply is no outline
 _MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer already
 
 
-def outline_grammar(first: int, last: int, num_words: int) -> str:
+def outline_grammar(first: int, last: int, num_words: int, *, without: str = "") -> str:
     """A grammar (``llguidance``) of the headings ``first`` to ``last``; the first number is written already.
 
     Left alone, some small models explain each point behind a colon or write headings that are sentences,
-    which takes longer than the points themselves.
+    which takes longer than the points themselves. When the words come to an end some leave the spaces out, or
+    change into a script that has none.
+
+    Args:
+        first: The number of the first heading.
+        last: That of the last one.
+        num_words: How many words a heading has, at most.
+        without: Characters that no heading has, as the inside of a character class.
     """
     lines = ""
     for number in range(last, first, -1):
         lines = f' ("\\n{number}." HEADING{lines})?'
-    word = r"[^\s:：–—]{1,40}"
+    word = rf"[^\s:：–—,{without}]{{1,24}},?"
     return f"start: HEADING{lines}\nHEADING: / ?{word}( {word}){{0,{num_words - 1}}}/"
 
 

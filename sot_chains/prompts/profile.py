@@ -24,11 +24,13 @@ class ReplyBounds:
         stop: Strings before which it ends.
         max_tokens: Its tokens, at most, unless the user has set a bound; ``None`` for no bound.
         min_tokens: Its tokens, at least, for models that take such a bound.
+        presence_penalty: For models that take one and whose own is 0: it ends what repeats itself.
     """
 
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
+    presence_penalty: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,6 @@ class ModelProfile:
         heading_words: How many words a heading has, at most, for models that take a grammar. ``None`` lets
             the model write what it likes.
         most_alike: The share of words from which on a heading counts as the repetition of an earlier one.
-        presence_penalty: That of points, for models that take one and whose own is 0.
         filters: What the text of a point passes through: ``"heading"`` drops a repeated heading,
             ``"overrun"`` ends a point where it goes on to another one, and ``"loop"`` ends a text, the plain
             answer's too, that repeats the same eight words three times.
@@ -62,7 +63,6 @@ class ModelProfile:
     max_points: int | None = None
     heading_words: int | None = None
     most_alike: float = 1.0
-    presence_penalty: float = 0.0
     filters: frozenset[Filter] = frozenset({"heading", "overrun"})
 
     SMALL: ClassVar[ModelProfile]
@@ -72,20 +72,20 @@ class ModelProfile:
 
 
 # A small model goes on with the points after its own, so that a point ends with its line; it may repeat
-# itself, so that its tokens are bounded. The longest point decides how long an answer takes.
+# itself, so that its tokens are bounded. The longest point decides how long an answer takes. With these
+# bounds an answer by points is about as long as a plain one.
 ModelProfile.SMALL = ModelProfile(
     prompts=Prompts(),
-    outline=ReplyBounds(stop=("\n\n",), max_tokens=110),
+    outline=ReplyBounds(stop=("\n\n",), max_tokens=110, presence_penalty=1.0),
     points={
-        "brief": ReplyBounds(stop=("\n",), max_tokens=60),
-        "normal": ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=60),
-        "full": ReplyBounds(max_tokens=400),
+        "brief": ReplyBounds(stop=("\n",), max_tokens=60, presence_penalty=1.0),
+        "normal": ReplyBounds(stop=("\n",), max_tokens=70, min_tokens=30, presence_penalty=1.0),
+        "full": ReplyBounds(max_tokens=400, presence_penalty=1.0),
     },
-    conclusion=ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=20),
-    max_points=7,
+    conclusion=ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=20, presence_penalty=1.0),
+    max_points=5,
     heading_words=8,
     most_alike=0.7,
-    presence_penalty=1.5,
     filters=frozenset({"heading", "overrun", "loop"}),
 )
 ModelProfile.STRONG = ModelProfile()

@@ -152,11 +152,10 @@ ENGLISH = PromptTemplates(
         "others. Use the language of the question.\n\nQuestion: {question}"
     ),
     expansion=(
-        "Question: {question}\n\nOutline of the answer:\n{skeleton}\n\n"
-        "Several writers work on this outline at once and each takes one point. "
-        "Write out your point in {length}, in the language of the question, and name what the question is "
-        "about. Leave the other points alone, do not repeat the heading, and add no introduction.\n\n"
-        "Your point is {number}. {point}"
+        "Outline of an answer:\n{skeleton}\n\n"
+        "Several writers work on this outline at once. Write only one point of it, in {length}, as an answer "
+        "to the question below and in its language.\n\n"
+        "Your point is {number}. {point}\n\nQuestion: {question}"
     ),
 )
 
@@ -179,11 +178,10 @@ CHINESE = PromptTemplates(
         "问题：{question}"
     ),
     expansion=(
-        "问题：{question}\n\n"
         "回答的提纲：\n{skeleton}\n\n"
-        "几位作者同时撰写这份提纲，每人只负责一个要点。请用{length}写出你负责的要点，使用中文，"
-        "不要涉及其他要点，不要重复小标题，也不要加开场白。\n\n"
-        "你负责的要点是 {number}. {point}"
+        "几位作者同时撰写这份提纲，每人只负责一个要点。请用{length}只写出其中一个要点，"
+        "用中文回答下面的问题。\n\n"
+        "你负责的要点是 {number}. {point}\n\n问题：{question}"
     ),
     expansion_prefill="{number}. {point}：",
     skeleton_opening="\n\n请直接以“1.”开头。",

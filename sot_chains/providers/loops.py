@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
+from typing import TypeAlias
 
 from sot_chains.outline.words import HAN, ends_sentence
 
 _TOKEN = re.compile(rf"\s*(?:[{HAN}]|[^\s{HAN}]+)")
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
+
+Run: TypeAlias = tuple[str, ...]
+"""Words that follow each other."""
 
 
 class LoopGuard:
@@ -18,19 +22,26 @@ class LoopGuard:
     While words repeat earlier ones they are held back, and given out once the text goes on otherwise. From
     the second time on whole sentences or lines are given out only, so that the text ends with one. In
     scripts other than Latin, sixteen words or characters count.
+
+    Args:
+        counts: How often runs of words have come, shared by the guards of texts that are read as one.
     """
 
     cuts_sentences = True
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counter[Run] | None = None) -> None:
         self.is_over = False
+        self._counts = Counter[Run]() if counts is None else counts
+        self._runs: list[Run] = []  # those that this text has added
         self._words: list[str] = []
-        self._positions: defaultdict[str, list[int]] = defaultdict(list)
-        self._runs: dict[int, int] = {}  # by the position that would continue it: length of the repetition
+        self._num_repeating = 0  # of the last words: those that repeat earlier ones
         self._held: list[str] = []
-        self._num_free = 0  # of the held words: those before the first repetition, which need end no sentence
+        self._num_free: int | None = None  # of the held words: those before the first repetition
         self._rest = ""  # a word that may not be whole
-        self._num_repeats: dict[tuple[str, ...], int] = {}
+
+    def withdraw(self) -> None:
+        """Takes this text out of the shared counts, because another attempt replaces it."""
+        self._counts.subtract(self._runs)
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
@@ -49,41 +60,42 @@ class LoopGuard:
         if tokens and num_read == len(text) and not is_last and text[-1:].isascii():
             num_read -= len(tokens.pop())  # the last word may go on
         self._rest = text[num_read:]
-        words, positions, runs, held = self._words, self._positions, self._runs, self._held
         for token in tokens:
-            word = token.strip(_NOT_COMPARED).casefold() or token
-            if runs:
-                runs = {end + 1: length + 1 for end, length in runs.items() if words[end] == word}
-            for position in positions[word]:
-                runs.setdefault(position + 1, 1)
-            positions[word].append(len(words))
-            words.append(word)
-            held.append(token)
-            if runs and len(words) >= 2 * _NUM_WORDS and self._repeats(max(runs.values())):
+            self._words.append(token.strip(_NOT_COMPARED).casefold() or token)
+            self._held.append(token)
+            num_repeats = self._count()
+            if num_repeats and self._num_free is None:
+                self._num_free = len(self._held) - self._num_repeating
+            if num_repeats >= _NUM_REPEATS - 1:
                 self.is_over, self._rest = True, ""
                 break
-        self._runs = runs
-        return self._given(max(runs.values(), default=0))
+        return self._given()
 
-    def _repeats(self, longest: int) -> bool:
-        """Whether the last words, which are the end of a repetition, stand there for the third time."""
-        num_compared = _NUM_WORDS * (1 if self._words[-1].isascii() else 2)
-        if longest < num_compared:
-            return False
-        if not self._num_repeats:
-            self._num_free = len(self._held) - longest
-        repeated = tuple(self._words[-num_compared:])
-        self._num_repeats[repeated] = num_repeats = self._num_repeats.get(repeated, 0) + 1
-        return num_repeats >= _NUM_REPEATS - 1
+    def _count(self) -> int:
+        """How often the run that the last word ends has come before."""
+        words, counts = self._words, self._counts
+        word, pair = (words[-1],), tuple(words[-2:])
+        if len(pair) == 2 and counts[pair]:
+            self._num_repeating = max(self._num_repeating, 1) + 1
+        else:
+            self._num_repeating = int(counts[word] > 0)
+        num_compared = _NUM_WORDS * (1 if words[-1].isascii() else 2)
+        run = tuple(words[-num_compared:]) if len(words) >= num_compared else ()
+        num_repeats = counts[run] if run else 0
+        for one in {word, pair, run} - {()}:
+            counts[one] += 1
+            self._runs.append(one)
+        return num_repeats
 
-    def _given(self, num_repeating: int) -> str:
+    def _given(self) -> str:
         """Gives out the held words that are sure to stay."""
         held = self._held
-        end = len(held) - num_repeating
-        while self._num_repeats and end > self._num_free and not self._ends_at(end):
+        end = len(held) - self._num_repeating
+        while self._num_free is not None and end > self._num_free and not self._ends_at(end):
             end -= 1
         given, self._held = held[:end], [] if self.is_over else held[end:]
-        self._num_free = max(0, self._num_free - end)
+        if self._num_free is not None:
+            self._num_free = max(0, self._num_free - end)
         return "".join(given)
 
     def _ends_at(self, index: int) -> bool:

@@ -51,8 +51,13 @@ async def both(sot: SkeletonOfThought) -> dict[str, Any]:
 async def test_a_loop_is_stopped_and_cut_back() -> None:
     provider = FakeProvider(answer=answers(f"Well: {LINE * 9}"), between=lambda asked: 0.001)
     trace = await both(sot_of(provider, profile=GUARDED))
-    assert {point["text"] for point in trace["points"]} == {f"Well: {LINE.strip()}"}
+    # What the others have said counts, too: a point that only says it once more is left out, and marked.
+    texts = {point["number"]: point["text"] for point in trace["points"]}
+    assert set(texts.values()) == {f"Well: {LINE.strip()}", ""}
     assert {point["stopped_by"] for point in trace["points"]} == {"loop"}
+    assert [failure["number"] for failure in trace["failures"]] == [
+        n for n, text in texts.items() if not text
+    ]
     assert trace["cost"]["estimated"] is not None  # the calls were ended before their usage came
     assert provider.num_running == 0
     plain = FakeProvider(answer=answers(plain=LINE * 9, outline="none"))
@@ -171,7 +176,7 @@ async def test_parameters_that_the_user_has_set_are_left_alone() -> None:
     model, bounds = LocalChatModel(), ModelProfile.SMALL.points["normal"]
     await sot_of(model, max_points=3).ainvoke(QUESTION)
     assert [p["min_tokens"] for p in model.parameters[-3:]] == [bounds.min_tokens] * 3
-    assert [p["presence_penalty"] for p in model.parameters[-3:]] == [1.5] * 3
+    assert [p["presence_penalty"] for p in model.parameters[-3:]] == [bounds.presence_penalty] * 3
     await sot_of(model.bind(min_tokens=5, presence_penalty=0.5), max_points=3).ainvoke(QUESTION)
     assert [(p["min_tokens"], p["presence_penalty"]) for p in model.parameters[-3:]] == [(5, 0.5)] * 3
 

@@ -11,7 +11,7 @@ POINT = Point(3, "Careful watering")
 
 
 def cleaned(pieces: list[str]) -> str:
-    text = HeadingFilter(POINT)
+    text = HeadingFilter(POINT, "How do I keep a plant alive?")
     return "".join(text.feed(piece) for piece in pieces) + text.end()
 
 
@@ -39,6 +39,14 @@ def cleaned(pieces: list[str]) -> str:
         ("3.5 litres are enough.", "3.5 litres are enough."),
         ("30. is not 3.", "30. is not 3."),
         ("*Soil* dries.", "*Soil* dries."),
+        ("Careful watering: Careful watering: Soil dries.", "Soil dries."),
+        ("How do I keep a plant alive? Soil dries.", "Soil dries."),
+        ("3. Careful watering: How do I keep a plant alive? Soil dries.", "Soil dries."),
+        (
+            "How do I keep a plant alive in winter? Soil dries.",
+            "How do I keep a plant alive in winter? Soil dries.",
+        ),
+        ("How do I keep a plant alive?", ""),
         ("3. Careful watering", ""),
         ("Careful watering:", ""),
         ("", ""),

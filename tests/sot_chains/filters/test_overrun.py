@@ -81,11 +81,19 @@ def test_a_point_that_writes_itself_is_left_as_it_is(number: int, text: str, siz
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_a_point_ends_in_the_middle_of_a_line_where_another_one_begins(size: int) -> None:
-    for other in ("3. Less coffee: Drink none.", "**3. Less coffee**: Drink none.", "(4) Sport: Run."):
+    for other in (
+        *("3. Less coffee: Drink none.", "**3. Less coffee**: Drink none.", "(4) Sport: Run."),
+        *("3. Less light helps.", "4. Noise: Wear plugs. 5. Pets: Keep them out."),
+    ):
         guard = overrun(2)
         assert guarded(guard, f"{OWN} {other}", [size] * 99).rstrip() == OWN
         assert guard.is_over
-    for text in (f"{OWN} 3. Less light helps.", f"{OWN} At 3. Sport", "It takes 3 hours or 3.5.", "2. 2. 2."):
+    for text in (
+        f"{OWN} So: 1. Eat. 2. Rest. 3. Read.",
+        f"{OWN} At 3. Sport",
+        "It takes 3 hours or 3.5.",
+        "2. 2. 2.",
+    ):
         guard = overrun(2)
         assert guarded(guard, text, [size] * 99).rstrip() == text
         assert not guard.is_over
@@ -165,6 +173,7 @@ def test_a_bounded_text_ends_with_a_sentence_where_its_model_was_cut(size: int) 
     assert read("Water it well. Then feed it", is_cut=False) == "Water it well. Then feed it"
     assert read("Water it well. Use these:", is_cut=False) == "Water it well."
     assert read("Water it ev", is_cut=True) == "Water it ev"  # there is nothing else
+    assert read("Water i", is_cut=True) == read("Do this:", is_cut=False) == ""
     assert read("Do this. As here:\n- one\n- tw", is_cut=True) == "Do this. As here:\n- one"
 
 
