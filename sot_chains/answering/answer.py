@@ -194,7 +194,7 @@ class Answer:
         fault = find_fault(reader.headings, self._messages.templates.example_headings)
         points, record.skeleton_reply = reader.take(), reader.text
         if fault and not record.parts:
-            self._fault, record.skeleton = fault, reader.skeleton
+            self._fault, record.skeleton = fault, Skeleton.of(reader.headings)
             return
         write_points(points)
         record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{self._router_reason}"

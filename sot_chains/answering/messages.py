@@ -14,7 +14,6 @@ from sot_chains.calls.request import Request
 from sot_chains.outline.reader import outline_grammar
 from sot_chains.outline.skeleton import Skeleton
 from sot_chains.outline.thoughts import Thought
-from sot_chains.outline.words import HAN, HAN_CHARACTER
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ReplyBounds
 from sot_chains.providers.base import SharedPrefix
@@ -44,7 +43,6 @@ class Messages:
         self._local = wrapped.local if wrapped else None
         self._bound = wrapped.bound if wrapped else {}
         self._caches_prefix = isinstance(options.provider, VendorProvider)
-        self._prefix: tuple[Skeleton, SharedPrefix | None] | None = None
 
     def outline(self) -> Request:
         """Asks for the outline."""
@@ -53,8 +51,8 @@ class Messages:
         parameters = self._parameters(profile.outline)
         if self._local and self._local.takes_grammars and profile.heading_words and self._options.prefills:
             num_words = profile.heading_words + (_MARK_WORDS if self.marks_needs else 0)
-            others = "" if HAN_CHARACTER.search(self._conversation.question) else HAN
-            parameters["grammar"] = outline_grammar(1, self.max_points or 9, num_words, without=others)
+            question = self._conversation.question
+            parameters["grammar"] = outline_grammar(self.max_points or 9, num_words, question)
         return Request(
             self._conversation,
             templates.skeleton.format(question=self._conversation.question) + needs,
@@ -127,11 +125,8 @@ class Messages:
         """What the requests for the points of ``skeleton`` have in common, for providers that cache it."""
         if len(skeleton) < 2:
             return None
-        if self._prefix is None or self._prefix[0] is not skeleton:
-            question, detail = self._conversation.question, self._options.detail
-            shared = self.templates.num_shared(question, skeleton, detail=detail)
-            self._prefix = skeleton, SharedPrefix(shared, self._key)
-        return self._prefix[1]
+        question, detail = self._conversation.question, self._options.detail
+        return SharedPrefix(self.templates.num_shared(question, skeleton, detail=detail), self._key)
 
     @cached_property
     def _key(self) -> str:

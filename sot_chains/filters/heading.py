@@ -33,34 +33,24 @@ class HeadingFilter:
 
     def feed(self, piece: str) -> str:
         """The text that can be shown now that ``piece`` has arrived."""
-        self._held += piece
-        if not self._is_decided and not self._decide(is_last=False):
-            return ""
-        shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
-        self._held = self._held[len(shown) :]
-        return shown
+        return self._read(piece, is_last=False)
 
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece."""
-        if not self._is_decided:
-            self._decide(is_last=True)
-        return self._held.rstrip()
+        return self._read("", is_last=True)
 
-    def _decide(self, *, is_last: bool) -> bool:
-        """Removes repetitions from the held text; tells whether it is certain that no other one follows."""
-        while self._held:
-            text = self._held.lstrip()
-            if text and text[0].isalpha() and text[0].casefold() not in self._starts:
-                self._held, self._is_decided = text, True
-                return True
-            rest = self._without_heading(is_last=is_last)
+    def _read(self, piece: str, *, is_last: bool) -> str:
+        self._held += piece
+        while self._held and not self._is_decided:
+            rest: str | None = self._held.lstrip()
+            if not rest or not rest[0].isalpha() or rest[0].casefold() in self._starts:
+                rest = self._without_heading(is_last=is_last)
             if rest is None:
-                return False
-            self._is_decided = len(rest) == len(text)
-            self._held = rest
-            if self._is_decided:
-                return True
-        return False
+                return ""
+            self._is_decided, self._held = len(rest) == len(self._held.lstrip()), rest
+        shown = self._held.rstrip()  # blanks at the end wait: nothing may follow them
+        self._held = self._held[len(shown) :]
+        return shown
 
     def _without_heading(self, *, is_last: bool) -> str | None:
         """The held text without one repetition; ``None`` if more of it is needed to tell."""

@@ -9,30 +9,25 @@ import statistics
 from collections.abc import Collection, Sequence
 
 from sot_chains.outline.list_parser import OutlineParser, read_marker
-from sot_chains.outline.skeleton import Point, Skeleton
-from sot_chains.outline.words import num_words
+from sot_chains.outline.skeleton import Point
+from sot_chains.outline.words import HAN, HAN_CHARACTER, num_words
 
 _MAX_CHARACTERS = 20_000  # a longer reply is no outline
 _MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer already
 
 
-def outline_grammar(first: int, last: int, num_words: int, *, without: str = "") -> str:
-    """A grammar (``llguidance``) of the headings ``first`` to ``last``; the first number is written already.
+def outline_grammar(last: int, num_words: int, question: str) -> str:
+    """A grammar (``llguidance``) of the headings 1 to ``last``; the first number is written already.
 
     Left alone, some small models explain each point behind a colon or write headings that are sentences,
     which takes longer than the points themselves. When the words come to an end some leave the spaces out, or
-    change into a script that has none.
-
-    Args:
-        first: The number of the first heading.
-        last: That of the last one.
-        num_words: How many words a heading has, at most.
-        without: Characters that no heading has, as the inside of a character class.
+    change into a script that has none and that the question is not in.
     """
     lines = ""
-    for number in range(last, first, -1):
+    for number in range(last, 1, -1):
         lines = f' ("\\n{number}." HEADING{lines})?'
-    word = rf"[^\s:：–—,{without}]{{1,24}},?"
+    others = "" if HAN_CHARACTER.search(question) else HAN
+    word = rf"[^\s:：–—,{others}]{{1,24}},?"
     return f"start: HEADING{lines}\nHEADING: / ?{word}( {word}){{0,{num_words - 1}}}/"
 
 
@@ -127,11 +122,6 @@ class OutlineReader:
     def headings(self) -> list[str]:
         """The headings read so far, without repetitions."""
         return self._parser.headings[: self._max_points]
-
-    @property
-    def skeleton(self) -> Skeleton:
-        """The points given out so far; at the end of a reply without an outline, the one it has, if any."""
-        return Skeleton.of(self.headings[:1] if self._is_ended and not self._given else self._given)
 
     def take(self) -> list[Point]:
         """The points that have become certain since the last call."""

@@ -22,14 +22,12 @@ class Example:
         skeleton: The skeleton of its answer.
         number: The number of the expanded point.
         text: The expansion.
-        more: What a full expansion has besides.
     """
 
     question: str
     skeleton: Skeleton
     number: int
     text: str
-    more: str = ""
 
     @property
     def point(self) -> Point:
@@ -39,7 +37,7 @@ class Example:
     def expansion(self, detail: Detail) -> str:
         """The expansion in a level of detail."""
         end = SENTENCE_END.search(self.text) if detail == "brief" else None
-        return self.text[: end.end()] if end else self.text + (self.more if detail == "full" else "")
+        return self.text[: end.end()] if end else self.text
 
 
 def _outline(headings: str) -> Skeleton:
@@ -58,9 +56,6 @@ ENGLISH_EXAMPLES = (
         "a finger into the pot: if soil sticks to it, wait another day or two. In winter most houseplants "
         "need less, since they hardly grow then, while a sunny week in summer may ask for water every other "
         "day. Pour slowly until some water runs out below, and empty the saucer afterwards.",
-        " Rainwater suits most plants better than hard tap water, which leaves white crusts on the soil. "
-        "Drooping leaves can mean too little water or too much, so look at the soil before you reach for the "
-        "can.",
     ),
     Example(
         "What made the railway so important?",
@@ -73,8 +68,6 @@ ENGLISH_EXAMPLES = (
         "national time. Before the railway, each town set its clocks by the sun, and neighbouring towns "
         "could be minutes apart. Companies sent the time along their telegraph wires, and one town after the "
         "other followed. Today's time zones go back to the railways that needed them.",
-        " Nobody had minded the difference while a journey took days, but two trains on one track must agree "
-        "on the minute. Large countries were divided into zones, each with one hour for all.",
     ),
 )
 
@@ -86,8 +79,6 @@ CHINESE_EXAMPLES = (
         "室内植物要等表层土壤干了再浇水，因为根泡在水里会腐烂。可以把手指插进土里试一试：如果土粘手，就再等一两"
         "天。冬天大多数室内植物几乎不生长，需要的水更少，而夏天晴朗的一周里可能隔天就要浇一次。浇水要慢，直到有水"
         "从盆底流出，浇完把托盘里的水倒掉。",
-        "雨水比硬质的自来水更适合多数植物，后者会在土面留下白色的痕迹。叶子下垂可能是缺水，也可能是水太多，所以"
-        "浇水之前先看看土壤。",
     ),
     Example(
         "铁路为什么这么重要？",
@@ -96,7 +87,5 @@ CHINESE_EXAMPLES = (
         "铁路的时刻表只有在每个车站使用同一时间时才有意义，所以各地的时间让位给了全国统一的时间。在那之前，每个"
         "城镇按太阳校准钟表，相邻的城镇可能相差几分钟。铁路公司通过电报线路传送时间，城镇一个接一个地跟随。今天的"
         "时区就来自铁路的需要。",
-        "旅途要走几天的时候没有人在意，但同一条轨道上的两列火车必须精确到分钟。大国被分成几个区域，每个区域使用同"
-        "一个钟点。",
     ),
 )

@@ -12,8 +12,7 @@ _TOKEN = re.compile(rf"\s*(?:[{HAN}]|[^\s{HAN}]+)")
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
 
-Run: TypeAlias = tuple[str, ...]
-"""Words that follow each other."""
+Run: TypeAlias = tuple[str, ...]  # of words
 
 
 class LoopGuard:

@@ -178,14 +178,12 @@ def test_a_block_of_reasoning_that_the_template_opens_is_closed(
     assert tokenizer.decode(prompts[0]).endswith(f"<|im_start|>assistant\n{closing}")
 
 
-@pytest.mark.parametrize("first", [1, 3])
-def test_a_grammar_bounds_what_follows_a_reply_already_begun(chat: ChatLocal, first: int) -> None:
+def test_a_grammar_bounds_what_follows_a_reply_already_begun(chat: ChatLocal) -> None:
     """The outlines of Skeleton-of-Thought are; the tiny model would write anything."""
-    grammar = outline_grammar(first, 4, num_words=3)
-    begun = "".join(f"{number}. Point\n" for number in range(1, first)) + f"{first}."
+    grammar = outline_grammar(4, num_words=3, question=TEXT)
     for seed in range(8):
         reply = chat.invoke(
-            [HumanMessage(TEXT), AIMessage(begun)],
+            [HumanMessage(TEXT), AIMessage("1.")],
             grammar=grammar,
             temperature=2.0,
             seed=seed,
@@ -194,7 +192,7 @@ def test_a_grammar_bounds_what_follows_a_reply_already_begun(chat: ChatLocal, fi
         if reply.response_metadata["finish_reason"] == "length":
             continue
         headings = re.split(r"\n\d\.", reply.text)
-        assert 1 <= len(headings) <= 5 - first
+        assert 1 <= len(headings) <= 4
         assert all(1 <= len(heading.strip(" ").split(" ")) <= 3 for heading in headings)
         assert ":" not in reply.text
 
