@@ -82,8 +82,8 @@ class PointWriter:
             await self._caller.make(call, asked, take)
             self._add_rest(part, text, is_cut=call.is_cut_off)
             if not part.pieces and call.reply_start is not None:
-                # The model had nothing to add to what was begun for it: it begins its own reply. Or all it had
-                # is what other points say: it goes on with a sentence that its heading begins.
+                # The model had nothing to add to what was begun for it: it begins its own reply. Or all it
+                # had is what other points say: it goes on with a sentence that its heading begins.
                 begun = part.point.text if part.point and isinstance(text.ended_by, LoopGuard) else ""
                 call, take = self._begin(part), partial(self._take, part, text, begun)
                 asked = replace(asked, reply_start=f"{asked.reply_start} {begun}")

@@ -11,14 +11,16 @@ This module knows text. It does not know messages, models or providers.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.resources import files
 from string import Formatter
 from typing import get_args
 
 from sot_chains.outline.skeleton import Point, Skeleton
-from sot_chains.prompts.examples import CHINESE_EXAMPLES, ENGLISH_EXAMPLES, Detail, Example
+from sot_chains.prompts.examples import Detail, Example
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
@@ -144,76 +146,17 @@ _ENGLISH_LENGTHS: dict[Detail, str] = {
     "full": "a full paragraph, with a list or code where it helps",
 }
 
-ENGLISH = PromptTemplates(
-    examples=ENGLISH_EXAMPLES,
-    skeleton=(
-        "Write only the outline of an answer to this question, not the answer: five to eight numbered "
-        "points, one a line, each a heading of two to five words that can be worked out without reading the "
-        "others. Use the language of the question.\n\nQuestion: {question}"
-    ),
-    expansion=(
-        "Outline of an answer:\n{skeleton}\n\n"
-        "Several writers work on this outline at once. Write only one point of it, in {length}, as an answer "
-        "to the question below and in its language.\n\n"
-        "Your point is {number}. {point}\n\nQuestion: {question}"
-    ),
-)
 
-CHINESE = PromptTemplates(
-    skeleton_needs=(
-        '\n\n如果某个要点必须等其他要点写完才能写，请在小标题后注明，例如"5. 总费用（需要 2、4）"，'
-        "其他要点不要注明。"
-    ),
-    needed="\n\n你的要点建立在下面已经写好的要点之上：\n\n{points}",
-    conclusion="{question}\n\n回答的以下要点已经写好：\n\n{points}\n\n请只写结论：用一到三句话给出由这些要点得出的答案。请使用中文。",
-    lengths={
-        "brief": "一句完整的话",
-        "normal": "两到四句完整的话",
-        "full": "一个完整的段落，必要时可以用列表或代码",
-    },
-    examples=CHINESE_EXAMPLES,
-    skeleton=(
-        "请只写出下面问题的回答提纲，不要写正文：五到八个带编号的要点，每行一个，"
-        "每个是简短的小标题，不看其他要点也能单独展开。请使用中文。\n\n"
-        "问题：{question}"
-    ),
-    expansion=(
-        "回答的提纲：\n{skeleton}\n\n"
-        "几位作者同时撰写这份提纲，每人只负责一个要点。请用{length}只写出其中一个要点，"
-        "用中文回答下面的问题。\n\n"
-        "你负责的要点是 {number}. {point}\n\n问题：{question}"
-    ),
-    expansion_prefill="{number}. {point}：",
-    skeleton_opening="\n\n请直接以“1.”开头。",
-    expansion_opening="\n\n请直接从正文的第一个字开始。",
-    separator="：",
-)
+def _load(language: str) -> tuple[PromptTemplates, PromptTemplates]:
+    """The wording for small and for strong models, which is data beside this module."""
+    wording = tomllib.loads(files("sot_chains.prompts").joinpath(f"{language}.toml").read_text("utf-8"))
+    examples = [Example(skeleton=Skeleton.of(one.pop("headings")), **one) for one in wording["examples"]]
+    small = PromptTemplates(**wording["small"], examples=tuple(examples))
+    return small, replace(small, **wording["strong"], examples=())
 
-# For strong models: they need no examples, and every point reads its request again.
-SHORT_ENGLISH = PromptTemplates(
-    skeleton=(
-        "{question}\n\nReply only with an outline of the answer: 5 to 8 numbered headings of two to five "
-        "words, one a line, in the language of the question."
-    ),
-    expansion=(
-        "{question}\n\nOutline:\n{skeleton}\n\nWrite only one point of it, in {length} and without a "
-        "heading. Your point is {number}. {point}"
-    ),
-    skeleton_opening="",
-    expansion_opening="",
-)
 
-SHORT_CHINESE = replace(
-    CHINESE,
-    examples=(),
-    skeleton="{question}\n\n只回复提纲：5到8个带编号的小标题，每行一个。",
-    expansion=(
-        "{question}\n\n提纲：\n{skeleton}\n\n用{length}只写其中一个要点，不要小标题。"
-        "你负责的要点是 {number}. {point}"
-    ),
-    skeleton_opening="",
-    expansion_opening="",
-)
+ENGLISH, SHORT_ENGLISH = _load("en")
+CHINESE, SHORT_CHINESE = _load("zh")
 
 
 @dataclass(frozen=True)
