@@ -32,9 +32,7 @@ _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
 _COLORS = {_PLAIN: "blue", _SOT: "green"}
 _FRAMES_PER_SECOND = 12
 _Texts: TypeAlias = dict[str, dict[Point | None, str]]  # of each point so far, by title; None: a plain answer
-_Run: TypeAlias = tuple[
-    AIMessage, int | None
-]  # an answer, and the forward passes it took if they are counted
+_Run: TypeAlias = tuple[AIMessage, int | None]  # an answer, and its forward passes if they are counted
 
 
 async def compare(

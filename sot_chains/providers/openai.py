@@ -70,7 +70,8 @@ class OpenAIProvider(VendorProvider):
             if choice.get("index") not in (0, None):  # of n > 1 choices, one is the answer
                 continue
             finish_reason = choice.get("finish_reason")
-            said = mapping(choice.get("delta") or choice.get("message"))
+            # Some servers repeat the whole message at the end of the stream.
+            said = mapping(choice.get("delta") or (reply.is_empty and choice.get("message")))
             text += find_text(said.get("content")) or find_text(said.get("refusal"))
             # Not OpenAI's, but of most servers that run reasoning models.
             reasoning += find_text(said.get("reasoning_content")) or find_text(said.get("reasoning"))

@@ -107,6 +107,16 @@ async def test_totals_without_a_prompt_and_totals_in_any_order() -> None:
         assert trace["usage"]["output_tokens"] == trace["cost"]["estimated"]["output_tokens"] > 0
 
 
+async def test_a_message_at_the_end_of_a_stream_is_not_read_twice() -> None:
+    for delta in ({"delta": {}}, {"delta": None}, {}):
+        last = chunk(None, "stop")
+        last["choices"] = [{**delta, "message": {"content": TEXT}, "index": 0, "finish_reason": "stop"}]
+        async with wire_server(events(chunk(TEXT), last)) as server:
+            assert (await plain(server).ainvoke(QUESTION)).text == TEXT
+        async with wire_server(events(last)) as server:
+            assert (await plain(server).ainvoke(QUESTION)).text == TEXT
+
+
 @pytest.mark.parametrize(
     "last", [{"input_tokens": 0, "output_tokens": 3}, {"input_tokens": 12, "output_tokens": 3}]
 )
