@@ -66,6 +66,20 @@ async def test_a_loop_is_stopped_and_cut_back() -> None:
     assert len(free["points"][0]["text"]) > 300
 
 
+async def test_a_point_that_says_what_others_say_begins_anew_with_its_heading() -> None:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        start = str(messages[-1].text)
+        if start == "1.":
+            return OUTLINE.removeprefix("1.")
+        return " helps a great deal." if not start.endswith(":") else f" {LINE}and slept."
+
+    message = await sot_of(LocalChatModel(answer=answer)).ainvoke(QUESTION)
+    points = message.response_metadata["sot"]["points"]
+    assert [point["status"] for point in points] == ["complete"] * 3
+    assert sum(LINE.strip() in point["text"] for point in points) == 2
+    assert sum(point["text"] == f"{point['label']} helps a great deal." for point in points) == 1
+
+
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
     text = "Go to bed.\n\n2. Dark room: Close the curtains.\n3. Less coffee: Drink none."
     trace = await both(sot_of(FakeProvider(answer=answers(text))))
