@@ -18,25 +18,15 @@ from langchain_core.runnables import Runnable
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.evaluation.data import Store
 from sot_chains.prompts.profile import UNFILTERED
+from sot_chains.prompts.templates import load_wording
 from sot_chains.providers import Provider
 from sot_chains.router.rules import PLAINLY
 
 Outcome = Literal["first", "second", "tie", "unreadable", "failed"]
 
 GENERAL = "general"
-_CRITERIA = {
-    GENERAL: "Judge which of them serves the one who asked better. Consider whether it helps, is to the "
-    "point, right, detailed enough and easy to follow.",
-    "coherence": "Coherence: does the answer hang together, each part following from the question and "
-    "fitting the others?",
-    "diversity": "Diversity: does the answer look at the matter from several sides, with different ideas and "
-    "examples rather than one in many words?",
-    "immersion": "Immersion: does the answer take on the situation, tone or role the question sets, as "
-    "somebody would who is in it?",
-    "integrity": "Integrity: is the answer whole and right, without gaps, invented facts or contradictions?",
-    "relevance": "Relevance: does the answer keep to what was asked, without things nobody asked for?",
-}
-CRITERIA = tuple(_CRITERIA)
+_WORDING = load_wording("en")["judge"]
+CRITERIA = tuple(_WORDING["criteria"])
 ASPECTS = CRITERIA[1:]
 
 _VERDICT = re.compile(r"VERDICT\W{0,6}(?:answer[ _]?)?(1|2|TIE)\b", re.IGNORECASE)
@@ -58,28 +48,9 @@ def make_request(criterion: str, question: str, first: str, second: str) -> str:
     """
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
-    aside = "" if criterion == GENERAL else "Judge one aspect only and leave everything else aside.\n"
-    return f"""Two assistants were asked the same thing. Compare what they wrote.
-
-<question>
-{question}
-</question>
-
-<answer_1>
-{first}
-</answer_1>
-
-<answer_2>
-{second}
-</answer_2>
-
-{aside}{_CRITERIA[criterion]}
-
-Which answer stands first here is chance, and a longer answer is not better for being long. \
-Give your reasons in two or three sentences. Then end with one line that says exactly one of
-VERDICT: 1
-VERDICT: 2
-VERDICT: TIE"""
+    asked = ("" if criterion == GENERAL else _WORDING["aspect"]) + _WORDING["criteria"][criterion]
+    request: str = _WORDING["request"]
+    return request.format(question=question, first=first, second=second, criterion=asked)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from string import Formatter
-from typing import get_args
+from typing import Any, get_args
 
 from sot_chains.outline.skeleton import Point, Skeleton
 from sot_chains.prompts.examples import Detail, Example
@@ -39,6 +39,12 @@ def language_of(text: str) -> str:
     return "zh" if len(_HAN.findall(text)) > len(_LATIN_WORD.findall(text)) else "en"
 
 
+def load_wording(language: str) -> dict[str, Any]:
+    """What models are asked in ``language``, which is data beside this module."""
+    return tomllib.loads(files("sot_chains.prompts").joinpath(f"{language}.toml").read_text("utf-8"))
+
+
+_ENGLISH = load_wording("en")["small"]
 _FIELDS = {  # of templates that are used as requests
     "skeleton": {"question"},
     "expansion": {"question", "skeleton", "number", "point"},
@@ -73,22 +79,15 @@ class PromptTemplates:
 
     skeleton: str
     expansion: str
-    lengths: Mapping[Detail, str] = field(default_factory=lambda: _ENGLISH_LENGTHS)
-    skeleton_needs: str = (
-        "\n\nIf a point can only be written once others are, name them behind its heading, for example "
-        '"5. Total cost (needs 2, 4)". Mark no other points.'
-    )
-    needed: str = "\n\nYour point builds on these, which are written already:\n\n{points}"
-    conclusion: str = (
-        "{question}\n\nThese points of the answer are written already:\n\n{points}\n\n"
-        "Write only the conclusion: in one to three sentences, the answer that follows from these points, in "
-        "the language of the question."
-    )
+    lengths: Mapping[Detail, str] = field(default_factory=lambda: _ENGLISH["lengths"])
+    skeleton_needs: str = _ENGLISH["skeleton_needs"]
+    needed: str = _ENGLISH["needed"]
+    conclusion: str = _ENGLISH["conclusion"]
     examples: tuple[Example, ...] = ()
     skeleton_prefill: str = "1."
     expansion_prefill: str = "{number}. {point}:"
-    skeleton_opening: str = '\n\nBegin your reply with "1."'
-    expansion_opening: str = "\n\nBegin your reply with the first word of the explanation."
+    skeleton_opening: str = _ENGLISH["skeleton_opening"]
+    expansion_opening: str = _ENGLISH["expansion_opening"]
     separator: str = ": "
 
     def __post_init__(self) -> None:
@@ -140,16 +139,9 @@ class PromptTemplates:
         return frozenset(heading for example in self.examples for heading in example.skeleton.folded)
 
 
-_ENGLISH_LENGTHS: dict[Detail, str] = {
-    "brief": "one full sentence",
-    "normal": "two to four full sentences",
-    "full": "a full paragraph, with a list or code where it helps",
-}
-
-
 def _load(language: str) -> tuple[PromptTemplates, PromptTemplates]:
-    """The wording for small and for strong models, which is data beside this module."""
-    wording = tomllib.loads(files("sot_chains.prompts").joinpath(f"{language}.toml").read_text("utf-8"))
+    """The templates for small and for strong models."""
+    wording = load_wording(language)
     examples = [Example(skeleton=Skeleton.of(one.pop("headings")), **one) for one in wording["examples"]]
     small = PromptTemplates(**wording["small"], examples=tuple(examples))
     return small, replace(small, **wording["strong"], examples=())

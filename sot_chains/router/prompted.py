@@ -15,30 +15,13 @@ from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from sot_chains.prompts.conversation import Conversation
-from sot_chains.prompts.templates import language_of
+from sot_chains.prompts.templates import language_of, load_wording
 from sot_chains.providers import Provider, make_provider
 from sot_chains.router.route import Route, Router
 
 CONFIDENCE = 0.9
 
-_REQUESTS = {
-    "en": (
-        "Somebody asks:\n\n<question>\n{question}\n</question>\n\n"
-        "Do not answer it. Say which form a good answer has:\n"
-        "A. Several points side by side. Each can be worked out by somebody who has not read the others.\n"
-        "B. Several steps, each of which builds on those before it: a calculation, a program, a story.\n"
-        "C. One thing: a fact, a choice, a sentence or two, a translation, a letter, a text of one piece.\n\n"
-        "Reply with a single letter, A, B or C."
-    ),
-    "zh": (
-        "有人提问：\n\n<question>\n{question}\n</question>\n\n"
-        "请不要回答这个问题，只判断好的回答是哪种形式：\n"
-        "A. 并列的几个要点，没有读过其他要点的人也能单独写出其中一个。\n"
-        "B. 前后相接的几个步骤，后一步依赖前一步，例如计算、程序或故事。\n"
-        "C. 一个整体：一个事实、一个选择、一两句话、译文、书信或一篇连贯的文章。\n\n"
-        "只回复一个字母：A、B或C。"
-    ),
-}
+_REQUESTS = {language: load_wording(language)["router"]["request"] for language in ("en", "zh")}
 _REASONS = {
     "A": "the model sees independent points in a good answer",
     "B": "the model sees steps that build on one another",
