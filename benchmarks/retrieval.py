@@ -4,8 +4,7 @@
 ``similar_answers``: a question asked before in other words, whose answer is found by its embedding.
 ``earlier_turns``: a request to edit an answer in the conversation.
 
-By default the chain's last answers are references beside the documents; the tokens per forward without them
-are also reported. Answers are cut at ``--max-tokens``. A model may repeat itself without end, which is easy
+Answers are cut at ``--max-tokens``. A model may repeat itself without end, which is easy
 to copy and worthless: answers that repeat themselves are counted, but excluded from the speed figures.
 
 Each prompt is decoded in one run, alternating, by the engine with references, by the engine without
@@ -198,7 +197,6 @@ def measure(peers: Peers, case: Case, number: int, repeats: int) -> dict[str, An
         message = case.chain.invoke(case.given, max_tokens=peers.max_tokens, **case.arguments)
         chain_seconds.append(time.perf_counter() - begin)
     decoding = message.response_metadata["decoding"]
-    alone = References([document.page_content for document in request.documents])
     is_same = message.text == peers.chat.invoke(request.messages, max_tokens=peers.max_tokens).text
     literal = all(
         message.text[citation["start"] : citation["end"]]
@@ -212,7 +210,6 @@ def measure(peers: Peers, case: Case, number: int, repeats: int) -> dict[str, An
         "num_prompt_tokens": len(prompt),
         "repeats_itself": repeats_itself(answers["reference_copy"]),
         "num_forwards": decoding["num_forwards"],
-        "num_forwards_documents_alone": peers.num_forwards(prompt, alone) if alone else None,
         "num_citations": len(message.response_metadata["citations"]),
         "literal": literal,
         "identical": is_same and answers["reference_copy"] == answers["autoregressive"],
@@ -248,13 +245,11 @@ def summarize(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "speedup_vs_prompt_lookup": "prompt_lookup",
         "speedup_vs_own_autoregressive": "autoregressive",
     }
-    alone = [case["num_forwards_documents_alone"] for case in cases]
     num_tokens = sum(case["num_tokens"] for case in cases)
     return {
         "cases": len(every),
         "repeat_themselves": len(every) - len(cases),
         "tokens_per_forward": round(num_tokens / sum(case["num_forwards"] for case in cases), 3),
-        "tokens_per_forward_documents_alone": None if None in alone else round(num_tokens / sum(alone), 3),
         **{name: ratio("decode_seconds", method) for name, method in names.items()},
         **{f"{name}_end_to_end": ratio("end_to_end_seconds", method) for name, method in names.items()},
         "identical": all(case["identical"] for case in every),

@@ -12,20 +12,17 @@ from __future__ import annotations
 from retrieval_copy import with_citations as _content_blocks
 from retrieval_copy.chain import RetrievalCopyChain
 from retrieval_copy.citations.citations import Citation, citation_annotations, cite
-from retrieval_copy.integrations import citing_node, citing_tool, retrieval_chain
 from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
 from retrieval_copy.references import (
     EarlierTurns,
-    RecentAnswers,
     ReferenceSource,
-    RemembersAnswers,
     RetrievalError,
     RetrievedDocuments,
     SimilarAnswers,
     Situation,
 )
 from retrieval_copy.stores.folder_index import FolderIndex, IndexReport
-from retrieval_copy.stores.stores import BM25Retriever, SentenceEmbeddings, qdrant_store
+from retrieval_copy.stores.stores import BM25Retriever, HybridRetriever, SentenceEmbeddings, qdrant_store
 from retrieval_copy.with_citations import WithCitations
 
 __all__ = [
@@ -36,10 +33,9 @@ __all__ = [
     "Citation",
     "EarlierTurns",
     "FolderIndex",
+    "HybridRetriever",
     "IndexReport",
-    "RecentAnswers",
     "ReferenceSource",
-    "RemembersAnswers",
     "RetrievalCopyChain",
     "RetrievalError",
     "RetrievedDocuments",
@@ -49,10 +45,7 @@ __all__ = [
     "WithCitations",
     "citation_annotations",
     "cite",
-    "citing_node",
-    "citing_tool",
     "qdrant_store",
-    "retrieval_chain",
 ]
 
 _content_blocks.register()

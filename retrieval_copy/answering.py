@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -23,11 +23,9 @@ from retrieval_copy.citations.support import NOT_HELD, is_supported
 from retrieval_copy.conversation import Conversation, StreamedReply, standalone, summed, text_of, usage_of
 from retrieval_copy.model_adapter import RETRIEVE, arguments, joined
 from retrieval_copy.options import AnswerOptions
-from retrieval_copy.prompting import QUOTE_REQUEST
 from retrieval_copy.references import (
-    EarlierTurns,
-    RemembersAnswers,
     RetrievalError,
+    SimilarAnswers,
     Situation,
     cleaned,
     gathered,
@@ -49,23 +47,13 @@ _TAG_NOSTREAM = "nostream"
 
 @dataclass(frozen=True)
 class Request:
-    """The final request to the model, and what is needed to turn its reply into a message.
-
-    Attributes:
-        messages: The prompt.
-        arguments: Further arguments of the model call: the references.
-        question: The standalone question.
-        documents: The retrieved documents, in order.
-        passages: Their parts that the prompt shows; ``None`` if none were asked for.
-        trace: ``response_metadata["retrieval"]``.
-        usage: Token usage of the calls so far.
-    """
+    """The final request to the model, and what is needed to turn its reply into a message."""
 
     messages: list[BaseMessage]
     arguments: dict[str, Any]
     question: str
     documents: list[Document]
-    passages: list[str] | None
+    passages: list[str] | None  # what the prompt shows; None if nothing was to be retrieved
     trace: dict[str, Any]
     usage: UsageMetadata | None
 
@@ -151,10 +139,7 @@ class Answering:
         if retriever is not None:
             documents = await retrieved(retriever, query, self._config)
         # 3. Gather references.
-        leaves_machine = options.transport in ("prediction", "extra_body")
-        texts = await self._references(
-            Situation(question, conversation.history, documents, leaves_machine, self._config)
-        )
+        texts = await self._references(Situation(question, conversation.history, documents, self._config))
         # 4. Build the request.
         messages, passages = options.messages(conversation, question, documents)
         ours = {**options.bounds(passages, question, conversation), **arguments(options.transport, texts)}
@@ -177,11 +162,7 @@ class Answering:
                 "history": list(conversation.history),
             }
         )
-        given: dict[str, Any] = {}
-        if self.options.transport == "references":  # a prediction is billed and does not pay off here
-            turns = await EarlierTurns().atexts(Situation(conversation.question, conversation.history, ()))
-            texts = gathered(turns, max_characters=_MAX_REFERENCE_CHARACTERS)
-            given = {**arguments("references", texts), "max_tokens": _QUESTION_TOKENS}
+        given = {"max_tokens": _QUESTION_TOKENS} if self.options.transport == "references" else {}
         return await self._ask(request.to_messages(), given, is_held=True, name="condense")
 
     async def _references(self, situation: Situation) -> list[str]:
@@ -198,28 +179,18 @@ class Answering:
     async def _finish(self, request: Request, reply: object) -> AIMessage:
         """The final message; acts on a reply that the passages do not support, and remembers the answer."""
         options, message = self.options, self._message(request, reply)
-        if message.response_metadata["retrieval"]["supported"] is False:
-            if options.on_unsupported == "refuse":
-                message = self._message(request, reply, refused=True)
-            elif options.on_unsupported == "retry" and request.passages:
-                message = await self._retried(request, message, reply)
+        if (
+            message.response_metadata["retrieval"]["supported"] is False
+            and options.on_unsupported == "refuse"
+        ):
+            message = self._message(request, reply, refused=True)
         for source in options.sources:
-            if isinstance(source, RemembersAnswers) and source.remember:
+            if isinstance(source, SimilarAnswers) and source.remember:
                 try:
                     await source.aadd(request.question, str(message.text))
                 except Exception:  # whatever a store raises: the user has the answer
                     _log.warning("the answer could not be kept for similar questions", exc_info=True)
         return message
-
-    async def _retried(self, request: Request, message: AIMessage, reply: object) -> AIMessage:
-        """Asks once more, for a quotation."""
-        turns = [*request.messages]
-        begun = turns.pop() if isinstance(turns[-1], AIMessage) else AIMessage("")
-        said = AIMessage(str(begun.text) + str(message.text))
-        turns += [said, HumanMessage(QUOTE_REQUEST)]
-        again = await self._ask(turns, request.arguments, is_held=True, name="retry")
-        usage = summed(request.usage, usage_of(reply))
-        return self._message(replace(request, usage=usage), again, retried=True)
 
     async def _ask(
         self, messages: list[BaseMessage], given: dict[str, Any], *, is_held: bool, name: str | None = None
@@ -233,9 +204,7 @@ class Answering:
         tags = [*(self._config.get("tags") or []), _TAG_NOSTREAM]
         return {**self._config, "tags": tags, **({"run_name": name} if name else {})}
 
-    def _message(
-        self, request: Request, reply: object, *, refused: bool = False, retried: bool = False
-    ) -> AIMessage:
+    def _message(self, request: Request, reply: object, *, refused: bool = False) -> AIMessage:
         """The final message, with citations."""
         text, guard = text_of(reply), request.guard()
         if guard is not None:
@@ -249,7 +218,7 @@ class Answering:
         trace = {
             **request.trace,
             "supported": supported,
-            "acted": "retried" if retried else "refused" if refused else None,
+            "acted": "refused" if refused else None,
             "stopped_by": "loop" if guard is not None and guard.is_over else None,
         }
         known = reply if isinstance(reply, AIMessage) else AIMessage("")

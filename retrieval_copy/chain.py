@@ -32,13 +32,11 @@ from retrieval_copy.model_adapter import (
     max_input_tokens,
     takes_quotes,
     token_counter,
-    warn_of_idle_drafter,
 )
 from retrieval_copy.options import AnswerOptions, OnUnsupported
 from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT, bounds
 from retrieval_copy.references import (
     EarlierTurns,
-    RecentAnswers,
     ReferenceSource,
     RetrievedDocuments,
 )
@@ -60,27 +58,25 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
     ``response_metadata["retrieval"]["supported"]`` says whether the passages in the prompt support the
     answer. In a stream they come with the last chunk.
 
-    An answer from documents ends before it repeats itself a third time. A local model gets stop strings and
-    at most 256 tokens with the default prompt, unless it or the call sets ``stop`` or ``max_tokens``. Keyword
-    arguments of a call go to the model; ``retrieve=False`` answers it without documents.
+    A local model gets stop strings and at most 256 tokens with the default prompt, unless they are set.
+    Keyword arguments of a call go to the model; ``retrieve=False`` answers it without documents.
 
     Args:
         retriever: Any LangChain retriever, or another Runnable from a query to documents; ``None`` for a
             conversation without documents.
         model: A LangChain chat model, possibly wrapped, or ``"openai:MODEL"``. ``ChatLocal`` takes
-            references (load it with a drafter that copies, such as ``"reference_copy"``); some OpenAI models
-            take predicted outputs; other models get no references.
+            references if its drafter copies, such as ``"reference_copy"``; some OpenAI models take predicted
+            outputs; others get no references.
         prompt: Asks for the answer; see :data:`~retrieval_copy.prompting.ANSWER_PROMPT` for its fields.
         document_prompt: Formats one document.
         condense_prompt: Asks for a standalone follow-up question; ``None`` searches with it unchanged.
-        query: Maps the question, followed by an assistant prefill if given, to the retrieval query.
-        references: Sources of text to copy from; by default the retrieved documents, the earlier turns and
-            this chain's last answers. ``()`` gives the same answers, only slower.
+        query: Maps the question, followed by any assistant prefill, to the retrieval query.
+        references: Sources of text to copy from; by default the retrieved documents and the earlier turns.
+            ``()`` gives the same answers, only slower.
         min_citation_tokens: Minimum number of words in a citation.
         max_document_tokens: Token budget of documents in the prompt; by default what fits the context.
-        on_unsupported: What to do with an answer that the passages do not support: ``"mark"`` says so in the
-            metadata alone, ``"retry"`` asks once more for a quotation, ``"refuse"`` says instead that the
-            passages do not hold the answer. With the latter two a stream has its text in one chunk.
+        on_unsupported: ``"mark"`` says in the metadata alone that the passages do not support an answer;
+            ``"refuse"`` replaces it by a sentence that says so; a stream then has one chunk of text.
         quotes: Whether answers are sentences of a passage, word for word, which a local model chooses; by
             default with the default prompt. ``False`` for a local model that keeps to its passages.
         prediction: Whether the model takes OpenAI's ``prediction``; by default only models known to take it.
@@ -88,22 +84,9 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
         **options: For a model given by name: ``base_url``, ``api_key`` and so on.
 
     Raises:
-        TypeError: ``retriever``, ``model`` or a reference source has none of these types. When called: the
-            input is not a chat model input.
-        ValueError: A number is out of range, or the model's name is not supported. When called: there is
-            no question.
+        TypeError: An argument, or when called the input, has none of these types.
+        ValueError: A number is out of range, the model's name is not supported, or there is no question.
         RetrievalError: When called: the retriever failed.
-
-    Example:
-        >>> from langchain_core.documents import Document
-        >>> from langchain_core.language_models import FakeListChatModel
-        >>> from langchain_core.runnables import RunnableLambda
-        >>> found = RunnableLambda(lambda query: [Document("The kiln is opened at 80 degrees.", id="k")])
-        >>> model = FakeListChatModel(responses=["As noted, the kiln is opened at 80 degrees."])
-        >>> chain = RetrievalCopyChain(found, model, min_citation_tokens=4)
-        >>> answer = chain.invoke("When may I open the kiln?")
-        >>> [(span["text"], span["document_id"]) for span in answer.response_metadata["citations"]]
-        [('kiln is opened at 80 degrees.', 'k')]
     """
 
     def __init__(
@@ -124,7 +107,7 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
         **options: Any,
     ) -> None:
         if references is None:
-            references = (RetrievedDocuments(), EarlierTurns(), RecentAnswers())
+            references = (RetrievedDocuments(), EarlierTurns())
         self.model = model if isinstance(model, Runnable) else ProviderModel(make_provider(model, **options))
         if isinstance(model, Runnable) and options:
             raise TypeError(f"the options {sorted(options)} go with a model named by a string")
@@ -144,8 +127,6 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
             min_citation_tokens=min_citation_tokens,
             on_unsupported=on_unsupported,
         )
-        if self.options.transport == "references" and references:
-            warn_of_idle_drafter(self.model)
 
     @property
     def InputType(self) -> Any:  # noqa: N802 - LangChain's name

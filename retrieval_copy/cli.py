@@ -12,12 +12,13 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from io import TextIOWrapper
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, BaseMessageChunk, HumanMessage
+from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from platformdirs import user_cache_path
@@ -27,10 +28,10 @@ from rich.text import Text
 
 from retrieval_copy.chain import RetrievalCopyChain
 from retrieval_copy.display import CitedAnswer, CitedPassage, find_citations
-from retrieval_copy.integrations import retrieval_chain
-from retrieval_copy.stores.files import PARSERS
+from retrieval_copy.stores.files import PARSERS, from_home
 from retrieval_copy.stores.folder_index import FORMAT, FolderIndex, IndexReport
-from retrieval_copy.stores.stores import BM25Retriever, SentenceEmbeddings, qdrant_store
+from retrieval_copy.stores.stores import BM25Retriever, HybridRetriever, SentenceEmbeddings, qdrant_store
+from retrieval_copy.with_citations import RetrievalListener
 
 _PIPED_WIDTH = 100
 _MOST_SKIPPED = 10  # named one by one
@@ -47,12 +48,21 @@ def parser() -> argparse.ArgumentParser:
     description = "Answers questions from a folder of documents, with citations."
     arguments = argparse.ArgumentParser(prog="python -m retrieval_copy", description=description)
     add = arguments.add_argument
-    add("docs", type=lambda name: Path(name).expanduser(), metavar="FOLDER", help="folder to answer from")
+    add("docs", type=from_home, metavar="FOLDER", help="folder to answer from")
     add("question", nargs="?", metavar="QUESTION", help="answered once; without it a session begins")
-    add("--store", choices=("qdrant", "bm25"), default="qdrant", help="how to find passages")
+    add(
+        "--store",
+        choices=("qdrant", "bm25"),
+        default="qdrant",
+        help="search words and meaning, or words",
+    )
     add("--url", help="URL of a Qdrant server; by default Qdrant runs locally, on disk")
-    add("--index", type=Path, help="folder to keep the index in; by default in your cache folder")
-    add("--model", help="a folder, GGUF file or hub name (SmolLM2-135M-Instruct)")
+    add("--index", type=from_home, help="folder to keep the index in; by default in your cache folder")
+    add(
+        "--model",
+        type=lambda name: str(from_home(name)),
+        help="a folder, GGUF file or hub name (SmolLM2-135M-Instruct)",
+    )
     add("--k", type=int, default=4, help="passages to retrieve")
     add("--max-tokens", type=int, help="maximum tokens of an answer (256)")
     add("--min-citation-tokens", type=int, default=8, help="minimum words in a citation")
@@ -61,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # not every terminal has every character, or speaks Unicode
+            stream.reconfigure(errors="replace")
     options = parser().parse_args(arguments)
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of flaws that do not matter
     console = Console(highlight=False)
@@ -99,8 +112,9 @@ def _indexed(
     store = qdrant_store(SentenceEmbeddings(), collection=f"folder-{kept.name}-{FORMAT}", **where)
     opened.callback(store.client.close)
     name = hashlib.sha256(str(options.url).encode()).hexdigest()[:8] if options.url else "qdrant"
-    report = FolderIndex(options.docs, state=kept / f"{name}.json", store=store).update(console=console)
-    return store.as_retriever(search_kwargs={"k": options.k}), report
+    index = FolderIndex(options.docs, state=kept / f"{name}.json", store=store)
+    report = index.update(console=console)
+    return HybridRetriever(documents=index.documents, store=store, k=options.k), report
 
 
 def _show(report: IndexReport, console: Console) -> None:
@@ -126,7 +140,7 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
     with chat:
         chain = RetrievalCopyChain(retriever, chat, min_citation_tokens=options.min_citation_tokens)
         bound = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
-        session = Session(retrieval_chain(chain), console, bound, remembers=not chain.options.quotes)
+        session = Session(chain, console, bound, remembers=not chain.options.quotes)
         if options.question is not None:
             session.ask(options.question)
         else:
@@ -135,7 +149,7 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
 
 
 class Session:
-    """Answers questions one after the other with a :func:`~retrieval_copy.retrieval_chain`.
+    """Answers questions one after the other with a :class:`~retrieval_copy.RetrievalCopyChain`.
 
     Each may refer to the ones before if the model sees them (``remembers``); a quotation answers the last
     question alone. ``arguments`` are those of every call of the chain.
@@ -143,7 +157,7 @@ class Session:
 
     def __init__(
         self,
-        chain: Runnable[dict[str, Any], dict[str, Any]],
+        chain: Runnable[Any, AIMessage],
         console: Console,
         arguments: dict[str, Any] | None = None,
         *,
@@ -185,33 +199,32 @@ class Session:
 
     def ask(self, question: str) -> None:
         """Answers ``question``; Ctrl-C ends the answer and leaves it out of the conversation."""
-        given = {"input": question, "chat_history": self._turns[-2 * _MAX_TURNS :] if self._remembers else []}
-        parts = self._chain.stream(given, **self._arguments)
-        answer, text, self._context = cast("AIMessage | None", None), "", []
+        turns = self._turns[-2 * _MAX_TURNS :] if self._remembers else []
+        listener, whole = RetrievalListener(), cast("BaseMessageChunk", AIMessageChunk(content=""))
+        asked = [*turns, HumanMessage(question)]
+        parts = self._chain.stream(asked, listener.listening(None), **self._arguments)
         # While it is written the text is replaced again and again, where there is a terminal that can do so.
         live = Live(Text("…", "dim"), console=self._console, transient=True)
         try:
-            with closing(cast("Generator[dict[str, Any], None, None]", parts)), live:
+            with closing(cast("Generator[AIMessageChunk, None, None]", parts)), live:
                 for part in parts:
-                    self._context = part.get("context", self._context)
-                    text += part.get("answer", "")
-                    answer = part.get("message", answer)
-                    live.update(Text(text))
+                    whole += part
+                    live.update(Text(str(whole.text)))
         except KeyboardInterrupt:
             live.stop()  # it still runs if it was interrupted in its beginning
             self._answer = None
+            text = str(whole.text)
             self._console.print(Text.assemble(text, ("\n(stopped)" if text else "(stopped)", "dim")))
             return
-        self._answer = answer
-        if answer is None:
-            return
+        self._answer = answer = cast("AIMessage", message_chunk_to_message(whole))
+        self._context = listener.of_chain
         self._console.print(CitedAnswer(answer))
         if answer.response_metadata["retrieval"].get("supported") is False:
             self._console.print("the passages do not support this answer", style="yellow")
         if decoding := answer.response_metadata.get("decoding"):
             forwards, tokens = decoding["num_forwards"], decoding["tokens_per_forward"]
             self._console.print(f"{forwards} forwards, {tokens:.1f} tokens each", style="dim")
-        self._turns += [HumanMessage(question), AIMessage(text)]
+        self._turns += [HumanMessage(question), AIMessage(str(answer.text))]
 
     def _show_passage(self, number: int) -> None:
         citations = find_citations(self._answer) if self._answer else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import (
@@ -16,34 +17,27 @@ from langchain_core.messages import (
     HumanMessage,
     SystemMessage,
     convert_to_messages,
+    get_buffer_string,
 )
 from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.prompt_values import PromptValue
 
 from sot_chains.providers.loops import LoopGuard
 
 # A condensed question longer than twice the follow-up plus this is rejected.
 _QUESTION_CHARACTERS = 500
-_SPEAKERS = {"human": "User", "ai": "Assistant"}
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A question with its earlier turns.
-
-    Attributes:
-        messages: All messages as given.
-        system: The system messages before the question.
-        history: The other messages before the question: earlier turns.
-        question: Text of the last human message, never blank.
-        after: Messages after the question, such as an assistant prefill.
-    """
+    """A question with its earlier turns."""
 
     messages: tuple[BaseMessage, ...]
     system: tuple[BaseMessage, ...]
-    history: tuple[BaseMessage, ...]
-    question: str
-    after: tuple[BaseMessage, ...]
+    history: tuple[BaseMessage, ...]  # before the question, without system messages
+    question: str  # text of the last human message, never blank
+    after: tuple[BaseMessage, ...]  # such as an assistant prefill
 
     @classmethod
     def of(cls, model_input: LanguageModelInput) -> Conversation:
@@ -82,16 +76,17 @@ class Conversation:
     @property
     def transcript(self) -> str:
         """The earlier turns as lines of ``User: ...`` and ``Assistant: ...``."""
-        lines = [(_SPEAKERS.get(message.type), str(message.text).strip()) for message in self.history]
-        return "\n".join(f"{speaker}: {text}" for speaker, text in lines if speaker and text)
+        said = [
+            message for message in self.history if message.type in ("human", "ai") and message.text.strip()
+        ]
+        return get_buffer_string(said, human_prefix="User", ai_prefix="Assistant")
 
 
 def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
-    match model_input:
-        case str():
-            return [HumanMessage(model_input)]
-        case PromptValue() | Sequence():
-            return convert_to_messages(model_input)
+    if isinstance(model_input, str):
+        return [HumanMessage(model_input)]
+    if isinstance(model_input, PromptValue | Sequence):
+        return convert_to_messages(model_input)
     raise TypeError(
         "RetrievalCopyChain takes a question, a list of messages or a prompt value, "
         f"got {type(model_input).__name__}"
@@ -131,21 +126,15 @@ class StreamedReply:
     """Collects the pieces of a streamed reply; ``guard`` passes text on until the model repeats itself."""
 
     def __init__(self, guard: LoopGuard | None = None) -> None:
-        self._chunks: list[AIMessageChunk] = []
+        self._whole = AIMessageChunk(content="")
         self._guard = guard
 
     def add(self, piece: object) -> str:
         """Adds the next piece and returns the text that is sure to stay."""
         text = text_of(piece)
-        message = piece if isinstance(piece, AIMessage) else AIMessage(text)
-        self._chunks.append(
-            AIMessageChunk(
-                content=text,
-                id=message.id,
-                usage_metadata=message.usage_metadata,
-                response_metadata=message.response_metadata,
-            )
-        )
+        known = piece if isinstance(piece, AIMessage) else AIMessage(text)
+        fields = known.model_dump(include={"id", "usage_metadata", "response_metadata"})
+        self._whole += AIMessageChunk(content=text, **fields)
         if self._guard is None:
             return text
         return "" if self._guard.is_over else self._guard.feed(text)
@@ -157,14 +146,8 @@ class StreamedReply:
     @property
     def id(self) -> str | None:
         """The message id of the reply."""
-        return next((chunk.id for chunk in self._chunks if chunk.id), None)
+        return self._whole.id
 
     def message(self) -> AIMessage:
         """The whole reply as one message, as the model wrote it."""
-        whole = AIMessageChunk(content="") + self._chunks
-        return AIMessage(
-            content="".join(str(chunk.content) for chunk in self._chunks),
-            id=self.id,
-            usage_metadata=whole.usage_metadata,
-            response_metadata=whole.response_metadata,
-        )
+        return cast("AIMessage", message_chunk_to_message(self._whole))

@@ -5,7 +5,6 @@ Knows messages with citations, and documents. Does not know how the answers were
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -13,20 +12,14 @@ from typing import NamedTuple
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.jupyter import JupyterMixin
 from rich.text import Text
 
 from retrieval_copy.citations.citations import Citation, document_and_page, document_name
-from retrieval_copy.citations.quoting import SENTENCE_END
+from retrieval_copy.citations.sentences import SENTENCE_END
 
-# Background in notebooks, colour name in terminals; distinguishable with red-green colour blindness.
-_COLOURS = (
-    ("#cfe3f5", "bright_blue"),
-    ("#fde7b0", "bright_yellow"),
-    ("#d9efd3", "bright_green"),
-    ("#f6d5e5", "bright_magenta"),
-    ("#d5f0ee", "bright_cyan"),
-    ("#f8dcc6", "bright_red"),
-)
+# Distinguishable with red-green colour blindness.
+_COLOURS = ("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan", "bright_red")
 _LONGEST_NAME = 60
 
 
@@ -64,7 +57,7 @@ def find_citations(message: AIMessage) -> list[Citation]:
     return citations
 
 
-class CitedAnswer:
+class CitedAnswer(JupyterMixin):
     """An answer with its cited spans coloured by source and numbered; Jupyter and ``rich`` display it.
 
     Raises:
@@ -76,28 +69,10 @@ class CitedAnswer:
         self._segments = segments(str(message.text), self._citations)
         self._colours = _choose_colours(self._citations)
 
-    def _repr_html_(self) -> str:
-        parts = []
-        for segment, numbers in self._numbered():
-            cited = segment.citation
-            parts.append(self._marked(segment.text, cited) if cited else html.escape(segment.text))
-            parts += [f"<sup>[{number}]</sup>" for number in numbers]
-        notes = "<br>".join(
-            f"{self._marked(f'[{number}]', citation)} {html.escape(_footnote(citation))}"
-            for number, citation in enumerate(self._citations, start=1)
-        )
-        answer = f'<div style="white-space:pre-wrap;max-width:50em">{"".join(parts)}</div>'
-        return answer + (f'<div style="margin-top:.6em;font-size:85%">{notes}</div>' if notes else "")
-
-    def _marked(self, text: str, citation: Citation) -> str:
-        style = f"background:{self._colours[document_name(citation)][0]};color:#1a1a1a"
-        title = html.escape(_footnote(citation))
-        return f'<mark style="{style}" title="{title}">{html.escape(text)}</mark>'
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = Text()
         for segment, numbers in self._numbered():
-            style = self._colours[document_name(segment.citation)][1] if segment.citation else ""
+            style = self._colours[document_name(segment.citation)] if segment.citation else ""
             shown.append(segment.text, style)
             for number in numbers:
                 shown.append(f"[{number}]", "dim")
@@ -105,7 +80,7 @@ class CitedAnswer:
         if self._citations:
             yield ""
         for number, citation in enumerate(self._citations, start=1):
-            style = self._colours[document_name(citation)][1]
+            style = self._colours[document_name(citation)]
             yield Text.assemble((f"[{number}]", style), f" {_footnote(citation)}")
 
     def _numbered(self) -> Iterator[tuple[Segment, list[int]]]:
@@ -115,11 +90,8 @@ class CitedAnswer:
             start, end = end, end + len(segment.text)
             yield segment, [n for n, one in enumerate(self._citations, start=1) if start < one["end"] <= end]
 
-    def __repr__(self) -> str:
-        return f"CitedAnswer({len(self._citations)} citations)"
 
-
-class CitedPassage:
+class CitedPassage(JupyterMixin):
     """A retrieved passage with the cited sentence highlighted; Jupyter and ``rich`` display it.
 
     Where there is no colour the sentence stands between ``>>>`` and ``<<<``.
@@ -130,12 +102,6 @@ class CitedPassage:
         text = document.page_content
         start, end = sentences_around(text, citation["document_start"], citation["document_end"])
         self._parts = text[:start], text[start:end], text[end:]
-
-    def _repr_html_(self) -> str:
-        before, cited, after = map(html.escape, self._parts)
-        mark = f'<mark style="background:{_COLOURS[1][0]};color:#1a1a1a">{cited}</mark>'
-        place = html.escape(document_and_page(self._citation))
-        return f'<b>{place}</b><div style="white-space:pre-wrap;max-width:50em">{before}{mark}{after}</div>'
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         before, cited, after = self._parts
@@ -152,7 +118,7 @@ def sentences_around(text: str, start: int, end: int) -> tuple[int, int]:
     return before[-1] if before else 0, after
 
 
-def _choose_colours(citations: Sequence[Citation]) -> dict[str, tuple[str, str]]:
+def _choose_colours(citations: Sequence[Citation]) -> dict[str, str]:
     names = dict.fromkeys(map(document_name, citations))
     return {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
 

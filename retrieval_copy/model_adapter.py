@@ -5,7 +5,6 @@ Knows the kinds of models. Does not know where references come from.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -25,8 +24,6 @@ from sot_chains.providers.local import LocalChatModel
 if TYPE_CHECKING:
     from local_backend import ChatLocal
 
-_log = logging.getLogger(__name__)
-
 Transport = Literal["references", "prediction", "extra_body"]
 Prediction = bool | Literal["references"] | None
 
@@ -40,7 +37,6 @@ _MAX_PREDICTION_CHARACTERS = 8_000
 _MOST_SENT = 256  # texts that the server takes
 # For models whose tokenizer is not available. A token has about four characters, so 3 overestimates.
 _CHARACTERS_PER_TOKEN = 3
-_IDLE_DRAFTERS = frozenset({"Autoregressive", "Jacobi", "Lookahead"})
 _BOUNDS = frozenset({"max_tokens", "max_new_tokens", "max_completion_tokens"})
 
 
@@ -124,18 +120,6 @@ def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     if theirs.get("extra_body") and "extra_body" in ours:
         theirs["extra_body"] = {**ours["extra_body"], **theirs["extra_body"]}
     return {**ours, **theirs}
-
-
-def warn_of_idle_drafter(model: Runnable[Any, Any]) -> None:
-    """Logs a warning if a drafter behind ``model`` ignores references."""
-    models = [cast("ChatLocal", one) for one in _provider(model).models if isinstance(one, LocalChatModel)]
-    names = [type(one.engine.drafter).__name__ for one in models]
-    if idle := next((name for name in names if name in _IDLE_DRAFTERS), None):
-        _log.warning(
-            "the model decodes with the drafter %s, which copies nothing: load it with "
-            "drafter='reference_copy' or 'combined', or pass references=()",
-            idle,
-        )
 
 
 def max_input_tokens(model: Runnable[Any, Any]) -> int | None:

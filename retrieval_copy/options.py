@@ -17,29 +17,19 @@ from langchain_core.runnables import Runnable
 from retrieval_copy.citations.quoting import quoting_grammar
 from retrieval_copy.conversation import Conversation
 from retrieval_copy.model_adapter import Transport
-from retrieval_copy.prompting import excerpts
+from retrieval_copy.prompting import DOCUMENT_PROMPT, excerpts, in_context
 from retrieval_copy.references import ReferenceSource, cleaned
 
 # Tokens reserved for the answer, for the wording of the request, and for the markup around each document and
 # message; and the document budget if the model does not report its context length.
 _ANSWER_TOKENS, _REQUEST_TOKENS, _LAYOUT_TOKENS, _DOCUMENT_TOKENS = 1024, 64, 8, 12_000
 
-OnUnsupported = Literal["mark", "retry", "refuse"]
+OnUnsupported = Literal["mark", "refuse"]
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The options of a chain; those not described here are :class:`~retrieval_copy.RetrievalCopyChain`'s.
-
-    Attributes:
-        sources: The reference sources.
-        transport: How references are passed to the model.
-        limits: Arguments of the call that bound an answer from passages.
-        quotes: Whether answers from passages are quotations alone.
-        count: Counts tokens.
-        max_document_tokens: Budget of the documents in a prompt; ``None``: what ``max_input_tokens`` leaves.
-        max_input_tokens: Tokens of prompt and answer together; ``None`` if unknown.
-    """
+    """The options of a chain; most are described by :class:`~retrieval_copy.RetrievalCopyChain`."""
 
     retriever: Runnable[str, list[Document]] | None
     prompt: BasePromptTemplate[Any]
@@ -48,11 +38,11 @@ class AnswerOptions:
     query: Callable[[str], str]
     sources: tuple[ReferenceSource, ...]
     transport: Transport | None
-    limits: dict[str, Any]
-    quotes: bool
-    count: Callable[[str], int]
-    max_document_tokens: int | None
-    max_input_tokens: int | None
+    limits: dict[str, Any]  # arguments of the call that bound an answer from passages
+    quotes: bool  # whether answers from passages are quotations alone
+    count: Callable[[str], int]  # counts tokens
+    max_document_tokens: int | None  # in a prompt; None: what max_input_tokens leaves
+    max_input_tokens: int | None  # of prompt and answer together; None if unknown
     min_citation_tokens: int
     on_unsupported: OnUnsupported
 
@@ -62,9 +52,6 @@ class AnswerOptions:
                 "a retriever is a LangChain retriever or another Runnable, "
                 f"got {type(self.retriever).__name__}; for a vector store pass store.as_retriever()"
             )
-        if others := [source for source in self.sources if not isinstance(source, ReferenceSource)]:
-            known = "RetrievedDocuments() or SimilarAnswers(store)"
-            raise TypeError(f"references are sources such as {known}, got {others!r:.80}")
         for name in ("min_citation_tokens", "max_document_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -83,8 +70,10 @@ class AnswerOptions:
         self, conversation: Conversation, question: str, documents: Sequence[Document]
     ) -> tuple[list[BaseMessage], list[str]]:
         """The prompt, and the passages in it."""
+        # A prompt for documents of the user's own says itself what it shows of their metadata.
+        is_ours = self.document_prompt == DOCUMENT_PROMPT
         shown = excerpts(
-            [cleaned(document.page_content) for document in documents],
+            [cleaned(in_context(one) if is_ours else one.page_content) for one in documents],
             question,
             max_tokens=self._document_tokens(conversation),
             count=lambda text: self.count(text) + _LAYOUT_TOKENS,

@@ -5,41 +5,27 @@ Knows text. Does not know models or stores.
 
 from __future__ import annotations
 
-import re
+import tomllib
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import Any, NamedTuple
 
+from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
+from retrieval_copy.citations.questions import Question
+from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.citations.support import NOT_HELD
-from retrieval_copy.citations.words import terms
 
-_REQUEST = (
-    "Answer the question in one to three sentences. Quote the passages word for word where you can. "
-    f'If they do not hold the answer, say "{NOT_HELD}"\n\n'
-    "Passages:\n\n{documents}\n\nQuestion: {question}"
-)
-
-# Small models follow what earlier turns show, and less what a request describes.
-_SHOWN_DOCUMENTS = (
-    "[1] Most hedgehogs weigh less than a kilogram and live for about three years. They sleep through the "
-    "winter under leaves.\n\n"
-    "[2] Hedgehogs eat mainly beetles, caterpillars and earthworms, which they find by smell at night. In "
-    "gardens they also take slugs and fallen fruit.\n\n"
-    "[3] In search of food a hedgehog may walk two kilometres in one night."
-)
-_SHOWN_QUESTION = "what do hedgehogs eat and how do they find it?"
-_SHOWN_ANSWER = (
-    "Hedgehogs eat mainly beetles, caterpillars and earthworms, which they find by smell at night. In "
-    "gardens they also take slugs and fallen fruit. In search of food a hedgehog may walk two kilometres in "
-    "one night."
-)
+_TEXTS = tomllib.loads(files(__package__).joinpath("prompts.toml").read_text("utf-8"))
+_REQUEST = _TEXTS["request"].replace("{not_held}", NOT_HELD)
+_SHOWN = _TEXTS["shown"]  # small models follow what earlier turns show, and less what a request describes
 
 ANSWER_PROMPT = ChatPromptTemplate.from_messages(
     [
-        HumanMessage(_REQUEST.format(documents=_SHOWN_DOCUMENTS, question=_SHOWN_QUESTION)),
-        AIMessage(_SHOWN_ANSWER),
+        HumanMessage(_REQUEST.format(documents=_SHOWN["documents"], question=_SHOWN["question"])),
+        AIMessage(_SHOWN["answer"]),
         ("placeholder", "{history}"),
         ("human", _REQUEST),
     ]
@@ -52,22 +38,8 @@ DOCUMENT_PROMPT = PromptTemplate.from_template("[{number}] {page_content}")
 """Formats one document. Fields: ``page_content``, ``number`` (from 1), and all metadata of the
 document."""
 
-CONDENSE_PROMPT = ChatPromptTemplate.from_messages(
-    [
-        (
-            "human",
-            "Conversation so far:\n{conversation}\n\n"
-            "Follow-up question: {question}\n\n"
-            "Write the follow-up question so that it can be understood without the conversation.",
-        )
-    ]
-)
+CONDENSE_PROMPT = ChatPromptTemplate.from_messages([("human", _TEXTS["condense"])])
 """Asks for a standalone follow-up question. Fields: ``conversation``, ``question``, ``history``."""
-
-QUOTE_REQUEST = (
-    f"Quote the sentence of the passages that answers the question. If there is none, say: {NOT_HELD}"
-)
-"""Asks again after an answer that the passages do not support."""
 
 ANSWER_TOKENS = 256
 """The longest answer to the default prompt."""
@@ -75,13 +47,11 @@ ANSWER_TOKENS = 256
 # Where a small model goes on with a question of its own.
 _STOP = ("\nQuestion:", "\nPassages:")
 
-_PASSAGE_CHARACTERS = 600
 # A shorter excerpt of a document is not useful.
 _MIN_EXCERPT_TOKENS = 32
 # Upper bound for any tokenizer; avoids counting the tokens of texts that cannot fit.
 _MOST_CHARACTERS_PER_TOKEN = 16
 _GAP = "\n[...]\n"
-_BREAK = re.compile(r"(\n\s*\n|(?<=[.!?。！？])\s+|\n)")
 
 
 def bounds(prompt: BasePromptTemplate[Any]) -> dict[str, Any]:
@@ -89,8 +59,21 @@ def bounds(prompt: BasePromptTemplate[Any]) -> dict[str, Any]:
     return {"max_tokens": ANSWER_TOKENS, "stop": list(_STOP)} if prompt is ANSWER_PROMPT else {}
 
 
+def context_of(document: Document) -> str:
+    """Where ``document`` stands, on a line of its own: its title and the headings above it, if it has any."""
+    path = [str(document.metadata.get(name) or "") for name in ("title", "heading")]
+    context = " > ".join(filter(None, path))
+    return f"# {context}\n" if context else ""
+
+
+def in_context(document: Document) -> str:
+    """The text of ``document`` below its title and headings, to search by."""
+    context, text = context_of(document), document.page_content
+    return text if text.startswith(context) else context + text
+
+
 class Excerpt(NamedTuple):
-    """The part of a document, by its index, that the prompt shows: all of it, or its nearest passages."""
+    """The part of a document, by its index, that the prompt shows: all of it, or its nearest sentences."""
 
     document: int
     text: str
@@ -99,9 +82,9 @@ class Excerpt(NamedTuple):
 def excerpts(
     texts: Sequence[str], question: str, *, max_tokens: int, count: Callable[[str], int]
 ) -> list[Excerpt]:
-    """Selects the distinct texts that fit into ``max_tokens``, in order, and passages of the next one.
+    """Selects the distinct texts that fit into ``max_tokens``, in order, and sentences of the next one.
 
-    Passages that share the rarer words of ``question`` are preferred; ``count`` counts the tokens of a text.
+    Those that answer ``question`` best are preferred; ``count`` counts the tokens of a text.
     """
     shown = []
     seen = set[str]()
@@ -114,42 +97,19 @@ def excerpts(
             rest -= num_tokens
             shown.append(Excerpt(number, text))
             continue
-        if rest >= _MIN_EXCERPT_TOKENS and (part := _nearest_passages(text, question, rest, count)):
+        if rest >= _MIN_EXCERPT_TOKENS and (part := _nearest_sentences(text, question, rest, count)):
             shown.append(Excerpt(number, part))
         break
     return shown
 
 
-def _nearest_passages(text: str, question: str, max_tokens: int, count: Callable[[str], int]) -> str:
-    passages = _passages(text)
-    wanted = set(terms(question))
-    holds = [wanted.intersection(terms(passage)) for passage in passages]
-    frequency = {word: sum(word in held for held in holds) for word in wanted}
-    scores = [sum(1 / frequency[word] for word in held) for held in holds]
+def _nearest_sentences(text: str, question: str, max_tokens: int, count: Callable[[str], int]) -> str:
+    asked, sentences, gap = Question(question), placed_sentences(text), count(_GAP)
     chosen: list[int] = []
-    rest = max_tokens
-    gap = count(_GAP)
-    for number in sorted(range(len(passages)), key=lambda number: (-scores[number], number)):
-        num_tokens = count(passages[number]) + gap
-        if num_tokens > rest:
+    for number in sorted(range(len(sentences)), key=lambda number: -asked.score(sentences[number])):
+        max_tokens -= count(sentences[number].text) + gap
+        if max_tokens < 0:
             break
-        rest -= num_tokens
         chosen.append(number)
-    parts: list[str] = []
-    for number in sorted(chosen):
-        if parts and number - 1 not in chosen:
-            parts.append(_GAP)
-        parts.append(passages[number])
-    return "".join(parts).strip()
-
-
-def _passages(text: str) -> list[str]:
-    """Splits ``text`` at paragraphs, sentences and lines; the joined parts equal the text."""
-    passages = [""]
-    for part in filter(None, _BREAK.split(text)):
-        for start in range(0, len(part), _PASSAGE_CHARACTERS):
-            piece = part[start : start + _PASSAGE_CHARACTERS]
-            if len(passages[-1]) + len(piece) > _PASSAGE_CHARACTERS:
-                passages.append("")
-            passages[-1] += piece
-    return passages
+    parts = [(_GAP, " ")[number - 1 in chosen] + sentences[number].text for number in sorted(chosen)]
+    return "".join(parts).removeprefix(_GAP)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +25,6 @@ from retrieval_copy.citations.words import normalised
 
 _NAMESPACE = uuid.UUID("8e2bcb0c-6d0a-4c5e-9a3e-2f6f3c0c5a11")
 _ANSWER = "answer"
-# Above this size, references that stay the same and are indexed once are worth more than recent answers.
-_LARGE_CHARACTERS = 200_000
 _READABLE_CHARACTERS = 300
 _RUBBISH = re.compile("[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
@@ -38,21 +35,12 @@ class RetrievalError(RuntimeError):
 
 @dataclass(frozen=True)
 class Situation:
-    """What a reference source may choose its texts by.
+    """What a reference source may choose its texts by."""
 
-    Attributes:
-        question: The standalone question.
-        history: Earlier turns.
-        documents: The documents retrieved for the question, in order.
-        leaves_machine: Whether references are sent to a remote model, where they are billed.
-        config: The config of the chain's run, for retrievers.
-    """
-
-    question: str
-    history: Sequence[BaseMessage]
-    documents: Sequence[Document]
-    leaves_machine: bool = False
-    config: RunnableConfig | None = None
+    question: str  # the standalone one
+    history: Sequence[BaseMessage]  # earlier turns
+    documents: Sequence[Document]  # retrieved for the question, in order
+    config: RunnableConfig | None = None  # of the chain's run, for retrievers
 
 
 @runtime_checkable
@@ -65,17 +53,6 @@ class ReferenceSource(Protocol):
         Raises:
             RetrievalError: They could not be retrieved; the answer is then written without them.
         """
-        ...
-
-
-@runtime_checkable
-class RemembersAnswers(Protocol):
-    """A source that stores a chain's answers."""
-
-    remember: bool
-
-    async def aadd(self, question: str, answer: str) -> None:
-        """Stores an answer."""
         ...
 
 
@@ -93,32 +70,6 @@ class EarlierTurns(ReferenceSource):
     async def atexts(self, situation: Situation) -> list[str]:
         """The texts of all turns, latest first."""
         return [str(message.text) for message in reversed(situation.history)]
-
-
-class RecentAnswers(ReferenceSource):
-    """A chain's last answers, for phrases that they have in common ("The documents say ...").
-
-    The last ``keep`` are kept in memory and passed to local models only. They are omitted if the documents
-    are very large, because references that are the same in every call are indexed only once.
-    """
-
-    remember = True
-
-    def __init__(self, keep: int = 8) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
-        self._answers: deque[str] = deque(maxlen=keep)
-
-    async def atexts(self, situation: Situation) -> list[str]:
-        """The answers, latest first."""
-        num_characters = sum(len(document.page_content) for document in situation.documents)
-        if situation.leaves_machine or num_characters > _LARGE_CHARACTERS:
-            return []
-        return list(self._answers)
-
-    async def aadd(self, question: str, answer: str) -> None:
-        """Stores an answer."""
-        self._answers.appendleft(answer)
 
 
 class SimilarAnswers(ReferenceSource):

@@ -14,7 +14,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.messages.block_translators import PROVIDER_TRANSLATORS, register_translator
+from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.content import Annotation, ContentBlock, TextContentBlock
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, merge_configs
@@ -29,9 +29,8 @@ MessageT = TypeVar("MessageT", bound=AIMessage)
 class WithCitations(BlockingRunnable[LanguageModelInput, AIMessage]):
     """Adds citations to the answers of a Runnable that retrieves internally.
 
-    Compares the whole answer with the documents of all retrievers under the Runnable. They may run in any
-    order, so of several documents that contain a span the first by ``source``, ``id`` and text is cited. When
-    streaming, the citations come with the last chunk.
+    Retrievers may run in any order, so of several documents that contain a span the first by ``source``,
+    ``id`` and text is cited. When streaming, the citations come with the last chunk.
 
     Args:
         runnable: Returns a message, e.g. ``SkeletonOfThought(RetrievalCopyChain(...))``.
@@ -137,10 +136,5 @@ def content_blocks(message: AIMessage) -> list[ContentBlock]:
 
 
 def register() -> None:
-    """Makes LangChain use :func:`content_blocks` for messages from this package.
-
-    Also for the sums of a model's own chunks and a last one with citations, as LangGraph streams them:
-    LangChain joins the names of both providers.
-    """
-    for model_provider in ("", *PROVIDER_TRANSLATORS):
-        register_translator(f"{model_provider}{PROVIDER}", content_blocks, content_blocks)
+    """Makes LangChain use :func:`content_blocks` for messages from this package."""
+    register_translator(PROVIDER, content_blocks, content_blocks)

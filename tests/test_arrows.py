@@ -113,7 +113,6 @@ LAYERS = {
         ["answering"],
         ["chain"],
         ["with_citations", "display"],
-        ["integrations"],
         ["cli"],
         ["__main__", "__init__"],
     ],

@@ -13,7 +13,6 @@ from typing import Any, TypedDict
 from langchain_core.documents import Document
 from langchain_core.messages.content import Citation as CitationAnnotation
 
-from retrieval_copy.citations.suffix_automaton import SuffixAutomaton
 from retrieval_copy.citations.words import Reading, is_word, readings
 
 MIN_CITATION_TOKENS = 8
@@ -24,22 +23,14 @@ class Passage(TypedDict):
     """A span of a document.
 
     ``document_text == document.page_content[document_start:document_end]``, in characters.
-
-    Attributes:
-        document: Index of the document in order of retrieval, from 0.
-        document_id: The document's ``id``, if it has one.
-        document_start: Start of the span in the document's ``page_content``.
-        document_end: End of the span in the document's ``page_content``.
-        document_text: The span as it stands in the document.
-        metadata: The document's metadata.
     """
 
-    document: int
+    document: int  # its index in order of retrieval, from 0
     document_id: str | None
-    document_start: int
+    document_start: int  # in its page_content
     document_end: int
-    document_text: str
-    metadata: dict[str, Any]
+    document_text: str  # the span as it stands in the document
+    metadata: dict[str, Any]  # the document's
 
 
 class Citation(Passage):
@@ -48,20 +39,13 @@ class Citation(Passage):
     ``answer[start:end] == text``, in characters. ``text`` and ``document_text`` are the same words and
     punctuation; line breaks, hyphenation and other typography may differ, see
     :mod:`retrieval_copy.citations.words`.
-
-    Attributes:
-        text: The span as it stands in the answer.
-        start: Its start in the answer.
-        end: Its end in the answer.
-        num_tokens: Number of words; in scripts without spaces each character counts as a word.
-        also_in: Where the other documents contain the span, in order of retrieval.
     """
 
-    text: str
+    text: str  # the span as it stands in the answer
     start: int
     end: int
-    num_tokens: int
-    also_in: list[Passage]
+    num_tokens: int  # words; in scripts without spaces each character counts as one
+    also_in: list[Passage]  # where the other documents contain it, in order of retrieval
 
 
 def cite(
@@ -72,9 +56,6 @@ def cite(
     No span can be extended in either direction, by a word or a punctuation mark, and still occur in any
     document; so spans may overlap, but none lies within another. If several documents contain a span, the
     citation points to its first occurrence in the first of them, and ``also_in`` names the others.
-
-    Spans of at least ``min_tokens`` words are found in time linear in the length of all texts (matching
-    statistics over a suffix automaton of the answer); each is then searched for in every document.
 
     Raises:
         ValueError: ``min_tokens`` is below 1.
@@ -103,20 +84,24 @@ def cite(
 
 def _spans(answer: Reading, documents: Sequence[Reading], min_tokens: int) -> Iterator[tuple[int, int, int]]:
     """Start and end, in symbols of the answer, and number of words of every citation."""
-    num_words_before = list(accumulate(map(is_word, answer.symbols), initial=0))
-    if num_words_before[-1] < min_tokens:
-        return
-    automaton = SuffixAutomaton(answer.symbols)
-    known = set(answer.symbols)
-    for document in documents:
-        if not known.isdisjoint(document.symbols):
-            automaton.read(document.symbols)
-    lengths = automaton.shared_lengths()
-    for end, length in enumerate(lengths, start=1):
-        goes_on = end < len(lengths) and lengths[end] == length + 1
-        num_words = num_words_before[end] - num_words_before[end - length]
-        if not goes_on and num_words >= min_tokens:
-            yield end - length, end, num_words
+    symbols = answer.symbols
+    num_words_before = list(accumulate(map(is_word, symbols), initial=0))
+    seeds = set(_runs(symbols, min_tokens))
+    near = [document for document in documents if not seeds.isdisjoint(_runs(document.symbols, min_tokens))]
+    start = 0
+    for end in range(1, len(symbols) + 2):
+        before = start
+        while start < end and not (
+            end <= len(symbols) and any(document.has(symbols[start:end]) for document in near)
+        ):
+            start += 1
+        num_words = num_words_before[end - 1] - num_words_before[before]
+        if start > before and num_words >= min_tokens:
+            yield before, end - 1, num_words
+
+
+def _runs(symbols: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+    return zip(*(symbols[number:] for number in range(length)), strict=False)
 
 
 def _passages(
@@ -161,9 +146,8 @@ def citation_annotations(citations: Sequence[Citation]) -> list[CitationAnnotati
     """``citations`` as LangChain's standard annotations of a text block.
 
     ``cited_text`` is the span as it stands in the document. ``url`` is the document's ``url``, or its
-    ``source`` if that is a URL; ``title`` is its ``title``, ``source`` or id. ``extras`` holds the document's
-    ``source`` and ``page``, if it has them, its index and id and the span's offsets in it, and in ``also_in``
-    the annotations of the other documents that contain the span.
+    ``source`` if that is a URL; ``title`` is its ``title``, ``source`` or id. ``extras``: ``source``,
+    ``page``, index, id, the span's offsets, and in ``also_in`` the annotations of other documents with it.
     """
     annotations = list(map(_annotation, citations))
     for citation, annotation in zip(citations, annotations, strict=True):

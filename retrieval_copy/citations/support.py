@@ -1,15 +1,15 @@
-"""Tells whether the passages support an answer, by words alone.
+"""Tells whether an answer was taken from the passages, and whether what it says is what was asked.
 
-Long words are rare ones, so a word weighs more the more letters it has, and words are compared by their
-beginnings, so that inflected forms agree. Knows texts. Does not know models.
+By words and kinds of answers alone. Knows texts. Does not know models.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from retrieval_copy.citations.citations import Citation
+from retrieval_copy.citations.questions import COMMON, Question
+from retrieval_copy.citations.sentences import placed_sentences, sentences
 from retrieval_copy.citations.words import terms
 
 NOT_HELD = "The passages do not hold the answer."
@@ -17,56 +17,54 @@ NOT_HELD = "The passages do not hold the answer."
 
 _MIN_COPIED_WORDS = 8
 _MIN_SHARE_OF_QUESTION, _MIN_SHARE_OF_ANSWER = 0.5, 0.7
-_NUM_COMPARED, _SHORT = 6, 3  # letters
-# Words of questions that name no topic. Of other languages the short ones weigh little, too.
-_FUNCTION_WORDS = """
-    a about all also am an and any are as at be been being but by can could did do does for from had has
-    have he her his how i if in into is it its may me might more most must my no not of on or our shall
-    she should so some such than that the their them then there these they this those to us was we were
-    what when where which while who whom whose why will with would you your
-"""
-_COMMON = frozenset(_FUNCTION_WORDS.split())
 
 
 def is_supported(answer: str, question: str, passages: Sequence[str], citations: Sequence[Citation]) -> bool:
-    """Whether ``passages`` are about ``question`` and ``answer`` was taken from them.
+    """Whether ``answer`` was taken from ``passages`` and is about ``question``.
 
-    That is, they have most of the question's rare words, and the answer shares eight words in a row with them
-    or most of its rare words. A question in another script than theirs is not compared.
+    That is, it shares eight words in a row with them, or most of its rare words; and the passages have most
+    of the question's rare words. What is copied also has to have them, or stand below them, and to hold the
+    kind of answer that is asked for. A question in another script than theirs is not compared.
     """
     if not passages or not answer.strip() or NOT_HELD.rstrip(".").casefold() in answer.casefold():
         return False
     if not are_about(passages, question):
         return False
-    if any(citation["num_tokens"] >= _MIN_COPIED_WORDS for citation in citations):
-        return True
-    said, known = terms(answer), sorted(set(terms(question)))
-    new = [word for word in said if not _is_among(word, known)]
-    return _share(new or said, _sorted_terms(passages)) >= _MIN_SHARE_OF_ANSWER
+    known = COMMON.union(terms(question))
+    new = frozenset(terms(answer)) - known or frozenset(terms(answer))
+    is_taken = any(citation["num_tokens"] >= _MIN_COPIED_WORDS for citation in citations) or (
+        len(new & _all_terms(passages)) >= _MIN_SHARE_OF_ANSWER * len(new)
+    )
+    return is_taken and (not _are_comparable(passages, question) or _answers(answer, question, passages))
+
+
+def _answers(answer: str, question: str, passages: Sequence[str]) -> bool:
+    """Whether a sentence of ``passages`` that ``answer`` repeats, or a part of it, answers ``question``.
+
+    An answer that repeats none is in the model's own words, which are not judged.
+    """
+    asked = Question(question)
+    said = [frozenset(terms(part)) for part in sentences(answer)]
+    repeated = [
+        sentence
+        for passage in passages
+        for sentence in placed_sentences(passage)
+        if any(len(part & _all_terms([sentence.text])) >= _MIN_SHARE_OF_ANSWER * len(part) for part in said)
+    ]
+    return not repeated or any(map(asked.is_answered_by, repeated))
 
 
 def are_about(passages: Sequence[str], question: str) -> bool:
-    """Whether ``passages`` have most of the rare words of ``question``, or are in another script."""
-    held, asked = _sorted_terms(passages), terms(question)
-    is_comparable = not set("".join(asked)).isdisjoint("".join(held))
-    return not is_comparable or _share(asked, held) >= _MIN_SHARE_OF_QUESTION
+    """Whether ``passages`` have most of the words of ``question``, or are in another script."""
+    asked = Question(question)
+    share = len(asked.among("\n".join(passages))) / max(1, len(asked.terms))
+    return share >= _MIN_SHARE_OF_QUESTION or not _are_comparable(passages, question)
 
 
-def _sorted_terms(texts: Iterable[str]) -> list[str]:
-    return sorted({word for text in texts for word in terms(text)})
+def _are_comparable(passages: Sequence[str], question: str) -> bool:
+    """Whether any letter of ``question`` is one of ``passages``."""
+    return not set("".join(terms(question))).isdisjoint("".join(_all_terms(passages)))
 
 
-def _share(words: Iterable[str], held: Sequence[str]) -> float:
-    """The share of distinct rare words that are held, by weight; 1 if there are none."""
-    weights = {word: 1 + max(0, len(word) - _SHORT) for word in words if word not in _COMMON}
-    total = sum(weights.values())
-    return sum(weight for word, weight in weights.items() if _is_among(word, held)) / total if total else 1.0
-
-
-def _is_among(word: str, words: Sequence[str]) -> bool:
-    """Whether ``words``, which are sorted, have ``word`` in any form."""
-    if len(word) <= _SHORT:
-        return words[(index := bisect_left(words, word)) : index + 1] == [word]
-    beginning = word[: max(_SHORT + 1, min(len(word) - 2, _NUM_COMPARED))]
-    index = bisect_left(words, beginning)
-    return index < len(words) and words[index].startswith(beginning)
+def _all_terms(texts: Iterable[str]) -> set[str]:
+    return {word for text in texts for word in terms(text)}

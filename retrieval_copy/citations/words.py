@@ -8,12 +8,13 @@ Knows Unicode. Does not know documents.
 
 from __future__ import annotations
 
-import re
+import tomllib
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.resources import files
 from operator import itemgetter
 
 import regex
@@ -33,15 +34,10 @@ _CLUSTER = regex.compile(r"\X")
 
 @dataclass(frozen=True)
 class NormalisedText:
-    """A text in plain typography, and where its parts stand in the original.
-
-    Attributes:
-        text: The plain text.
-        changes: What was replaced, in order: start and end in ``text``, start and end in the original.
-    """
+    """A text in plain typography, and where its parts stand in the original."""
 
     text: str
-    changes: Sequence[tuple[int, int, int, int]]
+    changes: Sequence[tuple[int, int, int, int]]  # in order: start and end in text, then in the original
 
     def original_span(self, start: int, end: int) -> tuple[int, int]:
         """The span of the original that ``text[start:end]`` stands for, ``start`` below ``end``.
@@ -107,8 +103,6 @@ _SYMBOL = regex.compile(
     r"|(?!\s)\X",
     regex.V1,
 )
-# The same for ASCII, several times as fast.
-_ASCII_SYMBOL = re.compile(r"\w+(?:'\w+)*|[^\w\s]", re.ASCII)
 _RUNS = {"--": "-", "''": '"', "..": "…", "….": "…"}  # two symbols that are read as one
 _MOST_BREAKS = 3  # of one word
 _SEPARATOR = "\n"  # no symbol contains one
@@ -116,17 +110,10 @@ _SEPARATOR = "\n"  # no symbol contains one
 
 @dataclass(frozen=True)
 class Reading:
-    """The words and punctuation marks of a text. White space only separates them.
+    """The words and punctuation marks of a text. White space only separates them."""
 
-    Attributes:
-        symbols: The words and marks in plain typography. A run of dashes or dots is one mark.
-        starts: Where each starts in the normalised text.
-        ends: Where each ends there.
-        normalised: The text.
-    """
-
-    symbols: list[str]
-    starts: list[int]
+    symbols: list[str]  # in plain typography; a run of dashes or dots is one
+    starts: list[int]  # in the normalised text
     ends: list[int]
     normalised: NormalisedText
 
@@ -136,8 +123,7 @@ class Reading:
         normal = normalised(text)
         reading = cls([], [], [], normal)
         symbols, starts, ends = reading.symbols, reading.starts, reading.ends
-        pattern = _ASCII_SYMBOL if normal.text.isascii() else _SYMBOL
-        for match in pattern.finditer(normal.text):
+        for match in _SYMBOL.finditer(normal.text):
             symbol, last = match[0], symbols[-1] if symbols else ""
             symbol = "'" if symbol == "`" else symbol
             is_adjacent = ends[-1:] == [match.start()]
@@ -188,6 +174,10 @@ class Reading:
         """The span of the text, as it stands, of ``symbols[start:end]``."""
         return self.normalised.original_span(self.starts[start], self.ends[end - 1])
 
+    def has(self, symbols: Sequence[str]) -> bool:
+        """Whether ``symbols`` occur in the text."""
+        return _in_one(symbols) in self._text
+
     def find(self, symbols: Sequence[str]) -> tuple[int, int] | None:
         """The span of the text, as it stands, in which ``symbols`` first occur; ``None`` if they do not."""
         index = self._text.find(_in_one(symbols))
@@ -217,8 +207,53 @@ def is_word(symbol: str) -> bool:
     return symbol[0].isalnum() or symbol[0] == "_"
 
 
+LANGUAGES = tomllib.loads(files(__package__).joinpath("languages.toml").read_text("utf-8")).values()
+"""What is known of languages: their function words, abbreviations and question words."""
+
+# Marks over letters that readers leave out or that writers add; in other scripts they are letters.
+_OPTIONAL_MARKS = regex.compile(
+    r"(?<=[\p{Latin}\p{Greek}\p{Arabic}\p{Hebrew}]\p{M}*)\p{M}|(?<=\p{Cyrillic}\p{M}*)[\p{M}--\u0306]",
+    regex.V1,
+)
+_SAME_LETTERS = str.maketrans("ıłøđðħیک", "iloddhيك", "ـ")
+_HANGUL = regex.compile(r"\p{Hangul}+")
+# The language whose endings are cut off, by a script's name; Latin endings are cut as English ones.
+_STEMMED = {
+    "LATIN": "english",
+    "CYRILLIC": "russian",
+    "GREEK": "greek",
+    "ARABIC": "arabic",
+    "DEVANAGARI": "hindi",
+    "ARMENIAN": "armenian",
+    "TAMIL": "tamil",
+}
+
+
 def terms(text: str) -> list[str]:
-    """The words of ``text`` to search by: without case, and those broken at line ends as a whole, too."""
+    """The words of ``text`` to search by: without case, marks and endings.
+
+    Those broken at line ends stand for the whole word, too; Korean words, to which particles are joined, are
+    read by syllables, as the scripts without spaces are by characters.
+    """
     reading = Reading.of(text)
     found = [*filter(is_word, reading.symbols), *reading.words_broken_at_line_ends()]
-    return [unicodedata.normalize("NFKC", word.casefold()) for word in found]
+    return [term for word in found for term in _terms_of(word)]
+
+
+@lru_cache(1 << 16)
+def _terms_of(word: str) -> tuple[str, ...]:
+    plain = unicodedata.normalize("NFKC", word.casefold())
+    if _HANGUL.fullmatch(plain):
+        return tuple(plain)
+    bare = _OPTIONAL_MARKS.sub("", unicodedata.normalize("NFD", plain)).translate(_SAME_LETTERS)
+    parts = unicodedata.normalize("NFC", bare).split("'")
+    return tuple(_stem(part) for part in parts if len(part) > 1) or (bare,)  # without the s of Einstein's
+
+
+def _stem(word: str) -> str:
+    language = _STEMMED.get(unicodedata.name(word[0], "").partition(" ")[0])
+    if language is None:
+        return word
+    from snowballstemmer import stemmer
+
+    return str(stemmer(language).stemWord(word)) or word  # a new one each time: threads cannot share one

@@ -25,6 +25,8 @@ _BYTE_ORDER_MARKS = (  # the longest first: that of UTF-32 begins like that of U
 _DAMAGE = regex.compile(rb"[\x81\x8d\x8f\x90\x9d\xff]")
 # The end of a UTF-8 file that was cut within a character, unless a single letter of Windows-1252 is likelier.
 _CUT_END = regex.compile(rb"(?:[\xc2\xc3]|[\xe0-\xef][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{1,2})\Z")
+# Halves of a character, each encoded by itself, as some programs write those beyond 16 bits.
+_HALVES = re.compile(rb"(?:\xed[\xa0-\xbf][\x80-\xbf])+")
 _REPLACED = "\ufffd"
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 # A text with a larger share of damage is none; one character always may be damaged.
@@ -60,9 +62,12 @@ def decoded(content: bytes, *, name: str, declared: str | None = None) -> str:
         NotTextError: The bytes are not text.
         ImportError: ``chardet`` is needed and not installed.
     """
+    whole = _HALVES.sub(_joined, content)
+    if whole.decode(errors="ignore").encode() == whole:  # it is UTF-8, but for halves
+        content = whole
     encoding = _find_encoding(content, declared)
-    whole = content.decode(encoding, "replace").removesuffix(_DOS_END)
-    text, num_controls = _CONTROL.subn(_REPLACED, whole)
+    text = content.decode(encoding, "replace").removesuffix(_DOS_END)
+    text, num_controls = _CONTROL.subn(_REPLACED, text)
     num_replaced = text.count(_REPLACED)
     if num_replaced > 1 + _MOST_DAMAGE * len(text) or num_controls > _MOST_DAMAGE * len(text):
         raise NotTextError("the bytes are not text")
@@ -71,6 +76,15 @@ def decoded(content: bytes, *, name: str, declared: str | None = None) -> str:
             "%s has bytes that are not %s; they were replaced, the rest is read", name, encoding.upper()
         )
     return text
+
+
+def in_unicode(text: str) -> str:
+    """``text`` with halves of characters joined, and those without their other half replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _joined(halves: re.Match[bytes]) -> bytes:
+    return in_unicode(halves[0].decode("utf-8", "surrogatepass")).encode()
 
 
 def _find_encoding(content: bytes, declared: str | None) -> str:

@@ -12,32 +12,18 @@ import re
 import stat
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.document_loaders import BaseBlobParser
 from langchain_core.documents import Document
 from langchain_core.documents.base import Blob
 
-from retrieval_copy.stores.encodings import NotTextError, decoded
-
-if TYPE_CHECKING:
-    from bs4 import BeautifulSoup, Tag
-    from pypdf import PageObject
+from retrieval_copy.stores.encodings import NotTextError, decoded, in_unicode
+from retrieval_copy.stores.markup import MarkedUp, read_csv, read_html, read_markdown, read_text
 
 _log = logging.getLogger(__name__)
-
-_NO_TEXT_TAGS = ("script", "style", "noscript", "template", "svg", "head")
-_BLOCK_TAGS = frozenset(
-    """
-    address article aside blockquote br dd details div dl dt fieldset figcaption figure footer form h1 h2 h3
-    h4 h5 h6 header hr li main nav ol p pre section summary table td th tr ul
-    """.split()  # noqa: SIM905 - easier to read than a list of forty strings
-)
-_SPACES = re.compile(r"[^\S\n]*\n[^\S\n]*")
-_BLANK_LINES = re.compile(r"\n{3,}")
-_HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$|^(.+)\n=+\s*$", re.MULTILINE)
 
 _DOCX_TITLE = "p[style-name='Title'] => h1:fresh"
 
@@ -47,15 +33,16 @@ PDF files may be larger, because they are read page by page."""
 _MAX_PDF_BYTES = 512_000_000
 _PDF_HEADER, _PDF_HEADER_WITHIN = b"%PDF-", 1024
 _MOST_OUTPUT_CHARACTERS = 2_000
-_MOST_ROW_CHARACTERS = 400  # a longer one lays out a page
+# What a page declares, read as browsers do: in its beginning.
+_DECLARED_WITHIN = 4096
+_DECLARED = re.compile(
+    rb"""<\?xml[^>]*?\bencoding\s*=\s*["']\s*([\w.:-]+)|<meta[^>]+?\bcharset\s*=\s*["']?\s*([\w.:-]+)""",
+    re.IGNORECASE,
+)
 
 
 class UnreadableFileError(ValueError):
-    """A file has no readable text; the message says why.
-
-    Attributes:
-        may_pass: Whether the same file may be readable later, because the fault lies outside of it.
-    """
+    """A file has no readable text; the message says why, ``may_pass`` whether the fault is not its own."""
 
     def __init__(self, reason: str, *, may_pass: bool = False) -> None:
         super().__init__(reason)
@@ -63,43 +50,35 @@ class UnreadableFileError(ValueError):
 
 
 class TextParser(BaseBlobParser):
-    """Parses plain text and Markdown, in any usual encoding."""
+    """Parses text, in any usual encoding.
+
+    Args:
+        read: Finds headings and tables in it; by default those of Markdown.
+    """
+
+    def __init__(self, read: Callable[[str], MarkedUp] = read_markdown) -> None:
+        self._read = read
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
-        """Yields the text, with its first heading as ``title``.
-
-        Raises:
-            NotTextError: The bytes are not text.
-        """
-        text = _plain_newlines(decoded(blob.as_bytes(), name=_name_of(blob)))
-        yield Document(text, metadata={**blob.metadata, **_titled(text)})
+        """Yields the text as it stands, except that tables become a line per row."""
+        yield _document(blob, self._read(_text(blob)))
 
 
 class HtmlParser(BaseBlobParser):
-    """Converts HTML to text, one line per block, without scripts and styles."""
+    """Converts HTML to text, one line per block and row, without scripts and styles."""
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
-        """Yields the text, with the page's title as ``title``.
-
-        Raises:
-            NotTextError: The bytes are not text.
-        """
-        from bs4.dammit import EncodingDetector
-
-        content = blob.as_bytes()
-        declared = EncodingDetector.find_declared_encoding(content, is_html=True)
-        yield _html_document(decoded(content, name=_name_of(blob), declared=declared), blob)
+        """Yields the text, with the page's title as ``title``."""
+        declared = _DECLARED.search(blob.as_bytes()[:_DECLARED_WITHIN])
+        name = (declared[1] or declared[2]).decode() if declared else None
+        yield _document(blob, read_html(_text(blob, declared=name)))
 
 
 class DocxParser(BaseBlobParser):
     """Parses Word files: paragraphs, lists, tables, footnotes and text boxes, one line each."""
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
-        """Yields the text, with its first title or heading as ``title``.
-
-        Raises:
-            UnreadableFileError: The file is too large when it is unpacked.
-        """
+        """Yields the text, with its first title or heading as ``title``."""
         from mammoth import convert_to_html
 
         with blob.as_bytes_io() as stream:
@@ -108,7 +87,7 @@ class DocxParser(BaseBlobParser):
                     sum(part.file_size for part in parts.infolist() if part.filename.endswith(".xml"))
                 )
             page = convert_to_html(stream, style_map=_DOCX_TITLE, convert_image=lambda image: []).value
-        yield _html_document(page, blob)
+        yield _document(blob, read_html(page))
 
 
 class NotebookParser(BaseBlobParser):
@@ -120,11 +99,13 @@ class NotebookParser(BaseBlobParser):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about cells without ids and the like, which do not matter here
-            notebook = nbformat.reads(decoded(blob.as_bytes(), name=_name_of(blob)), as_version=4)
-        text = "\n\n".join(
-            part.strip() for cell in notebook.cells for part in _cell_texts(cell) if part.strip()
-        )
-        yield Document(text, metadata={**blob.metadata, **_titled(text)})
+            notebook = nbformat.reads(_text(blob), as_version=4)
+        whole = MarkedUp("")
+        for cell in notebook.cells:
+            is_prose = cell.cell_type == "markdown"
+            for text in filter(None, map(str.strip, _cell_texts(cell))):
+                whole = whole.followed_by(read_markdown(text) if is_prose else MarkedUp(text))
+        yield _document(blob, whole)
 
 
 class PdfParser(BaseBlobParser):
@@ -145,20 +126,21 @@ class PdfParser(BaseBlobParser):
                 raise UnreadableFileError("not a readable PDF file (it does not begin like one)")
             reader = PdfReader(stream)
             title = reader.metadata.title if reader.metadata else None
-            titled = {**blob.metadata, **({"title": str(title)} if title else {})}
             for number in range(len(reader.pages)):
                 try:
-                    text = _page_text(reader.pages[number])
+                    text = reader.pages[number].extract_text().strip()
                 except Exception as error:  # pypdf raises many types for broken pages
                     _log.warning("page %d of %s is left out: %s", number + 1, _name_of(blob), _said(error))
                     continue
                 if text:
-                    yield Document(text, metadata={**titled, "page": number + 1})
+                    yield _document(blob, MarkedUp(text, title=str(title or "")), page=number + 1)
 
 
-_TEXT = (".txt", ".text", ".log", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex")
+_PLAIN_TEXT = (".text", ".log", ".rst", ".adoc", ".org", ".tex")
 PARSERS: dict[str, BaseBlobParser] = {
-    **dict.fromkeys(_TEXT, TextParser()),
+    **dict.fromkeys((".txt", ".md", ".markdown"), TextParser()),
+    **dict.fromkeys(_PLAIN_TEXT, TextParser(read_text)),
+    **dict.fromkeys((".csv", ".tsv"), TextParser(read_csv)),
     **dict.fromkeys((".html", ".htm", ".xhtml"), HtmlParser()),
     ".pdf": PdfParser(),
     ".docx": DocxParser(),
@@ -169,6 +151,9 @@ PARSERS: dict[str, BaseBlobParser] = {
 
 def load_file(path: Path, *, source: str | None = None) -> list[Document]:
     """Loads a file as one document, or one per page.
+
+    Its ``title`` is that of the document, or the file's name. If there are others, ``headings`` holds where
+    the text below each starts, and the path to it.
 
     Args:
         path: The file.
@@ -196,6 +181,8 @@ def load_file(path: Path, *, source: str | None = None) -> list[Document]:
         raise _unreadable(error, suffix) from error
     if not documents:
         raise UnreadableFileError("it holds no text")
+    for document in documents:
+        document.metadata.setdefault("title", printable(Path(path.name)))
     return documents
 
 
@@ -211,6 +198,11 @@ def _unreadable(error: Exception, suffix: str) -> UnreadableFileError:
             said = f"{suffix} files need the package {error.name}: pip install '.[documents]' in a checkout"
             return UnreadableFileError(said, may_pass=True)
     return UnreadableFileError(f"not a readable {suffix[1:].upper()} file ({_said(error)})")
+
+
+def from_home(path: str | Path) -> Path:
+    """``path`` with a leading ``~`` replaced by the home folder, if there is such a user."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises where there is none
 
 
 def printable(path: Path) -> str:
@@ -231,19 +223,18 @@ def _name_of(blob: Blob) -> str:
     return str(blob.source or "the file")
 
 
-def _plain_newlines(text: str) -> str:
+def _text(blob: Blob, *, declared: str | None = None) -> str:
+    text = decoded(blob.as_bytes(), name=_name_of(blob), declared=declared)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _titled(text: str) -> dict[str, str]:
-    """``title``: the first Markdown heading near the start, if there is one."""
-    heading = _HEADING.search(text[:2000])
-    return {"title": (heading[1] or heading[2]).strip()} if heading else {}
-
-
-def _page_text(page: PageObject) -> str:
-    utf16 = page.extract_text().encode("utf-16", "surrogatepass")  # may hold halves of one character
-    return utf16.decode("utf-16", "replace").strip()
+def _document(blob: Blob, read: MarkedUp, **metadata: Any) -> Document:
+    """What was read as a document, with ``title`` and ``headings`` where there are any."""
+    if read.title:
+        metadata = {"title": in_unicode(read.title), **metadata}
+    if sections := read.sections():
+        metadata["headings"] = sections
+    return Document(in_unicode(read.text), metadata={**blob.metadata, **metadata})
 
 
 def _cell_texts(cell: Any) -> Iterator[str]:
@@ -251,50 +242,3 @@ def _cell_texts(cell: Any) -> Iterator[str]:
     for output in cell.get("outputs", ()):
         text = output.get("text") or output.get("data", {}).get("text/plain") or ""
         yield text[:_MOST_OUTPUT_CHARACTERS]
-
-
-def _html_document(page: str, blob: Blob) -> Document:
-    from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # the HTML parser reads XHTML well enough
-        soup = BeautifulSoup(page, "html.parser")
-    metadata = dict(blob.metadata)
-    heading = soup.title or soup.h1
-    if heading and (title := heading.get_text(" ", strip=True)):
-        metadata["title"] = " ".join(title.split())
-    for tag in soup(_NO_TEXT_TAGS):
-        tag.decompose()
-    text = _SPACES.sub("\n", "".join(_html_text(soup)))
-    return Document(_BLANK_LINES.sub("\n\n", text).strip(), metadata=metadata)
-
-
-def _html_text(soup: BeautifulSoup) -> Iterator[str]:
-    """The text, with line breaks around blocks. Not recursive: some pages nest deeper than Python may."""
-    from bs4.element import NavigableString, PreformattedString, Tag
-
-    open_tags: list[tuple[Tag, Iterator[object]]] = [(soup, iter(soup.children))]
-    while open_tags:
-        parent, children = open_tags[-1]
-        child = next(children, None)
-        if child is None:
-            open_tags.pop()
-            yield "\n" if parent.name in _BLOCK_TAGS else ""
-        elif isinstance(child, Tag):
-            if child.name in _BLOCK_TAGS:
-                yield "\n\n" if child.name in ("p", "pre") or child.name.startswith("h") else "\n"
-            if child.name == "pre":
-                yield child.get_text() + "\n"
-            elif child.name == "tr" and (row := _table_row(child)):
-                yield row + "\n"
-            else:
-                open_tags.append((child, iter(child.children)))
-        elif isinstance(child, NavigableString) and not isinstance(child, PreformattedString):
-            yield re.sub(r"\s+", " ", child)  # PreformattedString: comments, doctypes and the like
-
-
-def _table_row(row: Tag) -> str:
-    """The cells of a row in one line, so that they are read together; empty if they are not of one line."""
-    cells = [" ".join(cell.get_text(" ").split()) for cell in row.find_all(("td", "th"), recursive=False)]
-    line = " | ".join(filter(None, cells))
-    return line if len(line) <= _MOST_ROW_CHARACTERS and row.find("table") is None else ""

@@ -9,10 +9,9 @@ import hashlib
 import json
 import logging
 import os
-import time
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +20,23 @@ from langchain_core.vectorstores import VectorStore
 from rich.console import Console
 from rich.progress import track
 
-from retrieval_copy.stores.files import PARSERS, UnreadableFileError, load_file, printable
+from retrieval_copy.prompting import in_context
+from retrieval_copy.stores.files import PARSERS, UnreadableFileError, from_home, load_file, printable
 
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
 
 PASSAGE_CHARACTERS, OVERLAP_CHARACTERS = 800, 80
+_START = "start_index"
 _CJK_SENTENCE_END = "(?<=[。！？])"
 # Where nothing else separates, as in encoded data: splitting by characters takes hours for a large file.
 _UNBROKEN = r"\S{80}"
 _NAMESPACE = uuid.UUID("2a4a9dd6-86c5-4d2b-8a5d-3a9e5d1f6f0e")
-FORMAT = 2
+FORMAT = 3
 """Changes when an index of the same files would have other passages, or is written in another way."""
 
 # Passages are embedded in batches across files: small files one by one take several times as long.
 _BATCH_PASSAGES = 256
-# A crash loses at most the work of this time.
-_SAVE_SECONDS = 60.0
 _LOCK_FILE = "~$"  # Word puts one beside an open document
 
 _log = logging.getLogger(__name__)
@@ -47,19 +46,15 @@ _log = logging.getLogger(__name__)
 class IndexReport:
     """The result of an update; files are given by their path within the folder.
 
-    Attributes:
-        indexed: Files that are new or changed since the last update.
-        unchanged: Files that are unchanged and were not read.
-        removed: Files that no longer exist.
-        skipped: Unreadable files and folders, with the reason.
-        num_passages: Number of passages now in the index.
+    What was read before of a skipped file or folder stays in the index if the fault may pass: a folder that
+    cannot be listed, or is suddenly empty, loses no file.
     """
 
-    indexed: list[str]
-    unchanged: list[str]
-    removed: list[str]
-    skipped: dict[str, str]
-    num_passages: int
+    indexed: list[str]  # new or changed since the last update
+    unchanged: list[str]  # not read again
+    removed: list[str]  # they no longer exist
+    skipped: dict[str, str]  # unreadable files and folders, with the reason
+    num_passages: int  # now in the index
 
 
 @dataclass
@@ -78,16 +73,14 @@ class FolderIndex:
     A file whose size and modification time are unchanged is neither read nor embedded again. A file that
     cannot be read is skipped and reported; it never stops the others.
 
-    The passages are kept in memory. Ten thousand files with 50 MB of text take about 130 MB, and 550 MB while
-    a BM25 index over them is built. No file is read that is larger than
-    :data:`~retrieval_copy.stores.files.MAX_FILE_BYTES`.
+    The passages are kept in memory: ten thousand files of 50 MB take 130 MB, 550 MB while BM25 indexes them.
 
     Args:
         folder: Read recursively, except hidden files and folders. Links to files are followed, links to
             folders are not.
         state: File that stores the index between runs; ``None`` keeps it in memory.
         store: Vector store to keep in sync, if any. Use a separate collection for each index.
-        splitter: Splits documents into passages; by default LangChain's recursive splitter for Markdown.
+        splitter: Splits documents into passages; by default LangChain's recursive one, below each heading.
 
     Raises:
         NotADirectoryError: There is no such folder.
@@ -101,13 +94,13 @@ class FolderIndex:
         store: VectorStore | None = None,
         splitter: TextSplitter | None = None,
     ) -> None:
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
+        self.folder = from_home(folder)
+        if not os.path.isdir(self.folder):  # Path.is_dir raises where it may not look
             endings = ", ".join(PARSERS)
             raise NotADirectoryError(f"{self.folder} is not a folder; give one with {endings} files")
-        self.state = Path(state) if state is not None else None
+        self.state = from_home(state) if state is not None else None
         self.store = store
-        self._splitter = splitter or _markdown_splitter()
+        self._splitter = splitter or _default_splitter()
         self._files = self._read_state()
 
     @property
@@ -123,7 +116,8 @@ class FolderIndex:
         """
         skipped: dict[str, str] = {}
         paths = {printable(path.relative_to(self.folder)): path for path in self._walk(skipped)}
-        removed = [source for source in self._files if source not in paths]
+        unseen = tuple("" if folder == "." else f"{folder}/" for folder in skipped)
+        removed = [source for source in self._files if source not in paths and not source.startswith(unseen)]
         changed = [source for source, path in paths.items() if self._has_changed(source, path)]
         shown = track(changed, "Indexing", console=console) if console is not None and changed else changed
         try:
@@ -145,9 +139,12 @@ class FolderIndex:
         """The files to read; folders that cannot be listed are added to ``skipped``."""
 
         def note(error: OSError) -> None:
-            skipped[printable(Path(error.filename).relative_to(self.folder))] = error.strerror or str(error)
+            reason = f"{error.strerror or error}; what was read of it before is kept"
+            skipped[printable(Path(error.filename).relative_to(self.folder))] = reason
 
         for path, folders, names in os.walk(self.folder, onerror=note):
+            if self._files and not folders and not names and Path(path) == self.folder:
+                skipped["."] = "it is empty, as if not mounted; what was read of it before is kept"
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 if Path(name).suffix.lower() in PARSERS and not name.startswith((".", _LOCK_FILE)):
@@ -160,22 +157,23 @@ class FolderIndex:
     def _index(self, paths: dict[str, Path], sources: Iterable[str]) -> None:
         """Reads files, and stores their passages in batches across files."""
         pending: dict[str, _File] = {}
-        saved = time.monotonic()
         for source in sources:
+            read, known = self._read(source, paths[source]), self._files.get(source)
+            if known and known.passages and read.unreadable and not read.modified_ns:  # the fault may pass
+                reason = f"{read.unreadable}; what was read of it before is kept"
+                self._files[source] = replace(known, modified_ns=0, unreadable=reason)
+                continue
             self._forget(source)
-            pending[source] = self._read(source, paths[source])
+            pending[source] = read
             if sum(len(known.passages) for known in pending.values()) >= _BATCH_PASSAGES:
                 self._add(pending)
                 pending = {}
-                if time.monotonic() - saved > _SAVE_SECONDS:
-                    self._write_state()
-                    saved = time.monotonic()
         self._add(pending)
 
     def _read(self, source: str, path: Path) -> _File:
         size, modified_ns = _stamp(path)
         try:
-            passages = self._splitter.split_documents(load_file(path, source=source))
+            passages = [one for document in load_file(path, source=source) for one in self._split(document)]
         except UnreadableFileError as error:
             if isinstance(error.__cause__, ImportError):
                 _log.warning("%s is skipped: %s", source, error)
@@ -185,19 +183,37 @@ class FolderIndex:
             passage.id = str(uuid.uuid5(_NAMESPACE, f"{source}:{number}:{digest}"))
         return _File(size, modified_ns, passages)
 
+    def _split(self, document: Document) -> Iterator[Document]:
+        """The passages of ``document``: none goes across a heading, and each knows those above it."""
+        metadata, text = dict(document.metadata), document.page_content
+        sections = [(0, ""), *metadata.pop("headings", [])]
+        ends = [*(start for start, _ in sections[1:]), len(text)]
+        for (start, heading), end in zip(sections, ends, strict=True):
+            known = {**metadata, "heading": heading} if heading else metadata
+            for passage in self._splitter.split_documents([Document(text[start:end], metadata=known)]):
+                if _START in passage.metadata:
+                    passage.metadata[_START] += start
+                yield passage
+
     def _add(self, files: dict[str, _File]) -> None:
         """Stores the passages of ``files`` and adds these to the index."""
         passages = [passage for known in files.values() for passage in known.passages]
         for start in range(0, len(passages) if self.store is not None else 0, _BATCH_PASSAGES):
-            batch = passages[start : start + _BATCH_PASSAGES]
+            batch = [
+                Document(in_context(passage), id=passage.id, metadata=passage.metadata)
+                for passage in passages[start : start + _BATCH_PASSAGES]
+            ]
             assert self.store is not None
             self.store.add_documents(batch, ids=[str(passage.id) for passage in batch])
         self._files |= files
 
     def _forget(self, source: str) -> None:
-        known = self._files.pop(source, None)
+        known = self._files.get(source)
         if known and known.passages and self.store is not None:
-            self.store.delete([str(passage.id) for passage in known.passages])
+            ids = [str(passage.id) for passage in known.passages]
+            if self.store.delete(ids) is False:
+                raise RuntimeError(f"the store does not delete the passages of {source}; it is unchanged")
+        self._files.pop(source, None)
 
     def _read_state(self) -> dict[str, _File]:
         """The previous index; empty if it cannot be read or the store does not contain it."""
@@ -245,16 +261,15 @@ def _stamp(path: Path) -> tuple[int, int]:
     return now.st_size, now.st_mtime_ns
 
 
-def _markdown_splitter() -> TextSplitter:
+def _default_splitter() -> TextSplitter:
     try:
-        from langchain_text_splitters import Language, RecursiveCharacterTextSplitter
+        from langchain_text_splitters import RecursiveCharacterTextSplitter
     except ImportError as error:
         raise ImportError(
             "FolderIndex needs LangChain's splitters: pip install '.[rag]' in a checkout"
         ) from error
-    *separators, space, _ = RecursiveCharacterTextSplitter.get_separators_for_language(Language.MARKDOWN)
     return RecursiveCharacterTextSplitter(
-        [*separators, _CJK_SENTENCE_END, space, _UNBROKEN],
+        ["\n\n", "\n", _CJK_SENTENCE_END, " ", _UNBROKEN],
         is_separator_regex=True,
         chunk_size=PASSAGE_CHARACTERS,
         chunk_overlap=OVERLAP_CHARACTERS,

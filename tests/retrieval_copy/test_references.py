@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from retrieval_copy import (
     EarlierTurns,
-    RecentAnswers,
     ReferenceSource,
     RetrievalCopyChain,
     RetrievedDocuments,
@@ -89,29 +87,6 @@ def test_a_store_of_answers_that_is_down_costs_the_answer_nothing(
     assert answer.text.startswith("It is written")
     assert "no references from SimilarAnswers" in caplog.text
     assert "could not be kept" in caplog.text
-
-
-async def test_recent_answers_serve_local_models_beside_documents_of_ordinary_size() -> None:
-    recent = RecentAnswers(keep=2)
-    for number in range(3):
-        await recent.aadd("?", f"Answer {number}.")
-    assert await recent.atexts(Situation("?", (), [CLAY])) == ["Answer 2.", "Answer 1."]
-    assert await recent.atexts(Situation("?", (), [CLAY], leaves_machine=True)) == []
-    assert await recent.atexts(Situation("?", (), [Document("x" * 10**6)])) == []
-    assert isinstance(recent, ReferenceSource)
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        RecentAnswers(keep=0)
-
-
-async def test_every_chain_has_recent_answers_of_its_own() -> None:
-    one, other = (RetrievalCopyChain(retriever(CLAY), QuotingModel()) for _ in range(2))
-    await one.ainvoke(QUESTION)
-    kept = [
-        [text for source in chain.options.sources for text in await source.atexts(Situation("?", (), ()))]
-        for chain in (one, other)
-    ]
-    assert len(kept[0]) == 1
-    assert kept[1] == []
 
 
 async def test_the_latest_turns_come_first() -> None:

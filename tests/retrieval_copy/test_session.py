@@ -19,7 +19,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
-from retrieval_copy import RetrievalCopyChain, retrieval_chain
+from retrieval_copy import RetrievalCopyChain
 from retrieval_copy.cli import Session, line_reader
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, retriever
 
@@ -55,7 +55,7 @@ def shown(console: Console) -> str:
 
 def test_footnotes_name_file_and_page_and_show_their_passage(console: Console) -> None:
     chain = RetrievalCopyChain(retriever(MANUAL, GLAZE), QuotingModel())
-    Session(retrieval_chain(chain), console).run(reader(QUESTION, "1", "[2]", "3", "", "?"))
+    Session(chain, console).run(reader(QUESTION, "1", "[2]", "3", "", "?"))
     text = shown(console)
     answer, _, rest = text.partition("\n\n")
     marks = re.findall(r"\[(\d+)\]", answer)
@@ -81,7 +81,7 @@ def test_a_follow_up_has_the_conversation_before_it(console: Console) -> None:
         queries.append(query)
         return [CLAY]
 
-    session = Session(retrieval_chain(RetrievalCopyChain(RunnableLambda(search), model)), console)
+    session = Session(RetrievalCopyChain(RunnableLambda(search), model), console)
     session.run(reader("What about clay?", "And when may it be opened?"))
     assert queries == ["What about clay?", QUESTION], "the model was asked for a question that stands alone"
     assert any("What about clay?" in message.text for message in model.requests[-1])
@@ -97,7 +97,7 @@ def test_what_fails_or_is_stopped_does_not_end_the_session(console: Console) -> 
         return [CLAY]
 
     model = QuotingModel()
-    session = Session(retrieval_chain(RetrievalCopyChain(RunnableLambda(search), model)), console)
+    session = Session(RetrievalCopyChain(RunnableLambda(search), model), console)
     session.run(reader("Please fail", KeyboardInterrupt, "Please stop", "1", QUESTION, "quit", "never read"))
     text = shown(console)
     assert "no route to the store" in text
@@ -110,7 +110,7 @@ def test_what_fails_or_is_stopped_does_not_end_the_session(console: Console) -> 
 
 def test_a_pipe_is_read_to_its_end(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", StringIO(f"{QUESTION}\n1\n"))
-    session = Session(retrieval_chain(RetrievalCopyChain(retriever(MANUAL), QuotingModel())), console)
+    session = Session(RetrievalCopyChain(retriever(MANUAL), QuotingModel()), console)
     session.run(line_reader(console))
     text = shown(console)
     assert text.startswith(f"> {QUESTION}\n")

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from retrieval_copy.citations.quoting import quoting_grammar, sentences
+from retrieval_copy.citations.quoting import quoting_grammar
+from retrieval_copy.citations.sentences import sentences
 from retrieval_copy.citations.support import NOT_HELD
 
 
@@ -22,6 +23,10 @@ from retrieval_copy.citations.support import NOT_HELD
         (
             "As of Oct. 1, 2020 it is law. Dr. J. Smith of the U.S. Navy left at 5 p.m. Then it rained.",
             ["As of Oct. 1, 2020 it is law.", "Dr. J. Smith of the U.S. Navy left at 5 p.m. Then it rained."],
+        ),
+        (
+            "Nutzen Sie z. B. Holz. Siehe Nr. 5 bzw. Art. 7.",
+            ["Nutzen Sie z. B. Holz.", "Siehe Nr. 5 bzw. Art. 7."],
         ),
         ("窑炉冷却。请戴手套。", ["窑炉冷却。", "请戴手套。"]),
         ("A line that\nis broken. Another.", ["A line that is broken.", "Another."]),
@@ -44,6 +49,26 @@ def test_a_quotation_is_up_to_three_sentences_in_a_row() -> None:
     assert '"Three."' not in grammar.split("QUOTATION:")[1].replace(
         '" Three."', ""
     )  # too short to begin with
+
+
+@pytest.mark.parametrize(
+    ("question", "first"),
+    [
+        ("How many books may a member borrow?", "A member may borrow five books."),
+        ("When is the library open?", "It is open on Tuesdays."),
+        ("When does the fair take place?", "It takes place on 20 July."),
+        ("Who waters the garden in August?", "Henrik waters the garden in August."),
+    ],
+)
+def test_the_sentence_that_answers_comes_first(question: str, first: str) -> None:
+    library = "# Handbook > Library\nThe library holds four thousand books. It is open on Tuesdays. "
+    library += "A member may borrow five books. A member pays 20 cents a day for a late book."
+    minutes = "4. Summer fair. It takes place on 20 July. The fair has a brass band. Old books are sold."
+    garden = "# Minutes\nThe garden is watered in the evening in August. Henrik waters the garden in August."
+    grammar = quoting_grammar([library, minutes, garden], question)
+    assert grammar is not None
+    assert grammar.split("QUOTATION: ")[1].startswith(f'"{first}"')
+    assert " | " not in grammar
 
 
 def test_a_question_is_no_answer() -> None:

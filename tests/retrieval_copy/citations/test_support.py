@@ -60,11 +60,40 @@ def test_each_question_is_supported_by_its_own_passages_alone() -> None:
         ("how often do ferries leave", HARBOUR, BREAD),
         ("how do I know that a loaf is done", BREAD, HARBOUR),
     ):
-        for passage in own:
-            assert supported(passage, question, own)
+        assert sum(supported(passage, question, own) for passage in own) == 1
         for passage in other:
             assert not supported(passage, question, other)
     assert not supported(HARBOUR[0], "how deep is the harbour", [])
+
+
+RULES = [
+    "# Handbook > Library\nIt is open on Tuesdays. A member may borrow five books. Late books cost 20 cents.",
+    "# Minutes\nHenrik waters the garden in August.\n\nA soaker hose costs 18 euros and lies in the garden.",
+    "# Preise > Zimmer\nZimmer: Eiche; Je Tag: 180 EUR\n\nDas Frühstück gibt es ab 7.30 Uhr.",
+]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "is_right"),
+    [
+        ("How many books may a member borrow?", "A member may borrow five books.", True),
+        ("How many books may a member borrow?", "Late books cost 20 cents.", False),
+        ("Who waters the garden in August?", "Henrik waters the garden in August.", True),
+        (
+            "What does the oak room cost per day?",
+            "A soaker hose costs 18 euros and lies in the garden.",
+            False,
+        ),
+        ("When is the library open?", "It is open on Tuesdays. A member may borrow five books.", True),
+        ("How tall is the garden?", "Henrik waters the garden in August.", False),
+        ("Was kostet das Zimmer Eiche?", "Zimmer: Eiche; Je Tag: 180 EUR", True),
+        ("Wann gibt es Frühstück?", "Das Frühstück gibt es ab 7.30 Uhr.", True),
+        ("Wann gibt es Abendessen?", "Das Frühstück gibt es ab 7.30 Uhr.", False),
+    ],
+)
+def test_a_quotation_answers_what_is_asked(question: str, answer: str, is_right: bool) -> None:
+    documents = [Document(text) for text in RULES]
+    assert is_supported(answer, question, RULES, cite(answer, documents, min_tokens=4)) is is_right
 
 
 @settings(max_examples=50)

@@ -26,6 +26,7 @@ from rich.console import Console
 from retrieval_copy import (
     BM25Retriever,
     FolderIndex,
+    HybridRetriever,
     RetrievalCopyChain,
     RetrievalError,
     SentenceEmbeddings,
@@ -33,6 +34,8 @@ from retrieval_copy import (
     Situation,
     qdrant_store,
 )
+from retrieval_copy.stores.files import load_file
+from retrieval_copy.stores.folder_index import FORMAT
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, assert_literal
 from tests.retrieval_copy.installed import markdown_files
 from tests.servers import free_port
@@ -58,6 +61,11 @@ class TestEmbeddingsSuite(EmbeddingsIntegrationTests):
     @property
     def embeddings_class(self) -> type[Embeddings]:
         return SentenceEmbeddings
+
+
+@pytest.fixture(scope="module")
+def embeddings() -> SentenceEmbeddings:
+    return SentenceEmbeddings()
 
 
 # BM25 ----------------------------------------------------------------------------------------------
@@ -104,6 +112,61 @@ def test_neither_case_nor_typography_matters(text: str, query: str) -> None:
     assert found.invoke(query) == [document]
 
 
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Einstein's kiln", "Einstein"),
+        ("Einstein", "Einstein’s"),
+        ("l'argile", "argile"),
+        ("O’Brien", "o'brien"),
+        ("도서관에서", "도서관"),
+        ("집", "집에"),
+        ("ΘΕΜΑ", "θέμα"),
+        ("θέματα", "θέμα"),
+        ("ışık", "IŞIK"),
+        ("İstanbul", "istanbul"),
+        ("كِتَابٌ", "كتاب"),
+        ("الكتاب", "كتاب"),
+        ("ёлка", "елки"),
+        ("за́мок", "замок"),
+        ("שָׁלוֹם", "שלום"),
+        ("किताबें", "किताब"),
+        ("Łódź", "lodz"),
+        ("the firings of pots", "pot firing"),
+    ],
+)
+def test_forms_of_a_word_find_each_other(text: str, query: str) -> None:
+    for kept, asked in ((text, query), (query, text)):
+        document = Document(kept)
+        assert BM25Retriever(documents=[CLAY, document], k=1).invoke(asked) == [document]
+
+
+def test_titles_and_headings_are_searched() -> None:
+    plain, titled = (
+        Document("It costs 180."),
+        Document("It costs 90.", metadata={"title": "Oak", "heading": "Day"}),
+    )
+    for query in ("the oak", "per day"):
+        assert BM25Retriever(documents=[plain, titled]).invoke(query) == [titled]
+
+
+# Words and meaning ---------------------------------------------------------------------------------
+
+
+def test_hybrid_finds_by_words_and_by_meaning_and_each_text_once(embeddings: SentenceEmbeddings) -> None:
+    texts = ["The oven may be opened at 80 degrees.", "Serial number XK-4711.", "Cats sleep a lot."]
+    documents = [Document(text, id=str(number)) for number, text in enumerate([*texts, *texts])]
+    store = InMemoryVectorStore(embeddings)
+    store.add_documents([*documents, Document("The kiln of others.", id="other")])
+    found = HybridRetriever(documents=documents, store=store, k=3)
+    assert found.invoke("When can I open the kiln?")[0].page_content == texts[0]
+    assert found.invoke("XK-4711")[0].page_content == texts[1]
+    assert {one.page_content for one in found.invoke("pets")} == set(texts)
+    assert len(found.invoke("pets", k=1)) == 1
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        found.invoke("kiln", k=0)
+
+
 # The chain over stores of others -------------------------------------------------------------------
 
 
@@ -113,11 +176,6 @@ def docs(tmp_path: Path) -> Path:
     folder.mkdir()
     markdown_files(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def embeddings() -> SentenceEmbeddings:
-    return SentenceEmbeddings()
 
 
 def others(passages: list[Document], embeddings: Embeddings, path: Path) -> Iterator[tuple[str, Any]]:
@@ -279,7 +337,8 @@ def test_passages_stand_in_their_files_where_they_say(docs: Path) -> None:
     ids = [document.id for document in index.documents]
     assert len(ids) == len(set(ids)) > 20
     for document in index.documents:
-        text = (docs / document.metadata["source"]).read_text("utf-8")
+        (loaded,) = load_file(docs / document.metadata["source"])
+        text = loaded.page_content
         start = document.metadata["start_index"]
         assert text[start : start + len(document.page_content)] == document.page_content
 
@@ -289,13 +348,113 @@ def test_unreadable_files_are_named_and_skipped(docs: Path) -> None:
     (docs / "broken.pdf").write_bytes(b"%PDF-1.4")
     os.symlink(docs / "nowhere", docs / "link.txt")
     (docs / ".hidden.md").write_text("secret", "utf-8")
-    (docs / "data.csv").write_text("1,2", "utf-8")
+    (docs / "data.xlsx").write_text("1,2", "utf-8")
     index = FolderIndex(docs)
     for _ in range(2):
         report = index.update()
         assert set(report.skipped) == {"image.md", "broken.pdf", "link.txt"}
         assert "not text" in report.skipped["image.md"]
-    assert not {"image.md", ".hidden.md", "data.csv"} & {d.metadata["source"] for d in index.documents}
+    assert not {"image.md", ".hidden.md", "data.xlsx"} & {d.metadata["source"] for d in index.documents}
+
+
+def test_passages_keep_to_a_section_and_know_their_headings(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "# Hall\n\nOpen.\n\n## Rooms\n\n### Oak\n\n" + "Oak it is. " * 100, "utf-8"
+    )
+    index = FolderIndex(tmp_path, store=(store := InMemoryVectorStore(FAKE)))
+    index.update()
+    first, *others = index.documents
+    assert first.page_content == "# Hall\n\nOpen."
+    assert {(one.metadata["title"], one.metadata["heading"]) for one in others} == {("Hall", "Rooms > Oak")}
+    assert len(others) > 1
+    stored = store.get_by_ids([str(others[1].id)])[0].page_content
+    assert stored == f"# Hall > Rooms > Oak\n{others[1].page_content}"
+
+
+UNSEEN = """
+import os, sys
+from pathlib import Path
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.vectorstores import InMemoryVectorStore
+from retrieval_copy import FolderIndex
+
+if os.getuid() == 0:
+    os.setuid(65534)  # who may read anything is denied nothing
+folder, store = Path(sys.argv[1], "docs"), InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
+(folder / "inner").mkdir(parents=True)
+for name in ("a.md", "inner/b.md"):
+    (folder / name).write_text(name)
+state = folder.parent / "state"
+FolderIndex(folder, state=state, store=store).update()
+
+def unseen(expected):
+    index = FolderIndex(folder, state=state, store=store)
+    report = index.update()
+    assert not report.removed and set(report.skipped) == {expected}, report
+    assert "before is kept" in report.skipped[expected], report
+    assert len(index.documents) == len(store.store) == 2, report
+
+for mode, name in ((0, "inner"), (0o444, "inner/b.md")):
+    (folder / "inner").chmod(mode)
+    unseen(name)
+    (folder / "inner").chmod(0o777)
+(folder / "a.md").chmod(0)
+os.utime(folder / "a.md", (1, 1))
+unseen("a.md")
+(folder / "a.md").chmod(0o666)
+FolderIndex(folder, state=state, store=store).update()
+folder.chmod(0)
+unseen(".")
+folder.chmod(0o777)
+index = FolderIndex(folder, state=state, store=store)
+folder.rename(folder.with_name("away"))
+assert not index.update().removed and len(index.documents) == 2
+folder.mkdir()
+unseen(".")
+folder.rmdir()
+folder.with_name("away").rename(folder)
+(folder / "inner" / "b.md").unlink()
+report = FolderIndex(folder, state=state, store=store).update()
+assert report.removed == ["inner/b.md"] and not report.skipped and len(store.store) == 1, report
+"""
+
+
+def test_what_cannot_be_seen_for_a_while_is_not_removed(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-c", UNSEEN, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_store_that_does_not_delete_is_an_error(docs: Path) -> None:
+    class Keeping(CountingStore):
+        def delete(self, *args: Any, **kwargs: Any) -> Any:
+            return False
+
+    index = FolderIndex(docs, store=Keeping(FAKE))
+    num_passages = index.update().num_passages
+    (docs / "rich.md").unlink()
+    with pytest.raises(RuntimeError, match=r"does not delete the passages of rich\.md"):
+        index.update()
+    assert len(index.documents) == num_passages
+
+
+def test_a_path_may_begin_at_home(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(docs.parent))
+    FolderIndex("~/docs", state="~/state.json").update()
+    assert (docs.parent / "state.json").is_file()
+    with pytest.raises(NotADirectoryError, match="~nobody_of_that_name/docs is not a folder"):
+        FolderIndex("~nobody_of_that_name/docs")
+
+
+def test_repeated_text_is_found_where_each_part_of_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("This is a test, please dont be mad at me. " * 60, "utf-8")
+    index = FolderIndex(tmp_path)
+    index.update()
+    starts = [one.metadata["start_index"] for one in index.documents]
+    assert starts == sorted(set(starts))
 
 
 def test_names_that_are_not_utf8_do_not_stop_the_index(docs: Path, tmp_path: Path) -> None:
@@ -344,7 +503,7 @@ def test_a_store_that_lost_its_passages_is_filled_again(docs: Path, tmp_path: Pa
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', "{HEADER}\n3", "{HEADER}\n{}"])
 def test_a_broken_state_is_begun_anew(docs: Path, tmp_path: Path, content: str) -> None:
     state = tmp_path / "index.json"
-    header = json.dumps({"format": 2, "folder": str(docs.resolve())})
+    header = json.dumps({"format": FORMAT, "folder": str(docs.resolve())})
     state.write_text(content.replace("{HEADER}", header), "utf-8")
     index = FolderIndex(docs, state=state)
     assert index.documents == []

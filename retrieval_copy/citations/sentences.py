@@ -1,0 +1,55 @@
+"""Sentences of a text, also of one with lists, headings and rows of tables. Knows texts alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import regex
+
+from retrieval_copy.citations.words import LANGUAGES, terms
+
+_LONGEST_SENTENCE, _FEWEST_WORDS = 600, 3
+# A sentence ends at its mark, unless that is the one of a number, an initial or an abbreviation, and where a
+# paragraph, a heading or an item of a list ends. Two sentences taken for one do less harm than half of one.
+_ABBREVIATIONS = "|".join(word for language in LANGUAGES for word in language["abbreviations"].split())
+SENTENCE_END = regex.compile(
+    rf"(?<=[.!?…][\"'”’)\]]*)(?<!(?:\b\d{{1,2}}|(?<![^\s.(])\p{{L}}|\b(?i:{_ABBREVIATIONS}))\.)\s+(?!\p{{Ll}})"
+    r"|(?<=[。！？][”’」』）]*)"
+    r"|\n\s*\n|\n(?=\s*(?:[-*+#>|]|\d+[.)])\s)|\n(?<=^#.*\n)",
+    regex.MULTILINE,
+)
+_QUESTION = regex.compile(r"[?？][\"'”’)\]]*$")
+_CONTROL = regex.compile(r"[\p{Cc}\p{Cs}]")
+_MARKUP = regex.compile(r"^(?:[-*+#>|]+|\d+[.)])\s+")
+
+
+class Sentence(NamedTuple):
+    """A sentence of a passage, on one line, and where it stands."""
+
+    text: str
+    headings: str  # the first line of the passage, and the last heading or fragment
+    before: str  # the sentence that it follows
+    may_follow: bool  # whether it may be quoted after another: a heading or a question may not
+    may_answer: bool  # whether it may be quoted by itself: a fragment may not, either
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of ``text`` on one line each, without those too long to be any or with rubbish."""
+    return [sentence.text for sentence in placed_sentences(text)]
+
+
+def placed_sentences(passage: str) -> list[Sentence]:
+    """The sentences of ``passage``, and where they stand in it."""
+    found: list[Sentence] = []
+    first = heading = before = ""
+    for part in SENTENCE_END.split(passage):
+        text = " ".join(_MARKUP.sub("", part.strip()).split())
+        if len(text) > _LONGEST_SENTENCE or not any(map(str.isalnum, text)) or _CONTROL.search(text):
+            continue
+        may_follow = not part.lstrip().startswith("#") and not _QUESTION.search(text)
+        is_long = len(terms(text)) >= _FEWEST_WORDS
+        found.append(Sentence(text, f"{first}\n{heading}", before, may_follow, may_follow and is_long))
+        first, before = first or text, text
+        if not found[-1].may_answer:
+            heading, before = text, ""
+    return found
