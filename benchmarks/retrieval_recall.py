@@ -59,7 +59,7 @@ def _holds(source: str, answers: Sequence[str]) -> Callable[[Document], bool]:
 def packages() -> Corpus:
     with TemporaryDirectory() as written:
         for package in _PACKAGES:
-            Path(written, f"{package}.md").write_text(str(metadata(package).get_payload()), "utf-8")
+            Path(written, f"{package}.md").write_text(str(metadata(package).json["description"]), "utf-8")
         index = FolderIndex(written)
         index.update()
     passages, questions = [], []
