@@ -282,7 +282,10 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         call_options: CallOptions,
     ) -> tuple[Answer, RunnableConfig]:
         """An answer that has not been begun, and the config of the run that shows it."""
-        conversation = Conversation.of(question)
+        from sot_chains.router.rules import PLAINLY
+
+        # What is answered plainly in any case may be an image, or a system message alone.
+        conversation = Conversation.of(question, needs_question=self.options.router is not PLAINLY)
         child = run_manager.get_child() if run_manager else NO_CALLBACKS
         run_id = run_manager.run_id if run_manager else config.get("run_id") or uuid7()
         shown = without_callbacks(patch_config(config, callbacks=child))

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
     for add in (_add_ask, _add_eval, _add_serve):
         add(commands)
     options = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # of any encoding: an answer was paid for, so it is written
+            stream.reconfigure(errors="replace")
     from sot_chains.providers import ProviderError
 
     with ExitStack() as opened:
@@ -54,6 +58,10 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
         except KeyboardInterrupt:
             print("sot: interrupted", file=sys.stderr)
             return _EXIT_INTERRUPTED
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()  # shells leave --docs=~/notes as it is
 
 
 def _add_ask(commands: Any) -> None:
@@ -97,7 +105,7 @@ def _add_eval(commands: Any) -> None:
     def add(name: str, metavar: str | None, about: str, **more: Any) -> None:
         parser.add_argument(name, metavar=metavar, help=about, **more)
 
-    add("questions", "FILE", "JSON lines: question, category", type=Path)
+    add("questions", "FILE", "JSON lines: question, category", type=_path)
     add_model_arguments(parser, profile=False, action="append")
     add("--judge", "MODEL", "the model that compares; without it only speed is measured")
     add("--judge-base-url", "URL", "a compatible server for the judge")
@@ -108,7 +116,7 @@ def _add_eval(commands: Any) -> None:
     routers = ("shipped", "rules", "none")
     add("--router", None, "decides for SoT-R (shipped)", choices=routers, default="shipped")
     add("--limit", "N", "only the first N questions", type=int)
-    add("--out", "FOLDER", "for the results (sot-eval)", type=Path, default=Path("sot-eval"))
+    add("--out", "FOLDER", "for the results (sot-eval)", type=_path, default=Path("sot-eval"))
 
 
 async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
@@ -169,7 +177,9 @@ def _add_serve(commands: Any) -> None:
     add_model_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="the port (8000); 0 for any that is free")
-    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="answer from these documents, too")
+    parser.add_argument("--docs", type=_path, metavar="FOLDER", help="answer from these documents, too")
+    about = "an origin whose pages may ask, or another name of this server (repeatable; * for all)"
+    parser.add_argument("--allow", action="append", default=[], metavar="ORIGIN|HOST", help=about)
     parser.add_argument("--api-key", metavar="KEY", help="what clients must send (SOT_API_KEY)")
     price = "of a million tokens, for the page's table"
     parser.add_argument("--price", nargs=2, type=float, metavar=("INPUT", "OUTPUT"), help=price)
@@ -209,6 +219,7 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
         profile=options.profile,
         host=options.host,
         in_turn=vendor is None,
+        allow=options.allow,
     )
     return _run_server(app, options)
 

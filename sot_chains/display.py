@@ -6,9 +6,9 @@ answers as they grow; a file or a pipe gets the finished answers, without contro
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage
@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from sot_chains.calls.retries import Retries
@@ -31,6 +31,7 @@ from sot_chains.router.rules import PLAINLY
 _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
 _COLORS = {_PLAIN: "blue", _SOT: "green"}
 _FRAMES_PER_SECOND = 12
+_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 _Texts: TypeAlias = dict[str, dict[Point | None, str]]  # of each point so far, by title; None: a plain answer
 _Run: TypeAlias = tuple[AIMessage, int | None]  # an answer, and its forward passes if they are counted
 
@@ -65,14 +66,21 @@ async def compare(
     chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     texts: _Texts = {title: {} for title in chains}
-    live = Live(
-        console=console,
-        refresh_per_second=_FRAMES_PER_SECOND,
-        transient=True,
-        get_renderable=lambda: _board(texts),
-    )
+    runs: dict[str, _Run] = {}
+    frame = partial(_board, texts)
+    live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True, get_renderable=frame)
     with live if console.is_terminal else nullcontext():
-        runs = {title: await _run(chain, question, texts[title], forwards) for title, chain in chains.items()}
+        for title, chain in chains.items():
+            num_before, so_far = forwards() if forwards else 0, texts[title]
+            async with aclosing(chain.astream_points(question)) as stream:
+                async for point, text in stream:
+                    so_far[point] = so_far.get(point, "") + text
+            runs[title] = stream.message, forwards() - num_before if forwards else None
+    _print(console, runs, texts)
+    return (runs[_PLAIN][0] if plain else None), runs[_SOT][0]
+
+
+def _print(console: Console, runs: Mapping[str, _Run], texts: _Texts) -> None:
     if console.is_terminal:
         console.print(_board(texts))
     else:
@@ -80,25 +88,9 @@ async def compare(
             console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(message.text)}"))
         console.print()
     console.print(_table(runs))
-    message, _ = runs[_SOT]
-    trace = _read_trace(message)
+    trace = _read_trace(runs[_SOT][0])
     route = "answered plainly" if trace["route"] == "plain" else "Skeleton-of-Thought"
     console.print(Text(f"Route: {route}; {trace['route_reason']}."))
-    return (runs[_PLAIN][0] if plain else None), message
-
-
-async def _run(
-    chain: SkeletonOfThought,
-    question: str,
-    texts: dict[Point | None, str],
-    forwards: Callable[[], int] | None,
-) -> _Run:
-    """Answers ``question``; ``texts`` takes the text of each point as it arrives."""
-    forwards_before = forwards() if forwards else 0
-    async with aclosing(chain.astream_points(question)) as stream:
-        async for point, text in stream:
-            texts[point] = texts.get(point, "") + text
-    return stream.message, forwards() - forwards_before if forwards else None
 
 
 def _board(texts: _Texts) -> Table:
@@ -117,10 +109,9 @@ def _board(texts: _Texts) -> Table:
 
 
 def _table(runs: Mapping[str, _Run]) -> Table:
-    table = Table()
-    table.add_column("", no_wrap=True)
-    for name in ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up")
+    numbers = (Column(name, justify="right", no_wrap=True) for name in names)
+    table = Table(Column(no_wrap=True), *numbers)
     plain_seconds = _read_trace(runs[_PLAIN][0])["seconds"] if _PLAIN in runs else None
     for title, (message, num_forwards) in runs.items():
         trace, usage = _read_trace(message), message.usage_metadata
@@ -142,9 +133,7 @@ def _number(value: Any, unit: str) -> str:
 
 def printable(text: str) -> str:
     """``text`` without control characters: a model's answer must not steer the terminal."""
-    return "".join(
-        character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc"
-    )
+    return text.translate(_CONTROLS)
 
 
 def _read_trace(message: AIMessage) -> SotTrace:

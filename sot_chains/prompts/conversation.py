@@ -17,7 +17,7 @@ class Conversation:
 
     Attributes:
         messages: The messages as given, without lone surrogates.
-        question: The text of the last human message, never blank.
+        question: The text of the last human message; blank only if none is needed.
         index: The index of that message in ``messages``.
     """
 
@@ -26,17 +26,19 @@ class Conversation:
     index: int
 
     @classmethod
-    def of(cls, model_input: LanguageModelInput) -> Conversation:
+    def of(cls, model_input: LanguageModelInput, *, needs_question: bool = True) -> Conversation:
         """Reads the input of a chat model: a string, messages in any form, or a prompt value.
 
         Raises:
             TypeError: ``model_input`` is none of these.
-            ValueError: There is no human message, or the last one has no text.
+            ValueError: There is no human message, or the last one has no text, and ``needs_question``.
         """
         messages = tuple(map(_cleaned, _messages(model_input)))
         index = len(messages) - 1
         while index >= 0 and not isinstance(messages[index], HumanMessage):
             index -= 1
+        if not needs_question:
+            return cls(messages, str(messages[index].text).strip() if index >= 0 else "", index)
         if index < 0:
             kinds = [message.type for message in messages]
             raise ValueError(f"there is no question: expected a human message, got messages of types {kinds}")
@@ -50,8 +52,8 @@ class Conversation:
 
     @property
     def ends_with_question(self) -> bool:
-        """Whether no message follows the question, such as a tool result or a partial reply."""
-        return self.index == len(self.messages) - 1
+        """Whether there is a question that no message follows, such as a tool result or a partial reply."""
+        return bool(self.question) and self.index == len(self.messages) - 1
 
     def asking(self, request: str, examples: Sequence[tuple[str, str]] = ()) -> list[BaseMessage]:
         """The conversation with ``request`` in place of the question, whose images are kept.

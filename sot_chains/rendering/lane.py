@@ -72,7 +72,6 @@ def make_lane(
     name: str,
     title: str,
     message: AIMessage,
-    *,
     seconds: float | None = None,
     first_text_seconds: float | None = None,
 ) -> Lane:
@@ -85,15 +84,15 @@ def make_lane(
     lane = Lane(
         name,
         title,
-        seconds=seconds,
-        first_text_seconds=first_text_seconds,
         input_tokens=usage["input_tokens"] if usage else None,
         output_tokens=usage["output_tokens"] if usage else None,
+        num_calls=trace["num_calls"] if trace else 1,
     )
     if trace is None:
         parts = _parts(str(message.text), message.response_metadata.get("citations") or [])
         bars = () if seconds is None else (Bar("answer", 0.0, first_text_seconds, seconds),)
-        return replace(lane, blocks=(Block("", parts),), bars=bars, num_calls=1)
+        lane = replace(lane, seconds=seconds, first_text_seconds=first_text_seconds)
+        return replace(lane, blocks=(Block("", parts),), bars=bars)
     return replace(
         lane,
         note=trace["route_reason"] if name != "plain" else "",  # plain decoding was chosen by the user
@@ -101,7 +100,6 @@ def make_lane(
         bars=_bars(trace),
         seconds=trace["seconds"],
         first_text_seconds=trace["first_text_seconds"],
-        num_calls=trace["num_calls"],
         price=trace["cost"]["price"],
     )
 

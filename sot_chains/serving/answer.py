@@ -18,6 +18,7 @@ from langchain_core.runnables import Runnable
 
 from sot_chains.calls.usage import num_message_tokens, num_tokens
 from sot_chains.providers.base import find_ending
+from sot_chains.serving.schema import RefusedError
 
 Answers = Runnable[LanguageModelInput, AIMessage]
 _TRACE_FIELDS = ("route", "skeleton", "is_complete", "failures", "seconds", "num_calls")
@@ -47,7 +48,8 @@ class TextLimit:
             shown = self._counted(whole[: min(ends)])
             self.is_over, self._held = True, ""
             return shown
-        num_held = max((_num_begun(whole, stop) for stop in self.stop), default=0)
+        is_half = "\ud800" <= whole[-1:] <= "\udbff"  # of a character, whose rest comes next
+        num_held = max(is_half, *(_num_begun(whole, stop) for stop in self.stop), 0)
         self._held = whole[len(whole) - num_held :]
         return self._counted(whole[: len(whole) - num_held])
 
@@ -120,7 +122,7 @@ class Answer:
         if rest := self.limit.end():
             self.text += rest
             yield rest, []
-        await self._annotate()
+        await self._end()
 
     def _read_call(self, piece: ToolCallChunk) -> tuple[ToolCall, str]:
         """Takes in a piece of a tool call; returns the call and the new arguments.
@@ -148,9 +150,13 @@ class Answer:
         invalid = [(call, call["args"] or "") for call in message.invalid_tool_calls]  # clients may repair
         for call, arguments in (*written, *invalid):
             self._begin_call(call["id"], call["name"]).arguments = arguments
-        await self._annotate()
+        await self._end()
 
-    async def _annotate(self) -> None:
+    async def _end(self) -> None:
+        trace = self.metadata.get("sot")
+        is_plain = trace is None or trace["plain_call"] is not None
+        if is_plain and find_ending(self._reasons[0]) == "failed":
+            raise RefusedError(f"the model broke off its answer, with the reason {self._reasons[0]!r}", 502)
         citations = list(self.metadata.get("citations") or [])
         if self.cite:  # on a thread: a long answer and long references take a while
             citations += await asyncio.to_thread(self.cite, self.text)
@@ -163,17 +169,21 @@ class Answer:
             return "length"
         if self.calls:
             return "tool_calls"
-        trace = self.metadata.get("sot")
-        if trace is None:
-            reasons = [self.metadata.get("finish_reason") or self.metadata.get("stop_reason")]
-        elif trace["plain_call"] is not None:
-            reasons = [trace["plain_call"]["finish_reason"]]
-        else:  # a point that was shortened to whole sentences is complete
-            reasons = [point["finish_reason"] for point in trace["points"] if point["status"] == "cut"]
-        endings = set(map(find_ending, reasons))
+        endings = set(map(find_ending, self._reasons))
         if "filtered" in endings:
             return "content_filter"
-        return "length" if "length" in endings else "stop"
+        return "length" if endings & {"length", "failed"} else "stop"
+
+    @property
+    def _reasons(self) -> list[str | None]:
+        """Why what was not completed ended, as the model reports it."""
+        trace = self.metadata.get("sot")
+        if trace is None:
+            return [self.metadata.get("finish_reason") or self.metadata.get("stop_reason")]
+        if trace["plain_call"] is not None:
+            return [trace["plain_call"]["finish_reason"]]
+        # A point that was shortened to whole sentences is complete.
+        return [point["finish_reason"] for point in trace["points"] if point["status"] == "cut"]
 
     @property
     def num_calls(self) -> int:

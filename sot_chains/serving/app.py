@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,6 +48,7 @@ def create_app(
     max_body_bytes: int = _MAX_BODY_BYTES,
     client_timeout_seconds: float = 60.0,
     in_turn: bool = False,
+    allow: Sequence[str] = (),
 ) -> Starlette:
     """The server for one model, an ASGI application.
 
@@ -63,6 +65,8 @@ def create_app(
         max_body_bytes: The longest body of a request.
         client_timeout_seconds: How long a client may take to send a body, or to read what is sent to it.
         in_turn: Whether the page uses one mode after the other, for modes that share a processor.
+        allow: Origins whose pages may ask (``"tauri://localhost"``), and further names of this server
+            (``"my-container"``); ``"*"`` for all.
 
     Raises:
         ValueError: The model's name is not supported.
@@ -81,7 +85,11 @@ def create_app(
     )
     return Starlette(
         routes=[*service.routes, *PageRoutes(service).routes],
-        middleware=[Middleware(Guard, api_key=api_key, host=host)],
+        middleware=[
+            # Outside of the guard: what a browser asks before a request carries no key.
+            *([Middleware(CORSMiddleware, allow_origins=allow, **_CORS)] if allow else []),
+            Middleware(Guard, api_key=api_key, host=host, allow=allow),
+        ],
         exception_handlers={RefusedError: service.refuse, **_HANDLERS},
         lifespan=_lifespan,
     )
@@ -109,6 +117,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 _HANDLERS: dict[Any, Any] = {HTTPException: _unknown, Exception: _broken, ClientDisconnect: _gone}
 
+_CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["*"],
+    "allow_private_network": True,  # a page on the web may ask a server on its reader's machine
+}
 # Nothing from another host, no script or style within a page, and no text made into HTML by a script.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' blob:; "
@@ -125,16 +138,17 @@ _SECURITY = [
 class Guard:
     """Allows requests with the key, to a name of this server, and not from another site's page.
 
-    The page asks without a key for what it is made of. Starlette's ``CORSMiddleware`` would only keep other
-    sites from reading replies, and its ``TrustedHostMiddleware`` refuses in plain text, which is no error of
-    OpenAI's.
+    The page asks without a key for what it is made of. Starlette's ``CORSMiddleware`` only keeps other sites
+    from reading replies, and its ``TrustedHostMiddleware`` refuses in plain text, not in OpenAI's format.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str, allow: Sequence[str]) -> None:
         self._app = app
         self._key = api_key.encode() if api_key else None
         # A name that resolves to this machine may belong to another site (DNS rebinding).
-        self._names = {host, "localhost"} if is_loopback(host) else None
+        names = (urlsplit(one if "//" in one else f"//{one}").hostname for one in allow)
+        self._names = {host, "localhost", *names} if is_loopback(host) and "*" not in allow else None
+        self._allow = frozenset(allow)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on a request, or refuses it."""
@@ -155,10 +169,11 @@ class Guard:
     def _check(self, path: str, headers: Headers) -> None:
         name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         if self._names is not None and name not in self._names and not is_loopback(name):
-            raise RefusedError(f"Host header {name!r} is not allowed", 403)
+            raise RefusedError(f"Host header {name!r} is not allowed; see sot serve --allow", 403)
         origin = headers.get("origin")
-        if origin and urlsplit(origin).netloc != headers.get("host"):
-            raise RefusedError(f"cross-origin requests are not allowed, from {origin}", 403)
+        is_own = not origin or urlsplit(origin).netloc == headers.get("host")
+        if not is_own and not self._allow & {origin, "*"}:
+            raise RefusedError(f"requests from pages of {origin} are not allowed; see sot serve --allow", 403)
         if self._key is None or path in OPEN_PATHS:
             return
         if not hmac.compare_digest(bearer_key(headers).encode("latin-1"), self._key):  # the bytes sent

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from sot_chains.serving.answer import Answer, ToolCall, usage_fields
-from sot_chains.serving.schema import ChatRequest
+from sot_chains.serving.schema import ChatRequest, with_whole_characters
 from sot_chains.serving.stream import Writer, make_event
 
 
@@ -64,7 +64,7 @@ class ChatWriter(Writer):
         return {**head, "choices": [choice], "usage": usage, **answer.extra_fields}
 
     def _delta(self, **delta: Any) -> bytes:
-        return f"{self._before}{json.dumps(delta)}{self._after}".encode()
+        return with_whole_characters(f"{self._before}{json.dumps(delta)}{self._after}".encode())
 
     def _chunk(self, **fields: Any) -> bytes:
         return make_event({**self._head, "object": "chat.completion.chunk", **fields})

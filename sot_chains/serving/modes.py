@@ -11,7 +11,7 @@ from langchain_core.runnables import Runnable
 from sot_chains.calls.usage import Price, num_tokens, price_for
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.prompts.profile import UNFILTERED, ModelProfile
-from sot_chains.providers import Provider, make_provider
+from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
 from sot_chains.router.rules import PLAINLY
@@ -19,6 +19,7 @@ from sot_chains.serving.answer import Answer, Answers, TextLimit
 from sot_chains.serving.loading import Copying
 from sot_chains.serving.schema import ChatRequest, RefusedError
 
+_NOT_ANTHROPIC = {"presence_penalty", "frequency_penalty", "logit_bias", "response_format"}
 _MIN_TOKENS = 128  # with fewer, an answer by points would pay for points that it does not show
 
 
@@ -57,7 +58,7 @@ class ServedModel:
             RefusedError: The mode does not support what it requests.
         """
         messages, name = request.langchain_messages(), self.provider.model_name
-        parameters = request.sampling()
+        parameters = self._sampling(request)
         options: dict[str, Any] = {}
         if request.references:
             parameters |= self._references(request, options)
@@ -86,6 +87,17 @@ class ServedModel:
         else:
             answers = self._chat_model or self.plain
         return Answer(answers, messages, parameters, **options)
+
+    def _sampling(self, request: ChatRequest) -> dict[str, Any]:
+        """The parameters of every call; refused if the model's API is known to have no field for one."""
+        parameters = request.sampling()
+        if isinstance(self.provider, VendorProvider) and self.provider.vendor == "anthropic":
+            parameters.pop("seed", None)  # a wish: nobody promises to answer alike
+            form = {"response_format": request.form} if request.form else {}
+            if missing := sorted(_NOT_ANTHROPIC & (parameters | form).keys()):
+                message = f"{missing[0]} is not supported by {self.provider.model_name!r}; omit it"
+                raise RefusedError(message, param=missing[0])
+        return parameters
 
     def _limits(self, request: ChatRequest) -> dict[str, Any]:
         """The parameters that tell one call where to end."""
@@ -130,6 +142,6 @@ async def _route(request: ChatRequest, messages: list[BaseMessage]) -> tuple[str
         return "", "JSON and tool calls are written in one piece"
     try:
         route = await auto_router().ainvoke(messages)
-    except ValueError as error:  # a conversation without a question
-        raise RefusedError.from_error(error) from error
+    except ValueError as error:  # an image or a system message alone
+        return "", str(error)
     return "sot" if route.use_sot else "", f"{route.router} router: {route.reason}"

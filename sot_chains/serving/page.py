@@ -39,7 +39,7 @@ _FILES = {
     "/race.js": _STATIC / "race.js",
     "/style.css": TEMPLATES / "style.css",
 }
-OPEN_PATHS = frozenset({*_FILES, "/about", "/health"})
+OPEN_PATHS = frozenset({*_FILES, "/about", "/health", "/healthz"})
 _TITLES = {"plain": "Plain decoding", "sot": "Skeleton-of-Thought", "copy": "Copying from the folder"}
 _MAX_TOKENS = 512  # of a LangChain model's answer in one piece: a small one may repeat itself without end
 Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it says
@@ -116,24 +116,21 @@ async def _run_lane(
     name: str, served: ServedModel, question: str, parameters: dict[str, Any], tell: Tell
 ) -> Lane:
     """Answers ``question`` in one mode; an error ends this lane alone."""
-    answers, title = _lanes(served)[name], _TITLES[name]
+    answers = _lanes(served)[name]
     tell("start")
     try:
-        if isinstance(answers, SkeletonOfThought):
-            lane = make_lane(name, title, await _by_points(answers, question, parameters, tell))
-        else:
-            message, times = await _in_one_piece(answers, question, parameters, tell)
-            price = served.price.of(count_tokens(message.usage_metadata)) if served.price else None
-            lane = replace(make_lane(name, title, message, **times), price=price)
+        write = _by_points if isinstance(answers, SkeletonOfThought) else _in_one_piece
+        message, *times = await write(answers, question, parameters, tell)
+        lane = make_lane(name, _TITLES[name], message, *times)
+        if lane.price is None and served.price:
+            lane = replace(lane, price=served.price.of(count_tokens(message.usage_metadata)))
     except Exception as error:  # whatever a model raises is shown in its lane
-        lane = Lane(name, title, f"It failed: {RefusedError.from_error(error)}")
+        lane = Lane(name, _TITLES[name], f"It failed: {RefusedError.from_error(error)}")
     tell("done", seconds=lane.seconds, note=lane.note)
     return lane
 
 
-async def _by_points(
-    chain: SkeletonOfThought, question: str, parameters: dict[str, Any], tell: Tell
-) -> AIMessage:
+async def _by_points(chain: Any, question: str, parameters: dict[str, Any], tell: Tell) -> tuple[Any, ...]:
     async with aclosing(chain.astream_points(question, **parameters)) as deltas:
         async for point, text in deltas:
             number = point.number if point else 0
@@ -141,12 +138,12 @@ async def _by_points(
                 tell("text", point=number, text=text)
             else:
                 tell("point", point=number, heading=f"{number}. {point.text}" if point else "")
-    return deltas.message
+    return (deltas.message,)
 
 
 async def _in_one_piece(
     answers: Answers, question: str, parameters: dict[str, Any], tell: Tell
-) -> tuple[AIMessage, dict[str, float | None]]:
+) -> tuple[Any, ...]:
     begin, first_text = time.perf_counter(), None
     answer = Answer(answers, [HumanMessage(question)], parameters)
     tell("point", point=0, heading="")
@@ -154,5 +151,5 @@ async def _in_one_piece(
         async for text, _ in pieces:
             first_text = first_text or time.perf_counter() - begin
             tell("text", point=0, text=text)
-    message = AIMessage(answer.text, usage_metadata=answer.reported, response_metadata=answer.metadata)
-    return message, {"seconds": time.perf_counter() - begin, "first_text_seconds": first_text}
+    message = AIMessage(answer.text, usage_metadata=answer.usage, response_metadata=answer.metadata)
+    return message, time.perf_counter() - begin, first_text

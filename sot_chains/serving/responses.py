@@ -19,6 +19,11 @@ from sot_chains.serving.stream import Writer, make_event
 
 # The client's bookkeeping, or options of what OpenAI keeps.
 _IGNORED = ("store", "include", "truncation", "stream_options", "prompt_cache_retention")
+# What every response has to hold.
+_UNSAID = {
+    **{"error": None, "incomplete_details": None, "instructions": None, "metadata": {}},
+    **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
+}
 _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
@@ -42,9 +47,14 @@ def read_responses_request(body: bytes) -> ChatRequest:
     if "messages" in extra:
         raise RefusedError("messages are sent as input in this protocol", param="messages")
     items = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
-    messages = [message for item in items if (message := _read_item(item))]
+    messages: list[dict[str, Any]] = []
     if asked.instructions:
-        messages = [{"role": "system", "content": asked.instructions}, *messages]
+        messages.append({"role": "system", "content": asked.instructions})
+    for message in filter(None, map(_read_item, items)):
+        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":  # of the same turn
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        else:
+            messages.append(message)
     choice = asked.tool_choice
     if isinstance(choice, dict):
         choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
@@ -55,7 +65,6 @@ def read_responses_request(body: bytes) -> ChatRequest:
         "tools": [_read_tool(tool) for tool in asked.tools or ()] or None,
         "tool_choice": choice,
     }
-    given = {name: value for name, value in given.items() if value is not None}
     return read_request(json.dumps({**extra, "messages": messages, **given}).encode())
 
 
@@ -110,19 +119,8 @@ class ResponseWriter(Writer):
     """Writes the reply to ``asked`` in the format of OpenAI's responses."""
 
     def __init__(self, asked: ChatRequest) -> None:
-        self._head = {
-            "id": f"resp_{uuid4().hex}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": asked.model,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": None,
-            "metadata": {},
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": [],
-        }
+        head = {"id": f"resp_{uuid4().hex}", "created_at": int(time.time()), "model": asked.model}
+        self._head = {"object": "response", **head, **_UNSAID}
         self._num_events = 0
         self._items: list[dict[str, Any]] = []  # of the output, as far as they are begun
         self._part = {"item_id": f"msg_{uuid4().hex}", "output_index": 0, "content_index": 0}

@@ -5,6 +5,7 @@ https://platform.openai.com/docs/api-reference/chat. Knows messages; does not kn
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage, convert_to_messages
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sot_chains.providers.base import ProviderError
 
@@ -20,8 +21,10 @@ T = TypeVar("T", bound=BaseModel)
 
 _MAX_TOKENS = 10_000_000
 _MAX_SEED = 2**63
-_OVERFLOW = "context_length_exceeded"  # OpenAI's code of a prompt that is too long
-_ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # which change nothing if they are 0 or empty
+_OVERFLOW = re.compile(r"context.(length|window|size)|(prompt|input) is too long", re.IGNORECASE)
+# An escape in JSON that is half of a surrogate pair and so no character; group 1 is any other one.
+_HALF = re.compile(rb"(?i)(\\ud[89ab]..\\ud[c-f]..|\\[^u])|\\ud[89a-f]..")
+_ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # change nothing if they are 0 or empty
 _SAMPLING = ("temperature", "top_p", "seed", *_ZERO)
 # The client's bookkeeping, which changes nothing about an answer.
 _IGNORED = frozenset(
@@ -48,11 +51,17 @@ _RESERVED = frozenset(
         *("extra_headers", "extra_query", "extra_body", "timeout", "api_key", "base_url", "http_client"),
     }
 )
-# The type of what a part of a message holds under the name of its kind.
-_PARTS: Mapping[str, type] = {
-    **{"text": str, "refusal": str, "image_url": str},
+# What a part of a message holds under the name of its kind; the model decides on other kinds.
+_PARTS: Mapping[str, Any] = {
+    **{"text": str, "refusal": str, "image_url": str | Mapping},
     **{"input_audio": Mapping, "file": Mapping},
 }
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_null(one) for name, one in value.items() if one is not None}
+    return list(map(_without_null, value)) if isinstance(value, list) else value
 
 
 @dataclass(eq=False)
@@ -74,16 +83,15 @@ class RefusedError(Exception):
         """What the client is told about an exception that an answer ended with."""
         if isinstance(error, RefusedError):
             return error
-        is_overflow = isinstance(error, ContextOverflowError) or _OVERFLOW in str(error)
-        code = _OVERFLOW if is_overflow else None
+        pause = error.retry_after_seconds if isinstance(error, ProviderError) else None
+        status = getattr(error, "status", None) or getattr(error, "status_code", None)  # the latter of SDKs
+        is_refusal = status in (400, 413, 422) or isinstance(error, ValueError)
+        if isinstance(error, ContextOverflowError) or (is_refusal and _OVERFLOW.search(str(error))):
+            return cls(str(error), code="context_length_exceeded")
+        if isinstance(status, int) and 400 <= status < 600:
+            return cls(str(error), status, retry_after_seconds=pause)
         if isinstance(error, ProviderError):
-            status = error.status or (504 if isinstance(error, TimeoutError) else 502)
-            return cls(str(error), status, code=code, retry_after_seconds=error.retry_after_seconds)
-        status_code = getattr(error, "status_code", None)  # of an SDK's error, from a LangChain model
-        if isinstance(status_code, int) and 400 <= status_code < 600:
-            return cls(str(error), status_code, code=code)
-        if is_overflow:
-            return cls(str(error), code=code)
+            return cls(str(error), 504 if isinstance(error, TimeoutError) else 502, retry_after_seconds=pause)
         # Models raise these for wrong values, missing features and numbers out of range.
         if isinstance(error, ValueError | TypeError | NotImplementedError | OverflowError):
             return cls(f"the model refuses this request: {error or type(error).__name__}"[:1000])
@@ -130,7 +138,9 @@ class ChatRequest(Body):
     """
 
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    messages: Annotated[list[dict[str, Any]], BeforeValidator(_without_null)] = Field(
+        min_length=1, max_length=10_000
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=1)
@@ -209,10 +219,15 @@ class ChatRequest(Body):
         return {"required": "any", "none": "none"}.get(choice or "auto")
 
 
+def with_whole_characters(text: bytes) -> bytes:
+    """JSON in which halves of surrogate pairs, such as come from a cut emoji, are replaced."""
+    return _HALF.sub(lambda escape: escape[1] or rb"\ufffd", text) if b"\\ud" in text.lower() else text
+
+
 def read_body_as(kind: type[T], body: bytes) -> T:
     """Reads a body in JSON as a ``kind``; refused if it is none."""
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(with_whole_characters(body))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
@@ -240,30 +255,16 @@ def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
     if content is not None and not isinstance(content, str | list):
         raise ValueError(f"the content of a message is text or a list of parts, got {type(content).__name__}")
     for part in content if isinstance(content, list) else ():
-        _check_part(part)
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str):
+            raise ValueError("each part of a message's content has a type")
+        if kind in _PARTS and not isinstance(part.get(kind), _PARTS[kind]):
+            raise ValueError(f"a part of type {kind!r} has no {kind!r} of the right type")
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ValueError(f"the {role} message has no content")
-    converted = {"content": "", **_without_null(message)}
-    calls = converted.get("tool_calls")
+    converted = {"content": "", **message}
+    calls = message.get("tool_calls")
     if isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls):
         # So LangChain keeps calls with broken arguments, too.
         converted |= {"tool_calls": None, "additional_kwargs": {"tool_calls": calls}}
     return converted
-
-
-def _without_null(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_null(one) for name, one in value.items() if one is not None}
-    return list(map(_without_null, value)) if isinstance(value, list) else value
-
-
-def _check_part(part: Any) -> None:
-    """Checks a part of a message's content; the model decides on kinds that are not OpenAI's."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(kind, str):
-        raise ValueError("each part of a message's content has a type")
-    value = part.get(kind)
-    if isinstance(value, Mapping) and kind == "image_url":
-        value = value.get("url")
-    if kind in _PARTS and not isinstance(value, _PARTS[kind]):
-        raise ValueError(f"a part of type {kind!r} has no {kind!r} of the right type")

@@ -76,7 +76,7 @@ class Service:
             Route("/v1/responses", self.respond, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
-            Route("/health", self.health),
+            *(Route(path, self.health) for path in ("/health", "/healthz")),
             Route("/metrics", self.scrape),
         ]
 

@@ -17,11 +17,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sot_chains.aio.tasks import cancel_and_wait
-from sot_chains.serving.schema import RefusedError
+from sot_chains.serving.schema import RefusedError, with_whole_characters
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[bytes | str], None]  # takes an event, or a piece of text
 
+_MAX_SILENT_SECONDS = 0.5  # then a stream is begun: proxies and clients give up on one without headers
+_COMMENT = b": the model is at work\n\n"
 _MIN_PACKET_SECONDS = 0.02  # events that come within it are sent together: a packet costs more than a token
 _MAX_PACKETS_PER_SECOND = 1000  # to all readers together: some tenth of a core
 
@@ -76,7 +78,7 @@ class Pace:
 def make_event(data: Any, kind: str = "") -> bytes:
     """A server-sent event with ``data`` in JSON."""
     head = f"event: {kind}\n" if kind else ""
-    return f"{head}data: {json.dumps(data)}\n\n".encode()
+    return with_whole_characters(f"{head}data: {json.dumps(data)}\n\n".encode())
 
 
 class Writer:
@@ -100,7 +102,8 @@ async def packets(
     """Joins events that come within ``pace.seconds``; the first one is passed on at once.
 
     ``write`` runs in a task and calls its argument with events, or with pieces of text, which are joined to
-    one event. If it fails before the first one, its error is raised; later it is an event.
+    one event. If there is none for a while, a comment goes first. If ``write`` fails before the first packet,
+    its error is raised; later it is an event.
     """
     waiting: list[bytes | str] = []
     loop, next_at, has_news = asyncio.get_running_loop(), 0.0, asyncio.Event()
@@ -113,6 +116,11 @@ async def packets(
         else:
             waiting.append(event)
 
+    def comment() -> None:
+        if not waiting and not next_at:
+            send(_COMMENT)
+
+    commenting = loop.call_later(_MAX_SILENT_SECONDS, comment)
     writing = asyncio.create_task(write(send))
     writing.add_done_callback(lambda _: has_news.set())
     pace.num_readers += 1
@@ -133,6 +141,7 @@ async def packets(
             yield writer.failed(error)
     finally:
         pace.num_readers -= 1
+        commenting.cancel()
         with CancelScope(shield=True):  # the response is cancelled by anyio, which would cancel this, too
             await cancel_and_wait([writing])
 
@@ -165,8 +174,10 @@ async def event_response(
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A reply in JSON, in ASCII: a model's text may hold half of an emoji, which UTF-8 does not take."""
-    return Response(json.dumps(content), status, headers, media_type="application/json")
+    """A reply in JSON."""
+    return Response(
+        with_whole_characters(json.dumps(content).encode()), status, headers, media_type="application/json"
+    )
 
 
 def error_response(error: RefusedError) -> Response:

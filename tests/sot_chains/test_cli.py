@@ -1,16 +1,20 @@
 """``sot ask`` and the comparison it shows."""
 
 import io
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from langchain_parallel_decoding.command import main
+from sot_chains.cli import run
 from sot_chains.display import compare, printable
+from sot_chains.serving import Copying, Extras
 from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 
@@ -139,3 +143,38 @@ async def test_on_a_terminal_both_grow_and_stay() -> None:
 
 def test_answers_do_not_steer_the_terminal() -> None:
     assert printable("a\x1b[2Jb\x07c\n[red]\x9b") == "a[2Jbc\n[red]"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1"])
+def test_an_answer_is_written_in_any_encoding(encoding: str) -> None:
+    with chat_server() as server:
+        server.answer = lambda messages: "1. Größe\n2. 早安 😀" if "outline" in str(messages) else "Grüße: 早安 😀"
+        command = [sys.executable, "-m", "langchain_parallel_decoding.command", "ask", QUESTION]
+        done = subprocess.run(
+            [*command, "--model", f"openai:{MODEL}", "--base-url", server.url],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+    out = done.stdout.decode(encoding)
+    assert "Gr" in out
+    assert "?" in out
+    assert "Skeleton-of-Thought" in out
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    loaded: list[str | None] = []
+
+    def load(path: str | None, **options: object) -> PacedChatModel:
+        loaded.append(path)
+        return PacedChatModel()
+
+    extras = Extras(load, lambda model, docs: Copying(lambda text, documents: []))
+    for name in ("~/model.gguf", "local:~/model.gguf", "default", "local:", "org/name"):
+        assert run(["ask", QUESTION, "--no-plain", "--model", name], extras) == 0
+    assert loaded == [str(tmp_path / "model.gguf")] * 2 + [None, None, "org/name"]
+    (tmp_path / "questions.jsonl").write_text('{"question": "Why?", "category": "x"}\n')
+    assert run(["eval", "~/questions.jsonl", "--out", "~/report", "--router", "none"], extras) == 0
+    assert (tmp_path / "report" / "report.md").exists()

@@ -1,0 +1,341 @@
+"""What clients and models send that means nothing, comes late or is broken, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGenerationChunk
+
+from sot_chains.providers import ProviderError, make_provider
+from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel
+from tests.sot_chains.server import MODEL, ChatServer, chat_server
+from tests.sot_chains.serving.models import ToolChatModel
+from tests.sot_chains.serving.running import Served, served
+
+ASKED: Any = [{"role": "user", "content": QUESTION}]
+IMAGE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+KINDS = ["chat model", "openai", "anthropic"]
+
+
+def _answer(messages: Any) -> str:
+    return PLAIN
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[ChatServer]:
+    with chat_server() as running:
+        running.answer = _answer
+        yield running
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def running(request: pytest.FixtureRequest, upstream: ChatServer) -> Iterator[Served]:
+    urls = {"openai": upstream.url, "anthropic": upstream.anthropic_url}
+    if request.param in urls:
+        model: Any = make_provider(f"{request.param}:{MODEL}", base_url=urls[request.param])
+    else:
+        model = PacedChatModel(answer=_answer)
+    with served(model, name="m") as one:
+        yield one
+
+
+def _ask(running: Served, path: str = "chat/completions", **fields: Any) -> httpx.Response:
+    body = {"model": "m", **({"input": QUESTION} if path == "responses" else {"messages": ASKED}), **fields}
+    return httpx.post(f"{running.api}/{path}", json=body, timeout=20)
+
+
+def _text(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
+        {"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "seed": 3, "n": 1},
+        {"stream": None, "stream_options": {"include_usage": None}, "temperature": None, "tools": None},
+        {"logprobs": False, "top_logprobs": 0, "parallel_tool_calls": True, "user": "me", "stop": []},
+        {"stop": None, "references": None, "tool_choice": None, "logprobs": None, "functions": None},
+    ],
+)
+def test_what_changes_nothing_is_taken_by_every_model(running: Served, fields: dict[str, Any]) -> None:
+    assert _text(_ask(running, **fields)) == PLAIN
+
+
+def test_null_within_messages_is_what_is_not_sent(running: Served) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [
+        {"role": "user", "content": "x", "name": None},
+        {"role": "assistant", "content": None, "refusal": None, "audio": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "y"},
+        {"role": "assistant", "content": "z", "tool_calls": None, "function_call": None},
+        {"role": "user", "content": [{"type": "text", "text": QUESTION, "cache_control": None}]},
+    ]
+    assert _text(_ask(running, messages=turns)) == PLAIN
+
+
+def test_what_an_api_has_no_field_for_is_refused_by_its_name(upstream: ChatServer) -> None:
+    with served(make_provider(f"anthropic:{MODEL}", base_url=upstream.anthropic_url), name="m") as running:
+        for field in ({"frequency_penalty": 0.5}, {"logit_bias": {"5": 1}}, {"presence_penalty": -1}):
+            response = _ask(running, **field)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == next(iter(field))
+        response = _ask(running, response_format={"type": "json_object"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
+
+
+@pytest.mark.parametrize("mode", ["m", "m:sot"])
+def test_fields_that_the_sdk_does_not_know_reach_the_server(upstream: ChatServer, mode: str) -> None:
+    fields = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+    template = {"chat_template_kwargs": {"enable_thinking": False, "x": None}}
+    with served(make_provider(f"openai:{MODEL}", base_url=upstream.url), name="m") as running:
+        upstream.requests.clear()
+        assert _text(_ask(running, model=mode, **fields, **template))
+    assert all(fields.items() <= one.items() and template.items() <= one.items() for one in upstream.requests)
+
+
+@pytest.mark.parametrize("mode", ["m", "m:auto"])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": [IMAGE]}],
+        [{"role": "system", "content": "Say hello."}],
+        [{"role": "system", "content": "Say hello."}, {"role": "assistant", "content": "Hel"}],
+    ],
+)
+def test_a_request_without_a_question_is_answered_as_the_model_does(
+    running: Served, mode: str, messages: Any
+) -> None:
+    assert _text(_ask(running, model=mode, messages=messages)) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("x\\ud83dy\\uDE00", "x\ufffdy\ufffd"),
+        ("\\ud83d\\ude00", "\U0001f600"),
+        (r"\\ud83d \\\\ud83d", r"\ud83d \\ud83d"),
+        ("\\ud83d\\ud83d\\ude00\\n", "\ufffd\U0001f600\n"),
+    ],
+)
+def test_half_an_emoji_in_a_body_is_replaced(sent: str, read: str) -> None:
+    model = PacedChatModel(answer=_answer)
+    with served(model) as running:
+        body = json.dumps({"model": "paced", "messages": [{"role": "user", "content": "@"}]})
+        assert httpx.post(f"{running.api}/chat/completions", content=body.replace("@", sent)).is_success
+    assert model.requests[-1][-1].content == read
+
+
+def test_half_an_emoji_in_a_stream_is_joined_or_replaced() -> None:
+    model = PacedChatModel(answer=lambda messages: "a\ud83d \ude00b c\ud83d d")
+    halves = PacedChatModel(answer=lambda messages: "\ud83d")
+    with served(model) as running, served(halves) as other:
+        for path in ("chat/completions", "responses"):
+            for stream in (False, True):
+                for one in (running, other):
+                    response = _ask(one, path, model="paced", stream=stream)
+                    assert response.status_code == 200
+                    assert "\\ud83d" not in response.text
+                    assert "\\ufffd" in response.text
+
+
+class EndingChatModel(PacedChatModel):
+    """Ends half an answer with a reason."""
+
+    reason: str
+    field: str = "finish_reason"
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        yield ChatGenerationChunk(message=AIMessageChunk(content="Half an"))
+        last = AIMessageChunk(content="", response_metadata={self.field: self.reason})
+        yield ChatGenerationChunk(message=last)
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "network_error", "insufficient_system_resource"])
+@pytest.mark.parametrize("mode", ["paced", "paced:auto"])
+def test_half_an_answer_is_never_called_whole(reason: str, mode: str) -> None:
+    with served(EndingChatModel(reason=reason)) as running:
+        asked: Any = {"model": mode, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+        assert _ask(running, **asked).status_code == 502
+        streamed = _ask(running, **asked, stream=True)
+        assert '"finish_reason": "stop"' not in streamed.text
+        assert streamed.status_code == 502 or '"error": {' in streamed.text
+        asked = {"model": mode, "input": "What is 3 + 4?"}
+        assert "response.completed" not in _ask(running, "responses", **asked, stream=True).text
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("sensitive", "content_filter"), ("SAFETY", "content_filter"), ("max_tokens", "length")],
+)
+def test_known_ends_are_told_in_openais_words(reason: str, told: str) -> None:
+    with served(EndingChatModel(reason=reason, field="stop_reason")) as running:
+        assert _ask(running, model="paced").json()["choices"][0]["finish_reason"] == told
+        assert f'"finish_reason": "{told}"' in _ask(running, model="paced", stream=True).text
+
+
+def test_what_a_call_took_that_we_ended_is_counted() -> None:
+    again = "one two three four five six seven eight nine " * 50
+    model = PacedChatModel(answer=lambda messages: again)
+    with (
+        served(model, profile="small") as running,
+        openai.OpenAI(base_url=running.api, api_key="none") as client,
+    ):
+        asked: Any = [{"role": "user", "content": "What is the capital of France?"}]
+        whole = client.chat.completions.create(model="paced:auto", messages=asked)
+        assert whole.usage
+        assert whole.usage.completion_tokens > 10
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+        *_, last = client.chat.completions.create(
+            model="paced:auto", messages=asked, stream=True, stream_options={"include_usage": True}
+        )
+        assert last.usage
+        assert last.usage.total_tokens > 10
+        answered = client.responses.create(model="paced:auto", input="What is the capital of France?")
+        assert answered.usage
+        assert answered.usage.total_tokens > 10
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz"])
+def test_monitors_need_no_key(path: str) -> None:
+    with served(PacedChatModel(), api_key="sesame") as running:
+        assert httpx.get(running.url + path).json()["status"] == "ok"
+        probed = httpx.head(running.url + path)
+        assert (probed.status_code, probed.text) == (200, "")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_a_stream_begins_before_a_model_that_thinks(path: str) -> None:
+    with served(PacedChatModel(answer=_answer, pause=2.0)) as running:
+        field = {"messages": ASKED} if path == "chat/completions" else {"input": QUESTION}
+        body = {"model": "paced", "stream": True, **field}
+        begin = time.monotonic()
+        with httpx.stream("POST", f"{running.api}/{path}", json=body, timeout=20) as response:
+            first = next(response.iter_bytes())
+            assert first.startswith(b": ")
+            assert time.monotonic() - begin < 2.0  # before the model's first word, which comes no earlier
+
+
+def test_an_error_after_the_begin_of_a_stream_is_an_event() -> None:
+    slow = PacedChatModel(answer=_answer, pause=0.8, fail=lambda messages: True)
+    with served(slow) as running, openai.OpenAI(base_url=running.api, api_key="x", max_retries=0) as client:
+        stream = client.chat.completions.create(model="paced", messages=ASKED, stream=True)
+        with pytest.raises(openai.APIError, match="the model broke"):
+            list(stream)
+        *_, last = client.responses.create(model="paced", input=QUESTION, stream=True)
+        assert last.type == "error"
+
+
+@pytest.mark.parametrize("origin", ["tauri://localhost", "https://app.example", "null"])
+def test_pages_of_allowed_origins_may_ask(origin: str) -> None:
+    def ask(running: Served, **headers: str) -> httpx.Response:
+        body = {"model": "paced", "messages": ASKED}
+        return httpx.post(f"{running.api}/chat/completions", json=body, headers=headers)
+
+    with served(PacedChatModel(), allow=[origin, "my-container"], api_key="k") as running:
+        wish = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        asked = httpx.options(f"{running.api}/chat/completions", headers={"origin": origin, **wish})
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] == origin
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        answered = ask(running, origin=origin, authorization="Bearer k", host="my-container:8000")
+        assert answered.status_code == 200
+        assert answered.headers["access-control-allow-origin"] == origin
+        assert ask(running, origin=origin).status_code == 401  # a page needs the key, too
+        assert ask(running, origin="https://evil.example", authorization="Bearer k").status_code == 403
+        assert ask(running, host="evil.example", authorization="Bearer k").status_code == 403
+    with served(PacedChatModel()) as running:
+        assert ask(running, origin=origin).status_code == 403
+
+
+class UnnumberedChatModel(ToolChatModel):
+    """Calls two tools, and numbers and names no call."""
+
+    ids: tuple[str | None, str | None] = (None, None)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        self._requests.append(messages)
+        for city, call_id in zip(("Köln", "Bonn"), self.ids, strict=True):
+            arguments = json.dumps({"city": city})
+            piece = tool_call_chunk(name="weather", args=arguments, id=call_id, index=None)
+            yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[piece]))
+
+
+@pytest.mark.parametrize("ids", [(None, None), ("a", None), ("a", "b")])
+def test_calls_that_nobody_numbers_are_two_in_order_each_with_an_id(ids: tuple[Any, Any]) -> None:
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+    cities = [{"city": "Köln"}, {"city": "Bonn"}]
+    model = UnnumberedChatModel(ids=ids)
+    with served(model) as running, openai.OpenAI(base_url=running.api, api_key="x") as client:
+        asked: Any = {"model": "paced", "messages": ASKED}
+        asked["tools"] = [{"type": "function", "function": function}]
+        message = client.chat.completions.create(**asked).choices[0].message
+        calls: Any = message.tool_calls
+        assert [json.loads(call.function.arguments) for call in calls] == cities
+        assert len({call.id for call in calls} - {None, ""}) == 2
+        with client.chat.completions.stream(**asked) as stream:
+            calls = stream.get_final_completion().choices[0].message.tool_calls
+        assert [json.loads(call.function.arguments) for call in calls] == cities
+        assert len({call.id for call in calls} - {None, ""}) == 2
+        asked = {"model": "paced", "input": QUESTION, "tools": [{"type": "function", **function}]}
+        whole = client.responses.create(**asked).output
+        with client.responses.stream(**asked) as events:
+            streamed = events.get_final_response().output
+        for output in (whole, streamed):
+            calls = [one for one in output if one.type == "function_call"]
+            assert [json.loads(call.arguments) for call in calls] == cities
+            assert len({call.call_id for call in calls} - {None, ""}) == 2
+        results = [
+            {"type": "function_call_output", "call_id": one.call_id, "output": "Rain"} for one in calls
+        ]
+        turns: Any = [*ASKED, *(one.model_dump() for one in calls), *results]
+        client.responses.create(**{**asked, "input": turns})
+        history: Any = model.requests[-1]
+        assert [one.type for one in history] == ["human", "ai", "tool", "tool"]
+        assert [call["args"] for call in history[1].tool_calls] == cities
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 10 tokens, your request has 20",
+        "prompt is too long: 20 tokens > 10 maximum",
+        "the request exceeds the available context size",
+    ],
+)
+def test_a_prompt_that_is_too_long_has_openais_code(said: str) -> None:
+    def overflow(messages: Any) -> str:
+        raise ProviderError(said, status=400)
+
+    with served(PacedChatModel(answer=overflow)) as running:
+        for path in ("chat/completions", "responses"):
+            for stream in (False, True):
+                response = _ask(running, path, model="paced", stream=stream)
+                assert response.status_code == 400
+                assert response.json()["error"]["code"] == "context_length_exceeded"
