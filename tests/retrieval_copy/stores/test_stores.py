@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -419,12 +420,11 @@ assert report.removed == ["inner/b.md"] and not report.skipped and len(store.sto
 """
 
 
-def test_what_cannot_be_seen_for_a_while_is_not_removed(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o777)
-    done = subprocess.run(
-        [sys.executable, "-c", UNSEEN, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+def test_what_cannot_be_seen_for_a_while_is_not_removed() -> None:
+    with TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        Path(folder).chmod(0o777)
+        command = [sys.executable, "-c", UNSEEN, folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
