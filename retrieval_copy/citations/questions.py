@@ -51,7 +51,7 @@ class Question:
         topic = text
         for asks, _, _ in _KINDS:
             topic = asks.sub(" ", topic)
-        self._kind = next((kind[1:] for kind in _KINDS if kind[0].search(text)), None)
+        self._kind = next((kind[1:] for kind in _KINDS if kind[0].search(text)), _KINDS[-1][1:])
         named = [word for word in terms(topic) if len(word) > 1 or not word.isascii()]
         self.terms = frozenset(named) - COMMON or frozenset(terms(text)) - COMMON or frozenset(terms(text))
 
@@ -62,9 +62,11 @@ class Question:
         return share + self._kind_of(sentence.text)
 
     def is_answered_by(self, sentence: Sentence) -> bool:
-        """Whether ``sentence`` has most of its words, or half of them and surely what is asked for."""
+        """Whether ``sentence`` has most of its words; or of three half, and surely what is asked."""
         kind, share = self._kind_of(sentence.text), self.share(sentence)
-        return share >= _MIN_SHARE if kind == _SURE else share > _MIN_SHARE and kind > 0
+        is_half_enough = kind == _SURE and len(self.terms) > 2
+        is_enough = share > _MIN_SHARE or (is_half_enough and share == _MIN_SHARE)
+        return is_enough and kind > 0 and bool(self.among(sentence.text))
 
     def share(self, sentence: Sentence) -> float:
         """The share of its words that ``sentence`` has; those of the headings above it count less."""
@@ -76,8 +78,6 @@ class Question:
         return self.terms & _terms_in(text)
 
     def _kind_of(self, text: str) -> float:
-        if self._kind is None:
-            return _MAYBE
         surely, maybe = self._kind
         return _SURE if self._has_new(surely, text) else _MAYBE if self._has_new(maybe, text) else 0.0
 
