@@ -8,8 +8,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,9 @@ def _add_eval(commands: Any) -> None:
 
 
 async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
+    from rich.console import Console
+    from rich.progress import track
+
     from sot_chains.calls.rate_limits import Limits
     from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store, evaluate, read_questions, write
     from sot_chains.router import RulesRouter, auto_router
@@ -148,7 +152,7 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
         router=routers[options.router],
         judge=judge,
         criteria=(GENERAL,) if options.general_only else CRITERIA,
-        watch=_progress,
+        watch=partial(track, console=Console(stderr=True), transient=True),
     )
     report = write(evaluation, options.out)
     num_answered = sum(not one.failure for results in evaluation.by_model.values() for one in results)
@@ -156,13 +160,6 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
     print(f"{report}: {num_answered} of {num_questions} questions answered every way", file=sys.stderr)
     print(json.dumps(evaluation.summary()))
     return 0 if num_answered else _EXIT_FAILED
-
-
-def _progress(questions: Sequence[Any], model: str) -> Iterable[Any]:
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(questions, model, console=Console(stderr=True), transient=True)
 
 
 def _add_serve(commands: Any) -> None:

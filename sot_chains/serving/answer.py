@@ -192,17 +192,12 @@ class Answer:
 
     @property
     def usage(self) -> UsageMetadata:
-        """The tokens of all calls: as reported, or else estimated, such as those of a call that was ended."""
-        estimated = self.metadata["sot"]["cost"]["estimated"] if "sot" in self.metadata else None
-        if estimated is None and self.reported is not None:
+        """The tokens of all calls, as reported or else estimated."""
+        if self.reported is not None:
             return self.reported
-        if estimated is None:
-            num_in = num_message_tokens(self.messages) * self.num_calls
-            num_out = num_tokens(self.text + "".join(call.arguments for call in self.calls))
-        else:
-            num_in, num_out = estimated["input_tokens"], estimated["output_tokens"]
-        counted = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
-        return add_usage(self.reported, counted)
+        num_in = num_message_tokens(self.messages)
+        num_out = num_tokens(self.text + "".join(call.arguments for call in self.calls))
+        return UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)
 
     @property
     def extra_fields(self) -> dict[str, Any]:

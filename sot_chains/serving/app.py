@@ -17,8 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sot_chains.calls.usage import Price
@@ -83,6 +82,7 @@ def create_app(
         pace=Pace(client_timeout_seconds),
         in_turn=in_turn,
     )
+    errors = (RefusedError, HTTPException, ClientDisconnect, Exception)
     return Starlette(
         routes=[*service.routes, *PageRoutes(service).routes],
         middleware=[
@@ -90,7 +90,7 @@ def create_app(
             *([Middleware(CORSMiddleware, allow_origins=allow, **_CORS)] if allow else []),
             Middleware(Guard, api_key=api_key, host=host, allow=allow),
         ],
-        exception_handlers={RefusedError: service.refuse, **_HANDLERS},
+        exception_handlers=dict.fromkeys(errors, service.refuse),
         lifespan=_lifespan,
     )
 
@@ -101,21 +101,6 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     await close_clients()
 
-
-async def _unknown(request: Request, error: Any) -> Response:
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return error_response(RefusedError(message, error.status_code))
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    return error_response(RefusedError(f"internal error: {type(error).__name__}", 500))
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it
-
-
-_HANDLERS: dict[Any, Any] = {HTTPException: _unknown, Exception: _broken, ClientDisconnect: _gone}
 
 _CORS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],

@@ -83,7 +83,11 @@ def load_model(
     name = name or LOCAL
     if find_vendor(name) is None:
         if name.startswith(PYTHON):
-            model = _call(name)
+            try:
+                function = resolve_name(name.removeprefix(PYTHON))
+            except (ImportError, AttributeError, ValueError) as error:
+                raise ValueError(f"{name}: {error}; expected python:PACKAGE.FUNCTION") from error
+            model = function()
         else:
             path = os.path.expanduser(name.removeprefix(LOCAL))
             model = extras.load_local(None if path in ("", "default") else path, **options)
@@ -94,12 +98,3 @@ def load_model(
     if key_name and not key:
         raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
     return make_provider(name, base_url=base_url, api_key=key)
-
-
-def _call(name: str) -> Any:
-    """Calls the user's function that ``python:PACKAGE.FUNCTION`` names."""
-    try:
-        function = resolve_name(name.removeprefix(PYTHON))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}; expected python:PACKAGE.FUNCTION") from error
-    return function()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 
-from langchain_core.messages.ai import UsageMetadata
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from sot_chains.serving.answer import Answer
 from sot_chains.serving.schema import RefusedError
 
 _log = logging.getLogger(__name__)
@@ -33,42 +32,29 @@ class Metrics:
         self.first_text = seconds("sot_first_text_seconds", "From a request to its first text")
 
     @contextmanager
-    def request(self, model: str) -> Iterator[CountedRequest]:
-        """Counts a request; whatever a model raises is what its client is told."""
-        counted = CountedRequest(self, model)
+    def request(self, model: str, answer: Answer | None = None) -> Iterator[Callable[[], None]]:
+        """Counts a request and its ``answer``; the block calls what is yielded when there is text.
+
+        Whatever a model raises is what its client is told. A request whose client disconnects has status 499.
+        """
+        begin, status = time.perf_counter(), 499
         with self.running.track_inprogress(), self.seconds.labels(model).time():
             try:
-                yield counted
+                yield lambda: self.first_text.labels(model).observe(time.perf_counter() - begin)
+                status = 200
             except Exception as error:
                 refused = RefusedError.from_error(error)
-                counted.status, refused.is_counted = refused.status, True
-                if refused.status >= 500:
+                status, refused.is_counted = refused.status, True
+                if status >= 500:
                     _log.warning("a request for %s failed: %s", model, refused, exc_info=error)
                 raise refused from error
             finally:
-                self.requests.labels(model, str(counted.status)).inc()
+                self.requests.labels(model, str(status)).inc()
+        if answer:
+            self.calls.labels(model).inc(answer.num_calls)
+            self.tokens.labels(model, "input").inc(answer.usage["input_tokens"])
+            self.tokens.labels(model, "output").inc(answer.usage["output_tokens"])
 
     def text(self) -> bytes:
         """All of them in Prometheus' format."""
         return generate_latest(self._registry)
-
-
-@dataclass
-class CountedRequest:
-    """One request while it is answered; its status is 499 if the client disconnects before the end."""
-
-    metrics: Metrics
-    model: str
-    begin: float = field(default_factory=time.perf_counter)
-    status: int = 499
-
-    def note_first_text(self) -> None:
-        """Notes that there is text."""
-        self.metrics.first_text.labels(self.model).observe(time.perf_counter() - self.begin)
-
-    def note_answer(self, usage: UsageMetadata, num_calls: int) -> None:
-        """Notes that it is answered, and what that took."""
-        self.status = 200
-        self.metrics.calls.labels(self.model).inc(num_calls)
-        self.metrics.tokens.labels(self.model, "input").inc(usage["input_tokens"])
-        self.metrics.tokens.labels(self.model, "output").inc(usage["output_tokens"])

@@ -96,11 +96,10 @@ class PageRoutes:
                 parameters = {} if name == "sot" else limits
                 return await _run_lane(name, served, question, parameters, partial(tell, lane=name))
 
-        with self._service.metrics.request("page") as counted:
+        with self._service.metrics.request("page"):
             finished = await gather_or_cancel(map(enter, lanes))
             run = Run(question, self._service.name, tuple(finished))
             tell("end", fragment=run.fragment(), page=run.page())
-            counted.status = 200
 
 
 async def _file(file: Path, request: Request) -> Response:

@@ -167,10 +167,10 @@ class ChatRequest(Body):
     @property
     def documents(self) -> list[Document]:
         """The references as documents."""
-        references = [Reference(text=one) if isinstance(one, str) else one for one in self.references or ()]
+        given = [Reference(text=one) if isinstance(one, str) else one for one in self.references or ()]
+        known = {"title", "url"}
         return [
-            Document(one.text, metadata=one.model_dump(include={"title", "url"}, exclude_none=True))
-            for one in references
+            Document(one.text, metadata=one.model_dump(include=known, exclude_none=True)) for one in given
         ]
 
     @property
@@ -238,11 +238,8 @@ def read_body_as(kind: type[T], body: bytes) -> T:
 def read_request(body: bytes) -> ChatRequest:
     """Reads the body of a request; refused if it is no request or requests an unsupported feature."""
     request = read_body_as(ChatRequest, body)
-    extra = request.model_extra or {}
-    if reserved := sorted(_RESERVED & extra.keys()):
-        raise RefusedError(f"{reserved[0]} is not a field of a request; omit it", param=reserved[0])
-    for name, values in _NEUTRAL.items():
-        if extra.get(name) is not None and extra[name] not in values:
+    for name, value in (request.model_extra or {}).items():
+        if name in _RESERVED or value not in _NEUTRAL.get(name, (value,)):
             raise RefusedError(f"{name} requests an unsupported feature; omit it", param=name)
     return request
 

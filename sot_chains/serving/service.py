@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -90,6 +91,13 @@ class Service:
 
     async def refuse(self, request: Request, error: Any) -> Response:
         """The reply to a request that is not answered, for whatever reason."""
+        if isinstance(error, HTTPException):
+            message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+            error = RefusedError(message, error.status_code)
+        elif not isinstance(error, RefusedError):
+            is_gone = isinstance(error, ClientDisconnect)  # then nobody reads this
+            error = RefusedError(f"internal error: {type(error).__name__}", 499 if is_gone else 500)
+            error.is_counted = is_gone
         if not error.is_counted:
             self.metrics.requests.labels("", str(error.status)).inc()
         return error_response(error)
@@ -123,24 +131,22 @@ class Service:
         answer = await self.served_for(request).answer(self.mode_of(asked.model), asked)
 
         async def write() -> None:
-            with self.metrics.request(asked.model) as counted:
+            with self.metrics.request(asked.model, answer):
                 await answer.write()
-                counted.note_answer(answer.usage, answer.num_calls)
 
         async def stream(send: Send) -> None:
             has_begun = False
-            with self.metrics.request(asked.model) as counted:
+            with self.metrics.request(asked.model, answer) as note_text:
                 async with aclosing(answer.stream()) as pieces:
                     async for text, calls in pieces:
                         if not has_begun:
-                            counted.note_first_text()
+                            note_text()
                             send(writer.begin())
                             has_begun = True
                         if text:
                             send(text)
                         for call, arguments in calls:
                             send(writer.arguments(call, arguments))
-                counted.note_answer(answer.usage, answer.num_calls)
             if not has_begun:
                 send(writer.begin())
             for event in writer.end(answer):

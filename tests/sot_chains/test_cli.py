@@ -148,9 +148,7 @@ def test_answers_do_not_steer_the_terminal() -> None:
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1"])
 def test_an_answer_is_written_in_any_encoding(encoding: str) -> None:
     with chat_server() as server:
-        server.answer = lambda messages: (
-            "1. Größe\n2. 早安 😀" if "outline" in str(messages) else "Grüße: 早安 😀"
-        )
+        server.answer = lambda messages: "1. Größe: 早安 😀\n2. Grüße"
         command = [sys.executable, "-m", "langchain_parallel_decoding.command", "ask", QUESTION]
         done = subprocess.run(
             [*command, "--model", f"openai:{MODEL}", "--base-url", server.url],
