@@ -10,10 +10,9 @@ import atexit
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, aclosing
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar, cast
+from contextlib import AbstractContextManager, aclosing, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -34,11 +33,12 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     Raises:
         RuntimeError: The caller runs on the background loop itself, which would deadlock.
     """
-    job = _Job(work)
-    try:
-        return job.future.result()
-    finally:
-        job.cancel_and_wait()
+
+    async def only() -> AsyncGenerator[T, None]:
+        yield await work()
+
+    (result,) = iterate(only)
+    return result
 
 
 def iterate(work: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
@@ -47,6 +47,12 @@ def iterate(work: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
     Raises:
         RuntimeError: The caller runs on the background loop itself.
     """
+    portal, thread_id = _portal()
+    if threading.get_ident() == thread_id:
+        raise RuntimeError(
+            "a synchronous call was made from a coroutine on the loop that serves synchronous calls; "
+            "use the awaitable method there: ainvoke, astream or abatch"
+        )
     items: SimpleQueue[tuple[T] | None] = SimpleQueue()
 
     async def pump() -> None:
@@ -57,13 +63,16 @@ def iterate(work: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
         finally:
             items.put(None)
 
-    job = _Job(pump)
+    running = portal.start_task_soon(pump)
     try:
         while (item := items.get()) is not None:
             yield item[0]
-        job.future.result()
+        running.result()
     finally:
-        job.cancel_and_wait()
+        if running.cancel():  # the wait was interrupted, or the iterator closed
+            with suppress(Empty):
+                while items.get(timeout=_MAX_WAIT_SECONDS) is not None:
+                    pass
 
 
 class BlockingRunnable(Runnable[Input, Output]):
@@ -92,33 +101,6 @@ class BlockingRunnable(Runnable[Input, Output]):
     ) -> list[Output]:
         """Returns the outputs for all ``inputs``; see :meth:`abatch`."""
         return run(lambda: self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs))
-
-
-class _Job(Generic[T]):
-    """A handle to a coroutine that runs on the background loop."""
-
-    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
-        portal, thread_id = _portal()
-        if threading.get_ident() == thread_id:
-            raise RuntimeError(
-                "a synchronous call was made from a coroutine on the loop that serves synchronous calls; "
-                "use the awaitable method there: ainvoke, astream or abatch"
-            )
-        self._has_ended = threading.Event()
-        has_ended = self._has_ended
-
-        async def noted() -> T:
-            try:
-                return await work()
-            finally:
-                has_ended.set()
-
-        self.future: Future[T] = portal.start_task_soon(noted)
-
-    def cancel_and_wait(self) -> None:
-        """Cancels the work if it is still running, and waits until it has ended."""
-        if self.future.cancel():
-            self._has_ended.wait(_MAX_WAIT_SECONDS)
 
 
 def _portal() -> tuple[BlockingPortal, int]:

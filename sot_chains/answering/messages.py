@@ -41,7 +41,7 @@ class Messages:
         self.marks_needs = options.dependencies
         wrapped = options.provider if isinstance(options.provider, LangChainProvider) else None
         self._local = wrapped.local if wrapped else None
-        self._bound = wrapped.bound if wrapped else {}
+        self._own = wrapped.parameters if wrapped else {}
         self._caches_prefix = isinstance(options.provider, VendorProvider)
 
     def outline(self) -> Request:
@@ -104,15 +104,11 @@ class Messages:
 
     def _parameters(self, bounds: ReplyBounds) -> dict[str, Any]:
         """The parameters in ``bounds`` that the model takes, unless the user has set them."""
-        provider = self._options.provider
-        own: dict[str, Any] = {}
-        if self._local:
-            own = {"presence_penalty": self._local.presence_penalty, "min_tokens": self._local.min_tokens}
-            own |= self._bound
-        elif isinstance(provider, VendorProvider) and provider.vendor == "openai" and provider.is_elsewhere:
+        provider, own = self._options.provider, self._own
+        if isinstance(provider, VendorProvider) and provider.vendor == "openai" and provider.is_elsewhere:
             # A server that continues begun replies knows the least length, too.
             own = {} if self._options.prefills else {"min_tokens": True}
-        else:
+        elif not self._local:
             return {}
         wanted = {"presence_penalty": bounds.presence_penalty, "min_tokens": bounds.min_tokens}
         return {name: value for name, value in wanted.items() if value and not own.get(name)}

@@ -125,7 +125,7 @@ class AnswerRecord:
             first_text_seconds=self.first_text_seconds,
             # At most the whole time, which is less where points are written while the outline still is.
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
-            num_calls=sum(map(attrgetter("is_begun"), self.calls)),
+            num_calls=sum(map(bool, map(attrgetter("num_requests"), self.calls))),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
             usage=total_usage((*usages.values(), estimated and as_usage(estimated))),
             cost=compute_cost(
@@ -137,7 +137,7 @@ class AnswerRecord:
         """The reported usage of the calls, by stage."""
         stages: dict[str, list[UsageMetadata | None]] = {}
         for call in self.calls:
-            if call.is_begun:
+            if call.num_requests:
                 stages.setdefault(call.stage, []).append(call.usage)
         return dict(zip(stages, map(total_usage, stages.values()), strict=True))
 

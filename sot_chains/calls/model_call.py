@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from sot_chains.calls.options import AnswerOptions, CallOptions
+from sot_chains.calls.options import AnswerOptions, CallOptions, Dispensable
 from sot_chains.calls.rate_limits import log_wait
 from sot_chains.calls.reply import ReplyReader
 from sot_chains.calls.request import Request
@@ -29,7 +29,6 @@ from sot_chains.providers.base import PrefillRefusedError, ProviderError, find_e
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import broke_off, without_answer
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.providers.vendor import VendorProvider
 
 _AT_ONCE = nullcontext()
 _MOST_STOPS = 4  # that OpenAI takes
@@ -47,14 +46,9 @@ class Caller:
         self._call_options = call_options
         self._begin = time.perf_counter()
         provider, limiter = options.provider, options.limiter
-        self._vendor = provider if isinstance(provider, VendorProvider) else None
-        own: list[tuple[str, Any]] = []
-        if isinstance(provider, LangChainProvider):
-            if local := provider.local:
-                own += [("stop", local.stop), ("max_tokens", local.max_tokens)]
-            own += provider.bound.items()
+        own = provider.parameters if isinstance(provider, LangChainProvider) else {}
         # The user's values of parameters: of the model, bound to it, or for this call.
-        self._own = dict(filter(itemgetter(1), (*own, *call_options.parameters.items())))
+        self._own = dict(filter(itemgetter(1), (*own.items(), *call_options.parameters.items())))
         self._limiter = limiter if limiter and not limiter.is_unlimited else None
         self._is_limited = self._limiter is not None or call_options.limit is not None
         self._is_heard = not nobody_listens(call_options.config)
@@ -75,9 +69,11 @@ class Caller:
         num_attempts, read = 0, ""
         while True:
             num_attempts += 1
+            refused = self._options.expectations.refused
             prefill = may_prefill and self._options.prefills
-            shows_examples = not self._options.expectations.refuses_examples
-            messages = request.messages(prefill=prefill, written=read, shows_examples=shows_examples)
+            messages = request.messages(
+                prefill=prefill, written=read, shows_examples="examples" not in refused
+            )
             is_begun = prefill and bool(request.reply_start or read)
             call.reply_start = request.reply_start if is_begun else None
             reply = ReplyReader(
@@ -87,15 +83,11 @@ class Caller:
                 async with self._admitted(call, request, messages) if self._is_limited else _AT_ONCE:
                     await self._send(call, request, messages, reply, take)
                 return
-            except PrefillRefusedError:
-                if not prefill:
-                    raise
-                num_attempts -= 1  # it has told us something, and costs nothing
-                may_prefill = False
-                continue
             except Exception as error:  # whether it is worth another attempt is decided below
-                if not call.pieces and self._learns_from(error, call):
-                    num_attempts -= 1
+                new = None if call.pieces else _find_refused(error, request)
+                if new and new not in refused:  # which another call may have learned meanwhile
+                    self._options.expectations.refused |= {new}
+                    num_attempts -= 1  # it has told us something, and costs nothing
                     continue
                 pause = self._pause_seconds(error, num_attempts, request)
                 if pause is None:
@@ -146,12 +138,12 @@ class Caller:
         parameters = {**request.parameters, **self._call_options.parameters}
         if self._is_heard:
             config = cast("RunnableConfig", {**config, "run_name": call.name})
-        if request.prefix and self._vendor:
+        if request.prefix:  # for a provider that takes it
             parameters["prefix"] = request.prefix
         bounds = request.bounds
         provider = self._options.provider
         takes_stop = not isinstance(provider, LangChainProvider) or provider.takes_stop
-        if bounds.stop and takes_stop and not self._options.expectations.refuses_stop:
+        if bounds.stop and takes_stop and "stop" not in self._options.expectations.refused:
             own = self._own.get("stop") or []
             parameters["stop"] = [*([own] if isinstance(own, str) else own), *bounds.stop][:_MOST_STOPS]
         if bounds.max_tokens is not None:
@@ -207,21 +199,6 @@ class Caller:
             model, num_written = self._options.provider.model_name, written or call.reasoning_tokens
             raise without_answer(model, call.finish_reason, num_written)
 
-    def _learns_from(self, error: Exception, call: Call) -> bool:
-        """Whether the request was refused for something that can be left out from now on: stops, examples."""
-        expectations = self._options.expectations
-        said = str(error).lower()
-        if as_provider_error(error).status not in (400, 422) and type(error).__name__ != "TemplateError":
-            return False
-        if "stop" in said and not expectations.refuses_stop:
-            expectations.refuses_stop = True
-            return True
-        if any(word in said for word in ("role", "alternat", "turn", "messages")):
-            is_new = not expectations.refuses_examples and call.stage != "plain"
-            expectations.refuses_examples |= is_new
-            return is_new
-        return False
-
     def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
         """How long to wait before the next attempt; ``None`` if there is to be none.
 
@@ -253,3 +230,16 @@ class Caller:
         if call.usage is None or call.finish_reason is None:
             num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
             call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
+
+
+def _find_refused(error: Exception, request: Request) -> Dispensable | None:
+    """What ``request`` was refused for, if it can do without; ``None`` if it failed otherwise."""
+    if isinstance(error, PrefillRefusedError):
+        return "prefill"
+    said = str(error).lower()
+    if as_provider_error(error).status not in (400, 422) and type(error).__name__ != "TemplateError":
+        return None
+    if request.bounds.stop and "stop" in said:
+        return "stop"
+    is_about_turns = any(word in said for word in ("role", "alternat", "turn", "messages"))
+    return "examples" if request.examples and is_about_turns else None

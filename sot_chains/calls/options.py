@@ -24,8 +24,8 @@ from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 
 Policy = Literal["retry", "omit", "plain", "raise"]
+Dispensable = Literal["prefill", "stop", "examples"]
 OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]
-POLICIES = ("retry", "omit", "plain", "raise")
 
 
 class Expectations:
@@ -35,15 +35,15 @@ class Expectations:
 
     Attributes:
         opens_reasoning: Whether replies begin inside a block of reasoning, because the template opens it.
-        refuses_examples: Whether the server or the chat template has refused earlier turns.
-        refuses_stop: Whether the server has refused stop strings.
+        refused: What the server or the chat template has refused, of what requests can do without.
     """
 
     _FADE = 0.98
 
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
-        self.opens_reasoning = self.refuses_examples = self.refuses_stop = False
+        self.opens_reasoning = False
+        self.refused: frozenset[Dispensable] = frozenset()
 
     def output_tokens(self, stage: str) -> int:
         """What a call of ``stage`` is expected to write."""
@@ -56,11 +56,7 @@ class Expectations:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How answers are written: what stays the same from question to question.
-
-    Attributes:
-        thoughts: The parts of an answer, if the user has given them instead of leaving them to the model.
-    """
+    """How answers are written: what stays the same from question to question."""
 
     provider: Provider
     profile: ModelProfile
@@ -74,7 +70,7 @@ class AnswerOptions:
     detail: Detail = "normal"
     dependencies: bool = False
     conclusion: bool | Literal["first"] = False
-    thoughts: tuple[Thought, ...] = ()
+    thoughts: tuple[Thought, ...] = ()  # the parts of an answer, if the user has given them
     expectations: Expectations = field(default_factory=Expectations)
 
     def __post_init__(self) -> None:
@@ -86,17 +82,17 @@ class AnswerOptions:
             raise ValueError(f"detail must be one of {get_args(Detail)}, got {self.detail!r}")
         if self.conclusion not in (True, False, "first"):
             raise ValueError(f"conclusion must be True, False or 'first', got {self.conclusion!r}")
-        if not callable(self.on_failure) and self.on_failure not in POLICIES:
-            raise ValueError(f"on_failure must be one of {POLICIES} or a function, got {self.on_failure!r}")
+        if not callable(self.on_failure) and self.on_failure not in get_args(Policy):
+            policies = get_args(Policy)
+            raise ValueError(f"on_failure must be one of {policies} or a function, got {self.on_failure!r}")
 
     @property
     def prefills(self) -> bool:
         """Whether replies are begun for the model, as far as is known by now."""
-        provider, prefill = self.provider, self.profile.prefill
-        if prefill is None:
-            return provider.supports_prefill
-        # What the user says holds until the API has said otherwise.
-        return prefill and not (isinstance(provider, VendorProvider) and provider.has_refused_prefill)
+        if "prefill" in self.expectations.refused:  # what the user says holds until then
+            return False
+        prefill = self.profile.prefill
+        return self.provider.supports_prefill if prefill is None else prefill
 
     @property
     def opens_reasoning(self) -> bool:
@@ -136,27 +132,17 @@ def choose_profile(profile: ModelProfile | str | None, provider: Provider) -> Mo
 
 @dataclass
 class CallOptions:
-    """Options of one call.
+    """Options of one call."""
 
-    Attributes:
-        parameters: What the model is told with each call: ``stop``, ``temperature``.
-        limit: Bounds the model calls in flight, possibly together with those of other answers.
-        deadline_seconds: After how long the answer is returned with the text received so far.
-        resume: The trace of an earlier answer to the same question, whose missing points are to be written.
-        arrivals: Takes each piece of a point as it is written.
-        config: The config of the model calls: who listens, tags, metadata. Known when the run has begun.
-        message_id: The id of the finished message, likewise.
-        question_number: The question's place in the queue for the account's limits.
-    """
-
-    parameters: dict[str, Any]
-    limit: asyncio.Semaphore | None = None
-    deadline_seconds: float | None = None
-    resume: SotTrace | None = None
-    arrivals: Callable[[Any], None] | None = None
+    parameters: dict[str, Any]  # what the model is told with each call: ``stop``, ``temperature``
+    limit: asyncio.Semaphore | None = None  # of the calls in flight, perhaps shared with other answers
+    deadline_seconds: float | None = None  # after which the text received so far is the answer
+    resume: SotTrace | None = None  # of an earlier answer, whose missing points are to be written
+    arrivals: Callable[[Any], None] | None = None  # takes each piece of a point as it is written
+    # Known when the run has begun: the config of the model calls and the id of the finished message.
     config: RunnableConfig = field(default_factory=RunnableConfig)
     message_id: str = ""
-    question_number: int = field(default_factory=next_question)
+    question_number: int = field(default_factory=next_question)  # its place in the queue for the limits
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], limit: asyncio.Semaphore | None) -> CallOptions:

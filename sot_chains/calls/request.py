@@ -18,30 +18,18 @@ NO_BOUNDS = ReplyBounds()
 
 @dataclass(slots=True)
 class Request:
-    """What a call asks for.
-
-    Attributes:
-        conversation: The conversation in which it is asked.
-        text: What stands in place of the question; ``None`` for the question itself.
-        opening: Added to ``text`` if the reply cannot be begun for the model.
-        reply_start: What the reply is begun with for models that continue one.
-        examples: Earlier turns that show what is asked for: request, the whole of a reply that is begun, and
-            a reply that is not.
-        point: The point that is asked for, if it is one.
-        prefix: What the messages share with those of other requests.
-        bounds: Where the reply ends, besides where the model ends it.
-        parameters: Further parameters of the call; the user's own take precedence.
-    """
+    """What a call asks for."""
 
     conversation: Conversation
-    text: str | None = None
-    opening: str = ""
-    reply_start: str = ""
+    text: str | None = None  # what stands in place of the question; None for the question itself
+    opening: str = ""  # added to ``text`` if the reply cannot be begun for the model
+    reply_start: str = ""  # what the reply is begun with for models that continue one
+    # Earlier turns that show what is asked for: request, the whole of a reply that is begun, and one unbegun.
     examples: Sequence[tuple[str, str, str]] = ()
-    point: Point | None = None
-    prefix: SharedPrefix | None = None
-    bounds: ReplyBounds = NO_BOUNDS
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    point: Point | None = None  # the point that is asked for, if it is one
+    prefix: SharedPrefix | None = None  # what the messages share with those of other requests
+    bounds: ReplyBounds = NO_BOUNDS  # where the reply ends, besides where the model ends it
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # the user's own take precedence
 
     def messages(self, *, prefill: bool, written: str, shows_examples: bool) -> list[BaseMessage]:
         """The messages of one attempt; with ``prefill`` the model continues what is ``written`` by now."""

@@ -144,7 +144,6 @@ class Call:
     usage: UsageMetadata | None = None
     finish_reason: str | None = None
     model_name: str | None = None
-    is_begun: bool = False
     num_requests: int = 0
     estimated: Tokens | None = None
     reply_start: str | None = None
@@ -155,7 +154,6 @@ class Call:
 
     def begin(self, now_seconds: float) -> None:
         """Records that an attempt begins now, and its request is sent."""
-        self.is_begun = True
         self.num_requests += 1
         self.start_seconds = self.end_seconds = now_seconds
         self.first_text_seconds = self.usage = self.finish_reason = None

@@ -63,21 +63,13 @@ class Tokens(TypedDict):
 
 
 class Cost(TypedDict):
-    """What was spent on an answer.
+    """What was spent on an answer."""
 
-    Attributes:
-        stages: Tokens the server reported, by stage: ``skeleton``, ``points``, ``plain``.
-        reported: Their exact sum.
-        estimated: Tokens of calls whose usage did not arrive; ``None`` if there were none.
-        price: Price of all these tokens; ``None`` if the model is not in the price table.
-        saved_by_cache: What cache reads saved, minus the extra price of cache writes.
-    """
-
-    stages: dict[str, Tokens]
-    reported: Tokens
-    estimated: Tokens | None
-    price: float | None
-    saved_by_cache: float | None
+    stages: dict[str, Tokens]  # as the server reported them, by stage: "skeleton", "points", "plain"
+    reported: Tokens  # their exact sum
+    estimated: Tokens | None  # of calls whose usage did not arrive; None if there were none
+    price: float | None  # of all these tokens; None if the model is not in the price table
+    saved_by_cache: float | None  # by cache reads, minus the extra price of cache writes
 
 
 NO_TOKENS = Tokens(input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0)

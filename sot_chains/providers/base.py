@@ -53,17 +53,8 @@ Ending = Literal["whole", "length", "filtered", "failed"]
 # The reasons of OpenAI, Anthropic, Google, Amazon, Cohere, Mistral, Ollama, vLLM, TGI and their like.
 _ENDINGS: dict[Ending, tuple[str, ...]] = {
     "whole": (
-        *("stop", "stop_sequence", "end_turn", "end_of_turn", "eos", "eos_token", "endoftext", "end"),
-        *(
-            "complete",
-            "completed",
-            "finished",
-            "done",
-            "tool_calls",
-            "tool_call",
-            "tool_use",
-            "function_call",
-        ),
+        *("stop", "stop_sequence", "end_turn", "end_of_turn", "eos", "eos_token", "endoftext", "end", "done"),
+        *("complete", "completed", "finished", "tool_calls", "tool_call", "tool_use", "function_call"),
     ),
     "length": (
         *("length", "max_tokens", "max_output_tokens", "model_length", "token_limit"),

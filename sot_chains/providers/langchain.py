@@ -61,7 +61,7 @@ class LangChainProvider:
         return all(isinstance(model, BaseChatModel) for model in self.models)
 
     @cached_property
-    def bound(self) -> Mapping[str, Any]:
+    def bound(self) -> dict[str, Any]:
         """The call parameters that wrappers such as ``bind`` set."""
         parameters: dict[str, Any] = {}
         wrapper: object = self.runnable
@@ -69,6 +69,12 @@ class LangChainProvider:
             parameters = {**wrapper.kwargs, **parameters}
             wrapper = wrapper.bound
         return parameters
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Any]:
+        """The call parameters of calls that do not set them: of a local model, and what wrappers set."""
+        names = ("stop", "max_tokens", "min_tokens", "presence_penalty") if self.local else ()
+        return {name: getattr(self.local, name) for name in names} | self.bound
 
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
@@ -150,21 +156,19 @@ def _find_reasoning(message: AIMessage) -> str:
 
 def _innermost(runnable: object) -> Iterator[object]:
     """The models inside LangChain's wrappers: several if there are fallbacks."""
-    inner: object = None
+    inner: Sequence[object] = ()
     match runnable:
         case RunnableBindingBase():  # bind, with_config, with_retry
-            inner = runnable.bound
+            inner = (runnable.bound,)
         case RunnableWithFallbacks():
-            for alternative in (runnable.runnable, *runnable.fallbacks):
-                yield from _innermost(alternative)
-            return
+            inner = (runnable.runnable, *runnable.fallbacks)
         case RunnableSequence():
-            inner = runnable.first
+            inner = (runnable.first,)
         case DynamicRunnable():  # configurable_fields
-            inner = runnable.default
-        case WrapsModel():
-            inner = runnable.model
-    if isinstance(inner, Runnable):
-        yield from _innermost(inner)
-    else:
+            inner = (runnable.default,)
+        case WrapsModel(model=Runnable() as model):
+            inner = (model,)
+    for one in inner:
+        yield from _innermost(one)
+    if not inner:
         yield runnable

@@ -5,7 +5,8 @@ import contextvars
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
+from queue import SimpleQueue
 
 import pytest
 
@@ -67,17 +68,19 @@ def test_an_interrupt_cancels_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
             cancelled.set()
             raise
 
-    def interrupted(timeout: float | None = None) -> None:
-        started.wait()
-        raise KeyboardInterrupt
+    class Interrupted(SimpleQueue[None]):
+        """A queue whose first wait is interrupted once the work has begun."""
 
-    begin = blocking._Job.__init__
+        is_first = True
 
-    def begin_and_interrupt(job: blocking._Job[None], work: Callable[[], Awaitable[None]]) -> None:
-        begin(job, work)
-        monkeypatch.setattr(job.future, "result", interrupted)
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            if self.is_first:
+                self.is_first = False
+                started.wait()
+                raise KeyboardInterrupt
+            super().get(block, timeout)
 
-    monkeypatch.setattr(blocking._Job, "__init__", begin_and_interrupt)
+    monkeypatch.setattr(blocking, "SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         blocking.run(work)
     assert cancelled.is_set()
