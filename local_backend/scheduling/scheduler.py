@@ -177,7 +177,7 @@ class Scheduler:
         if self._length_log is not None:
             try:
                 self._length_log(row.prompt_token_ids, num_tokens, row.params)
-            except (OSError, ValueError) as error:  # a failing log must not fail answers
+            except Exception as error:  # a failing log must not fail answers, or leave them waiting
                 _logger.warning("answer lengths are no longer logged: %s", error)
                 self._length_log = None
         predictor = self._predictor

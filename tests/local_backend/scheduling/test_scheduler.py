@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -291,3 +292,6 @@ def test_lengths_are_written_down_and_a_log_that_fails_costs_no_answer(
         assert len(engine.generate(prompts, SamplingParams(max_tokens=100))) == 12
     ended = [len(one.token_ids) for one in completions if one.finish_reason == "stop"]
     assert sorted(json.loads(line)["num_tokens"] for line in lines) == sorted(ended)
+    broken: Any = object()  # cannot be called
+    with Engine(model, tokenizer, scheduling=Scheduling(length_log=broken)) as engine:
+        assert len(engine.generate(prompts, SamplingParams(max_tokens=100))) == 12
