@@ -1,5 +1,6 @@
 """What small and reasoning models need: bounds, another try, and reasoning left out."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -167,15 +168,16 @@ async def test_a_point_that_is_cut_at_our_bound_is_whole_if_it_ends_with_a_sente
 async def test_what_a_server_refuses_is_left_out_from_then_on(refused: str) -> None:
     class Picky(FakeProvider):
         async def stream(self, messages: Any, *, config: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)  # both questions have been sent by now
             if (refused == "stop" and kwargs.get("stop")) or (refused != "stop" and len(messages) > 2):
                 raise ProviderError(f"unsupported: {refused}", status=400)
             async for delta in super().stream(messages[-1:], config=config):
                 yield delta
 
     sot = sot_of(Picky(), retries=AT_ONCE, profile="small")
-    message = await sot.ainvoke(QUESTION)
-    assert message.text == ANSWER
-    assert message.response_metadata["sot"]["is_complete"]
+    for message in await sot.abatch([QUESTION, QUESTION]):
+        assert message.text == ANSWER
+        assert message.response_metadata["sot"]["is_complete"]
 
 
 async def test_an_outline_that_copies_the_examples_costs_no_more_than_itself() -> None:
