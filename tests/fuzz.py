@@ -24,7 +24,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from tests.sot_chains.fakes import QUESTION, PacedChatModel
 from tests.sot_chains.providers.test_fuzz import survive
 from tests.sot_chains.serving.running import Served, served
-from tests.sot_chains.serving.test_odd_requests import _answer
+from tests.sot_chains.serving.test_odd_requests import answer_to_any
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "600")) / 3
 ROUTES: dict[str, tuple[type, ...]] = {
@@ -73,7 +73,7 @@ VALUES: list[Any] = [
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Served]:
-    with served(PacedChatModel(answer=_answer)) as one:
+    with served(PacedChatModel(answer=answer_to_any)) as one:
         yield one
 
 

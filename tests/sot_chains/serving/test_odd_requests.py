@@ -24,18 +24,18 @@ ASKED: Any = [{"role": "user", "content": QUESTION}]
 BODY: dict[str, Any] = {"model": "paced", "messages": ASKED}
 
 
-def _answer(messages: Sequence[BaseMessage]) -> str:
+def answer_to_any(messages: Sequence[BaseMessage]) -> str:
     return answer_to(messages) if any(message.type == "human" for message in messages) else PLAIN
 
 
 @pytest.fixture(scope="module", params=["chat model", "vendor"])
 def running(request: pytest.FixtureRequest) -> Iterator[Served]:
     if request.param == "chat model":
-        with served(PacedChatModel(answer=_answer)) as one:
+        with served(PacedChatModel(answer=answer_to_any)) as one:
             yield one
         return
     with chat_server() as upstream:
-        upstream.answer = _answer
+        upstream.answer = answer_to_any
         model = make_provider(f"openai:{MODEL}", base_url=upstream.url)
         with served(model, name="paced") as one:
             yield one
