@@ -52,7 +52,7 @@ def record_prompt(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list
         messages = given.get("messages") or [{"role": "user", "content": given.get("question")}]
         try:
             return chat_prompt(tokenizer, make_turns(messages))
-        except (TypeError, ValueError, KeyError, NotImplementedError) as error:
+        except (TypeError, ValueError, KeyError, NotImplementedError) as error:  # of LangChain's conversion
             raise ValueError(f"the messages cannot be rendered: {error}") from error
     raise ValueError(f"there is no prompt (it has: {', '.join(given) or 'nothing'}): expected {_EXPECTED}")
 

@@ -21,7 +21,6 @@ CERTAIN = 0.97
 
 Rules = Mapping[str, Callable[[str], object]]  # whether each applies, by reason for a plain answer
 
-
 _ARITHMETIC = re.compile(r"\d\s*(?:[-+*/×÷^=]|\*\*)\s*[-(]?\s*\d")
 _OTHER_WORDS = re.compile(r"[^\W\d_]{2,}")
 

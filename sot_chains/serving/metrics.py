@@ -42,7 +42,7 @@ class Metrics:
             try:
                 yield lambda: self.first_text.labels(model).observe(time.perf_counter() - begin)
                 status = 200
-            except Exception as error:
+            except Exception as error:  # whatever a model raises is counted, and told to the client
                 refused = RefusedError.from_error(error)
                 status, refused.is_counted = refused.status, True
                 if status >= 500:
