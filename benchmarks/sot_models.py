@@ -173,7 +173,7 @@ def draw(cases: Sequence[dict[str, Any]], path: Path) -> None:
     names = sorted(by_category, key=lambda name: statistics.median(by_category[name]))
     figure = Figure(figsize=(7, 0.5 + 0.4 * len(names)), layout="constrained")
     axes = figure.subplots()
-    axes.boxplot([by_category[name] for name in names], vert=False, tick_labels=names)
+    axes.boxplot([by_category[name] for name in names], orientation="horizontal", tick_labels=names)
     axes.axvline(1.0, color="#374151", linewidth=0.8)
     axes.set_xlabel("plain seconds over Skeleton-of-Thought's")
     figure.savefig(path, dpi=110)
