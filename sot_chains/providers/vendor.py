@@ -150,12 +150,13 @@ class VendorProvider:
     async def _deltas(
         self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
     ) -> AsyncGenerator[Delta, None]:
+        request = self._request(messages, parameters, prefix)
         client = await self._client()
         reply = Reply(self._model)
         headers: Mapping[str, str] = {}
         try:
             endpoint = type(self).find_endpoint(client)
-            sent = await endpoint.create(**_fields(endpoint, self._request(messages, parameters, prefix)))
+            sent = await endpoint.create(**_fields(endpoint, request))
             async with sent:  # closes the request however this ends
                 headers = sent.response.headers
                 yield Delta(pause_seconds=parse_pause(headers))

@@ -156,7 +156,7 @@ class Answer:
         trace = self.metadata.get("sot")
         is_plain = trace is None or trace["plain_call"] is not None
         if is_plain and find_ending(self._reasons[0]) == "failed":
-            raise RefusedError(f"the model broke off its answer, with the reason {self._reasons[0]!r}", 502)
+            raise RefusedError(f"the model broke off its answer: {self._reasons[0]}", 502)
         citations = list(self.metadata.get("citations") or [])
         if self.cite:  # on a thread: a long answer and long references take a while
             citations += await asyncio.to_thread(self.cite, self.text)
@@ -176,14 +176,17 @@ class Answer:
 
     @property
     def _reasons(self) -> list[str | None]:
-        """Why what was not completed ended, as the model reports it."""
+        """Why what was not completed ended, as the model reports it, or else what went wrong."""
         trace = self.metadata.get("sot")
         if trace is None:
             return [self.metadata.get("finish_reason") or self.metadata.get("stop_reason")]
-        if trace["plain_call"] is not None:
-            return [trace["plain_call"]["finish_reason"]]
+        if (call := trace["plain_call"]) is not None:
+            failures = {one["label"]: one["reason"] for one in trace["failures"]}
+            stopped = trace["plain_stopped_by"] and "stop"
+            return [call["finish_reason"] or stopped or failures.get("plain answer")]
         # A point that was shortened to whole sentences is complete.
-        return [point["finish_reason"] for point in trace["points"] if point["status"] == "cut"]
+        cut = [point for point in trace["points"] if point["status"] == "cut"]
+        return [point["finish_reason"] or point["reason"] for point in cut if not point["stopped_by"]]
 
     @property
     def num_calls(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sot_chains.serving.answer import Answer
 from sot_chains.serving.schema import RefusedError
@@ -21,7 +21,7 @@ class Metrics:
     """What Prometheus scrapes: requests, tokens and times of one server, in a registry of their own."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         seconds = partial(Histogram, labelnames=["model"], buckets=_SECONDS, registry=registry)
         count = partial(Counter, registry=registry)
         self.requests = count("sot_requests", "Requests answered or refused", ["model", "status"])
@@ -54,7 +54,3 @@ class Metrics:
             self.calls.labels(model).inc(answer.num_calls)
             self.tokens.labels(model, "input").inc(answer.usage["input_tokens"])
             self.tokens.labels(model, "output").inc(answer.usage["output_tokens"])
-
-    def text(self) -> bytes:
-        """All of them in Prometheus' format."""
-        return generate_latest(self._registry)

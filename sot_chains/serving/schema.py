@@ -27,11 +27,9 @@ _HALF = re.compile(rb"(?i)(\\ud[89ab]..\\ud[c-f]..|\\[^u])|\\ud[89a-f]..")
 _ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # change nothing if they are 0 or empty
 _SAMPLING = ("temperature", "top_p", "seed", *_ZERO)
 # The client's bookkeeping, which changes nothing about an answer.
-_IGNORED = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "safety_identifier"),
-        *("prompt_cache_key", "prompt_cache_retention"),
-    }
+_IGNORED = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention"),
 )
 # Unsupported fields, and the values that ask for what is done anyway.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -44,12 +42,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (False,),
 }
 # Arguments of the Python calls behind a request, which no request may set: the SDK's headers, callbacks.
-_RESERVED = frozenset(
-    {
-        *("self", "input", "config", "prefix", "resume", "deadline_seconds", "limit", "on_arrival"),
-        *("callbacks", "tags", "run_id", "run_name", "run_manager", "stream_usage", "async_client", "client"),
-        *("extra_headers", "extra_query", "extra_body", "timeout", "api_key", "base_url", "http_client"),
-    }
+_RESERVED = (
+    *("self", "input", "config", "prefix", "resume", "deadline_seconds", "limit", "on_arrival"),
+    *("callbacks", "tags", "run_id", "run_name", "run_manager", "stream_usage", "async_client", "client"),
+    *("extra_headers", "extra_query", "extra_body", "timeout", "api_key", "base_url", "http_client"),
 )
 # What a part of a message holds under the name of its kind; the model decides on other kinds.
 _PARTS: Mapping[str, Any] = {
@@ -241,6 +237,9 @@ def read_request(body: bytes) -> ChatRequest:
     for name, value in (request.model_extra or {}).items():
         if name in _RESERVED or value not in _NEUTRAL.get(name, (value,)):
             raise RefusedError(f"{name} requests an unsupported feature; omit it", param=name)
+    for function in [tool.get("function") for tool in request.tools or () if tool.get("type") == "function"]:
+        if not (isinstance(function, dict) and function.get("name")):
+            raise RefusedError("tools: each function has a name", param="tools")
     return request
 
 

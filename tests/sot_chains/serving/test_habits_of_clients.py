@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,11 +16,13 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
+from sot_chains import Retries
 from sot_chains.providers import ProviderError, make_provider
 from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel
 from tests.sot_chains.server import MODEL, ChatServer, chat_server
 from tests.sot_chains.serving.models import ToolChatModel
 from tests.sot_chains.serving.running import Served, served
+from tests.sot_chains.wire_server import Reply, chunk, event, text_delta, whole_reply, wire_server
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
 IMAGE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
@@ -179,6 +182,45 @@ def test_half_an_answer_is_never_called_whole(reason: str, mode: str) -> None:
         assert streamed.status_code == 502 or '"error": {' in streamed.text
         asked = {"model": mode, "input": "What is 3 + 4?"}
         assert "response.completed" not in _ask(running, "responses", **asked, stream=True).text
+
+
+@pytest.mark.parametrize("mode", ["m", "m:sot"])
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+async def test_half_an_answer_of_a_broken_connection_is_not_called_whole(
+    mode: str, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Retries, "pause_seconds", lambda *given: 0.0)
+    text = "1. Fixed hours\n2. Dark room"
+
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        if number == 0 and mode == "m:sot":
+            return whole_reply(wire, text)
+        return Reply([event(chunk("Half an") if wire == "openai" else text_delta("Half an"))], ends=False)
+
+    async with wire_server(reply) as upstream:
+        url = f"http://127.0.0.1:{upstream.port}" + ("/v1" if wire == "openai" else "")
+        with served(make_provider(f"{wire}:x", base_url=url, api_key="k"), name="m") as running:
+            for path in ("chat/completions", "responses"):
+                for stream in (False, True):
+                    upstream.requests.clear()
+                    told = await asyncio.to_thread(_ask, running, path, model=mode, stream=stream)
+                    assert '"finish_reason": "stop"' not in told.text
+                    assert '"status": "completed", "incomplete_details": null' not in told.text
+                    assert told.status_code == (200 if stream or mode == "m:sot" else 502)
+
+
+def test_a_tool_without_a_name_is_refused() -> None:
+    with served(ToolChatModel()) as running:
+        for function in ({}, {"name": None}, None, 5):
+            told = _ask(running, model="paced", tools=[{"type": "function", "function": function}])
+            assert (told.status_code, told.json()["error"]["param"]) == (400, "tools")
+
+
+def test_content_that_an_api_cannot_take_is_refused(upstream: ChatServer) -> None:
+    with served(make_provider(f"anthropic:{MODEL}", base_url=upstream.anthropic_url), name="m") as running:
+        for image in ({"url": ""}, {"url": "", "detail": "low"}):
+            content = [{"type": "image_url", "image_url": image}]
+            assert _ask(running, messages=[{"role": "user", "content": content}]).status_code == 400
 
 
 @pytest.mark.parametrize(
