@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -139,9 +138,8 @@ FORMATS = {
 }
 
 
-@functools.cache
 def tool_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a format, with its chat template."""
+    """A tokenizer of the format, with its chat template; a new one, as a test may change it."""
     form = FORMATS[name]
     tokenizer = form.kind()
     tokenizer.add_special_tokens(
