@@ -303,20 +303,17 @@ def test_a_call_that_cannot_be_read_stays_text(name: str) -> None:
 
 
 def test_a_tokenizers_own_response_template_comes_first() -> None:
-    tokenizer = tool_tokenizer("hermes")
-    tokenizer.response_template = {
+    template = {
         "start_anchor": "<|im_start|>assistant\n",
         "fields": {
             "tool_calls": {"open": "CALL", "close": "END", "content": "json"},
             "content": {"content": "text"},
         },
     }
-    try:
-        for model in _model("hermes", scripted=True):
-            model.says('Well: CALL{"name": "weather", "arguments": {"city": "Oslo"}}END')
-            message = model.chat.bind_tools([weather]).invoke(QUESTION)
-    finally:
-        del tokenizer.response_template
+    for model in _model("hermes", scripted=True):
+        model.chat.engine.tokenizer.response_template = template
+        model.says('Well: CALL{"name": "weather", "arguments": {"city": "Oslo"}}END')
+        message = model.chat.bind_tools([weather]).invoke(QUESTION)
     assert _calls(message) == [("weather", {"city": "Oslo"})]
     assert message.text.strip() == "Well:"
 
