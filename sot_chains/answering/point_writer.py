@@ -55,8 +55,8 @@ class PointWriter:
         self._record = record
         self._order = order
         self._arrivals = arrivals
-        self._runs = Counter[Run]()  # of the points' words
-        self._guards: dict[Part, LoopGuard] = {}
+        self._texts: dict[Part, Pipeline] = {}
+        self._runs: dict[Part, Counter[Run]] = {}  # of the words of points that do not read each other
         self.errors: list[Exception] = []
 
     def announce(self, part: Part) -> None:
@@ -76,11 +76,13 @@ class PointWriter:
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
         asked, call = request_for(part), self._begin(part)
-        text = Pipeline(partial(self._filters, part, asked.conversation.question))
+        text = self._texts[part] = Pipeline(partial(self._filters, part, asked.conversation.question))
         take = partial(self._take, part, text, "")
         try:
             await self._caller.make(call, asked, take)
             self._add_rest(part, text, is_cut=call.is_cut_off)
+            for one in self._beside(part) if part in self._runs else ():  # it must not repeat them
+                await one.wait()
             if not part.pieces and call.reply_start is not None:
                 # The model had nothing to add to what was begun for it: it begins its own reply. Or all it
                 # had is what other points say: it goes on with a sentence that its heading begins.
@@ -95,10 +97,14 @@ class PointWriter:
             self._fail(part, call, error)
         except asyncio.CancelledError:
             self._add_rest(part, text)
+            if call.finish_reason is not None:  # it was whole, and waited for points before it
+                self._end(part, call)
             raise
         else:
             part.stopped_by = _STOPPED_BY.get(type(text.ended_by))
             self._end(part, call)
+        if part in self._runs and not self._arrivals:
+            self._filter_again()
         self._order.wake()
 
     def _take(self, part: Part, text: Pipeline, begun: str, piece: str | None) -> bool:
@@ -148,10 +154,20 @@ class PointWriter:
         """Points that do not read each other may say the same: for them, a loop is one of the answer."""
         if part.kind != "point" or part.needs or self._options.thoughts:
             return LoopGuard()
-        if earlier := self._guards.pop(part, None):
-            earlier.withdraw()
-        guard = self._guards[part] = LoopGuard(self._runs)
-        return guard
+        counts = self._runs.setdefault(part, Counter())
+        counts.clear()  # another attempt replaces the one before
+        return LoopGuard(counts, [self._runs.setdefault(one, Counter()) for one in self._beside(part)])
+
+    def _beside(self, part: Part) -> list[Part]:
+        """The points that are read before ``part`` and written at the same time."""
+        parts = self._record.parts
+        return [one for one in parts[: parts.index(part)] if one.kind == "point" and not one.needs]
+
+    def _filter_again(self) -> None:
+        """Compares what is being written with what is read before it and has been written meanwhile."""
+        for part, text in self._texts.items():
+            if part.status is None and part in self._runs and not part.num_read:
+                part.pieces[:] = filter(None, [text.again()])
 
     def _end(self, part: Part, call: Call) -> None:
         """Ends a part whose call has ended well, with a whole text or the beginning of one."""
@@ -160,8 +176,8 @@ class PointWriter:
         ended = f"it ended with {call.finish_reason!r}"
         if not part.pieces:
             status: Status = "failed" if part.kind == "plain" else "omitted"
-            wrote = "what the other points say" if part.stopped_by == "loop" else "nothing"
-            part.end(status, f"the model wrote {wrote}; {ended}")
+            wrote = "what the other points say" if part.stopped_by == "loop" else f"nothing; {ended}"
+            part.end(status, f"the model wrote {wrote}")
         elif part.stopped_by or not call.is_cut_off:
             part.end("complete")
         elif call.has_our_bound and call.is_out_of_tokens and ends_sentence(part.text):
@@ -177,7 +193,7 @@ class PointWriter:
             self._tell(part, rest)
 
     def _tell(self, part: Part, text: str) -> None:
-        if self._record.first_text_seconds is None and (text or part.point):
+        if text and self._record.first_text_seconds is None:
             self._record.first_text_seconds = self._caller.now()
         if self._arrivals:
             self._arrivals(PointDelta(part.point, text))

@@ -57,6 +57,8 @@ class ReadingOrder:
                 if part.status == "omitted":
                     self._current += 1
                     continue
+                if not part.pieces and part.status is None:
+                    return None  # it may come to nothing, and then is left out
                 self._is_announced = True
                 return part, ""
             if part.num_read < len(part.pieces):
@@ -73,6 +75,8 @@ class ReadingOrder:
 class AnswerText:
     """Writes "1. **Heading**: text", a blank line, the next point. Other text stands before or after.
 
+    Points are numbered as they come, because some may be left out.
+
     Args:
         separator: Stands between a heading and its text.
     """
@@ -80,6 +84,7 @@ class AnswerText:
     def __init__(self, separator: str) -> None:
         self._separator = separator
         self._point: Point | None = None
+        self._num_points = 0
         self._has_any = False
         self._has_text = False  # of the point, or of what stands around the points
 
@@ -91,7 +96,8 @@ class AnswerText:
         if point is None:  # the conclusion, or a plain answer
             written = "\n\n" if text and self._has_any and not self._has_text else ""
         elif point is not self._point:
-            written = ("\n\n" if self._has_any else "") + f"{point.number}. **{point.text}**"
+            self._num_points += 1
+            written = ("\n\n" if self._has_any else "") + f"{self._num_points}. **{point.text}**"
         if text and point is not None and not self._has_text:
             written += self._separator
         self._point = point

@@ -44,16 +44,26 @@ class Pipeline:
         self._make_filters = make_filters
         self._filters: Sequence[TextFilter] = ()
         self._is_begun = False
+        self._fed: list[str] = []
+        self._is_cut: bool | None = None  # once the text has ended
         self.ended_by: TextFilter | None = None
 
     def restart(self) -> None:
         """Forgets the text, because another one follows."""
-        self._is_begun, self.ended_by = False, None
+        self._is_begun, self._fed, self._is_cut, self.ended_by = False, [], None, None
+
+    def again(self) -> str:
+        """The text so far, filtered anew."""
+        fed, is_cut = "".join(self._fed), self._is_cut
+        self.restart()
+        text = self.feed(fed) if fed else ""
+        return text if is_cut is None else text + self.end(is_cut=is_cut)
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay now."""
         if not self._is_begun:
             self._filters, self._is_begun = self._make_filters(), True
+        self._fed.append(piece)
         for one in self._filters:
             if self.ended_by is not None:
                 piece = one.feed(piece) if piece else ""
@@ -67,8 +77,9 @@ class Pipeline:
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
         text = ""
-        for one in self._filters if self._is_begun else ():
+        for one in self._filters if self._is_begun and self._is_cut is None else ():
             text = (one.feed(text) if text else "") + ("" if one.is_over else one.end(is_cut=is_cut))
+        self._is_cut = is_cut
         return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from sot_chains.outline.words import HAN, ends_sentence
@@ -23,24 +24,21 @@ class LoopGuard:
     scripts other than Latin, sixteen words or characters count.
 
     Args:
-        counts: How often runs of words have come, shared by the guards of texts that are read as one.
+        counts: Takes how often each run of words has come in this text.
+        before: The same of texts that are read before this one.
     """
 
     cuts_sentences = True
 
-    def __init__(self, counts: Counter[Run] | None = None) -> None:
+    def __init__(self, counts: Counter[Run] | None = None, before: Sequence[Counter[Run]] = ()) -> None:
         self.is_over = False
         self._counts = Counter[Run]() if counts is None else counts
-        self._runs: list[Run] = []  # those that this text has added
+        self._all_counts = (self._counts, *before)
         self._words: list[str] = []
         self._num_repeating = 0  # of the last words: those that repeat earlier ones
         self._held: list[str] = []
         self._num_free: int | None = None  # of the held words: those before the first repetition
         self._rest = ""  # a word that may not be whole
-
-    def withdraw(self) -> None:
-        """Takes this text out of the shared counts, because another attempt replaces it."""
-        self._counts.subtract(self._runs)
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay."""
@@ -72,19 +70,20 @@ class LoopGuard:
 
     def _count(self) -> int:
         """How often the run that the last word ends has come before."""
-        words, counts = self._words, self._counts
+        words = self._words
         word, pair = (words[-1],), tuple(words[-2:])
-        if len(pair) == 2 and counts[pair]:
+        if len(pair) == 2 and self._num_before(pair):
             self._num_repeating = max(self._num_repeating, 1) + 1
         else:
-            self._num_repeating = int(counts[word] > 0)
+            self._num_repeating = int(self._num_before(word) > 0)
         num_compared = _NUM_WORDS * (1 if words[-1].isascii() else 2)
         run = tuple(words[-num_compared:]) if len(words) >= num_compared else ()
-        num_repeats = counts[run] if run else 0
-        for one in {word, pair, run} - {()}:
-            counts[one] += 1
-            self._runs.append(one)
+        num_repeats = self._num_before(run) if run else 0
+        self._counts.update({word, pair, run} - {()})
         return num_repeats
+
+    def _num_before(self, run: Run) -> int:
+        return sum([counts[run] for counts in self._all_counts])
 
     def _given(self) -> str:
         """Gives out the held words that are sure to stay."""

@@ -1,6 +1,7 @@
 """What small and reasoning models need: bounds, another try, and reasoning left out."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,17 @@ async def test_a_loop_is_stopped_and_cut_back() -> None:
     assert (await both(sot_of(plain, profile=GUARDED)))["plain_stopped_by"] == "loop"
     free = await both(sot_of(provider, profile=UNFILTERED))
     assert len(free["points"][0]["text"]) > 300
+
+
+@pytest.mark.parametrize("speeds", [*itertools.permutations((0.0, 0.001, 0.004))])
+async def test_points_that_say_the_same_are_compared_in_reading_order(speeds: tuple[float, ...]) -> None:
+    pauses = dict(zip(EXPANSIONS, speeds, strict=True))
+    provider = FakeProvider(
+        answer=answers(f"They rest. Here {LINE}and slept."), between=lambda asked: pauses.get(asked, 0.0)
+    )
+    sot = sot_of(provider, profile=GUARDED, conclusion="first")
+    texts = [point["text"] for point in (await both(sot))["points"]]
+    assert texts == [f"They rest. Here {LINE}and slept."] * 2 + [""]
 
 
 async def test_a_point_that_says_what_others_say_begins_anew_with_its_heading() -> None:
