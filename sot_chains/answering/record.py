@@ -24,30 +24,18 @@ from sot_chains.outline.skeleton import Skeleton
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """The calls, the parts and the route of one answer.
-
-    Attributes:
-        calls: Every call, in the order they were begun.
-        parts: What is shown: the points and the conclusion, or the plain answer.
-        skeleton: The outline as far as it is known.
-        skeleton_call: The call that writes the outline.
-        skeleton_reply: The whole reply to the skeleton request.
-        is_graph: Whether points may build on each other because the router, or the user, says so.
-        is_outlined: Whether the route is known, and all points with it.
-        is_cut: Whether the outline is not whole.
-        has_failed: Whether the answer ended with an error.
-    """
+    """The calls, the parts and the route of one answer."""
 
     options: AnswerOptions
-    calls: list[Call] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    skeleton: Skeleton = field(default_factory=Skeleton)
+    calls: list[Call] = field(default_factory=list)  # in the order they were begun
+    parts: list[Part] = field(default_factory=list)  # the points and the conclusion, or the plain answer
+    skeleton: Skeleton = field(default_factory=Skeleton)  # as far as it is known
     skeleton_call: Call | None = None
-    skeleton_reply: str | None = None
-    is_graph: bool = False
-    is_outlined: bool = False
-    is_cut: bool = False
-    has_failed: bool = False
+    skeleton_reply: str | None = None  # once it is whole
+    is_graph: bool = False  # whether points may build on each other because the router, or the user, says so
+    is_outlined: bool = False  # whether the route is known, and all points with it
+    is_cut: bool = False  # whether the outline is not whole
+    has_failed: bool = False  # whether the answer ended with an error
     route_reason: str = ""
     seconds: float = 0.0
     first_text_seconds: float | None = None

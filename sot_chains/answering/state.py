@@ -12,45 +12,27 @@ from sot_chains.outline.skeleton import Point
 
 
 class PointDelta(NamedTuple):
-    """A text delta of one point.
+    """A text delta of one point."""
 
-    Attributes:
-        point: The point it belongs to; ``None`` for the conclusion, and if the model answers plainly.
-        text: What was added; ``""`` to announce that the point is being written.
-    """
-
-    point: Point | None
-    text: str
+    point: Point | None  # None for the conclusion, and if the model answers plainly
+    text: str  # what was added; "" to announce that the point is being written
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One part of an answer: a point, the conclusion, or the whole answer if it is plain.
-
-    Attributes:
-        point: The point, or ``None``.
-        kind: What it is.
-        call: The call that writes it.
-        pieces: Its cleaned text.
-        num_read: How many of them the reader of a stream has seen.
-        status: How it has ended; ``None`` while it is being written.
-        stopped_by: Which filter has ended its text.
-        resumed: Its trace in an earlier answer, if it was taken over from there.
-        needs: The parts that are written before it, since it builds on them.
-        has_failed: Whether its call ended with an error.
-    """
+    """One part of an answer: a point, the conclusion, or the whole answer if it is plain."""
 
     point: Point | None = None
     kind: Literal["point", "conclusion", "plain"] = "point"
-    call: Call | None = None
-    pieces: list[str] = field(default_factory=list)
-    num_read: int = 0
-    status: Status | None = None
-    reason: str | None = None
-    stopped_by: StoppedBy | None = None
-    resumed: PointTrace | None = None
-    needs: Sequence[Part] = ()
-    has_failed: bool = False
+    call: Call | None = None  # that writes it
+    pieces: list[str] = field(default_factory=list)  # of its text, filtered
+    num_read: int = 0  # of them, by the reader of a stream
+    status: Status | None = None  # None while it is being written
+    reason: str | None = None  # why it is not complete
+    stopped_by: StoppedBy | None = None  # the filter that has ended its text
+    resumed: PointTrace | None = None  # its trace in an earlier answer, if it was taken over from there
+    needs: Sequence[Part] = ()  # what is written before it, since it builds on it
+    has_failed: bool = False  # whether its call ended with an error
     _ended: asyncio.Event | None = None
 
     def end(self, status: Status, reason: str | None = None) -> None:

@@ -15,27 +15,23 @@ from langchain_core.messages.ai import UsageMetadata, add_usage
 from sot_chains.calls.usage import Cost, Tokens, num_tokens, total_tokens
 from sot_chains.providers.base import Delta, find_ending
 
+# The text ends before its end; there is none; the point was left out of the answer because it failed.
 Status = Literal["complete", "cut", "failed", "omitted"]
+# Another point began; the text repeated itself; it was long enough at the end of a sentence.
 StoppedBy = Literal["overrun", "loop", "length"]
 
 
 class CallTrace(TypedDict):
-    """One model call, with all its attempts.
+    """One model call, with all its attempts. Times are those of the last one."""
 
-    ``start_seconds`` is when its last attempt was sent, after any wait for limits; ``first_text_seconds`` is
-    ``None`` for a call that wrote nothing, ``usage`` for one whose usage was not reported. What attempts
-    took whose usage did not arrive is in ``estimated``, and in the answer's cost.
-    ``reasoning_tokens`` are those of the output that went into reasoning, which is not part of the text.
-    """
-
-    start_seconds: float
-    first_text_seconds: float | None
+    start_seconds: float  # when it was sent, after any wait for limits
+    first_text_seconds: float | None  # None if it wrote nothing
     end_seconds: float
-    usage: UsageMetadata | None
+    usage: UsageMetadata | None  # None if it was not reported
     finish_reason: str | None
     num_requests: int
-    estimated: Tokens | None
-    reasoning_tokens: int
+    estimated: Tokens | None  # of attempts whose usage did not arrive; part of the answer's cost
+    reasoning_tokens: int  # of the output, those that went into reasoning, which is not part of the text
 
 
 _TRACED = tuple(CallTrace.__annotations__)
@@ -43,27 +39,16 @@ _get_traced = attrgetter(*_TRACED)
 
 
 class PointTrace(CallTrace):
-    """One point, or the conclusion, and the call that wrote it.
-
-    Attributes:
-        status: ``"complete"``; ``"cut"`` if the text ends before its end; ``"failed"`` if there is none;
-            ``"omitted"`` if the point was left out of the answer because it failed.
-        reason: Why, if it is not complete.
-        stopped_by: Why its text was ended before the model ended it: ``"overrun"`` if another point began,
-            ``"loop"`` if it repeated itself, ``"length"`` at the end of a sentence once it was long enough.
-        is_resumed: Whether it was written for an earlier answer that this one goes on with; what it took
-            then is not part of this answer's usage.
-        needs: The numbers of the points that were written before it, since it builds on them.
-    """
+    """One point, or the conclusion, and the call that wrote it."""
 
     number: int
     label: str
     text: str
     status: Status
-    reason: str | None
-    stopped_by: StoppedBy | None
-    is_resumed: bool
-    needs: list[int]
+    reason: str | None  # why it is not complete
+    stopped_by: StoppedBy | None  # why its text was ended before the model ended it
+    is_resumed: bool  # written for an earlier answer; what it took then is not part of this one's usage
+    needs: list[int]  # the numbers of the points that were written before it, since it builds on them
 
 
 class Failure(TypedDict):
@@ -76,68 +61,36 @@ class Failure(TypedDict):
 
 
 class SotTrace(TypedDict):
-    """How one answer came about.
+    """How one answer came about. Pass it as ``resume=`` to have what failed, or was cut, written again."""
 
-    Attributes:
-        route: ``"sot"``; ``"graph"`` where points build on each other, or were to; ``"plain"`` where the
-            model answered in one piece.
-        route_reason: Why that route.
-        is_complete: Whether nothing failed, was cut or was left out.
-        failures: What did, and why. Pass the trace as ``resume=`` to have failed points written again. A
-            plain answer that was cut has the number 0.
-        skeleton: The headings of the points; on the plain route, of what little was found.
-        skeleton_reply: What the model replied to the skeleton request, ``None`` if it was not asked.
-        skeleton_call: The call of the first stage, ``None`` if it was not made.
-        points: The calls of the second stage, in reading order.
-        conclusion: The call that wrote the conclusion with all points in view, ``None`` if there is none.
-        plain_call: The call of the plain route, else ``None``.
-        plain_stopped_by: ``"loop"`` if the plain answer was ended because it repeated itself.
-        seconds: From beginning to end.
-        first_text_seconds: When the first text of the answer could be read, headings included.
-        critical_path_seconds: What no amount of parallelism saves: the skeleton and then the longest chain
-            of points that build on each other, or the whole time if that is less.
-        num_calls: Model calls made.
-        num_requests: Attempts made for them.
-        usage: Tokens of all calls, as reported or else as estimated; ``None`` if none was answered.
-        cost: Tokens by stage, estimates for calls cut short, and price.
-    """
-
-    route: Literal["sot", "graph", "plain"]
+    route: Literal["sot", "graph", "plain"]  # "graph" where points build on each other, or were to
     route_reason: str
-    is_complete: bool
-    failures: list[Failure]
-    skeleton: list[str]
-    skeleton_reply: str | None
+    is_complete: bool  # whether nothing failed, was cut or was left out
+    failures: list[Failure]  # what did, and why; a plain answer that was cut has the number 0
+    skeleton: list[str]  # the headings of the points; on the plain route, of what little was found
+    skeleton_reply: str | None  # None if the model was not asked
     skeleton_call: CallTrace | None
-    points: list[PointTrace]
-    conclusion: PointTrace | None
+    points: list[PointTrace]  # in reading order
+    conclusion: PointTrace | None  # written with all points in view
     plain_call: CallTrace | None
     plain_stopped_by: StoppedBy | None
-    seconds: float
-    first_text_seconds: float | None
+    seconds: float  # from beginning to end
+    first_text_seconds: float | None  # when the first text could be read, without headings
+    # What no amount of parallelism saves: the skeleton and then the longest chain of points that build on
+    # each other, or the whole time if that is less.
     critical_path_seconds: float
     num_calls: int
-    num_requests: int
-    usage: UsageMetadata | None
+    num_requests: int  # attempts made for the calls
+    usage: UsageMetadata | None  # of all calls, as reported or else as estimated; None if none was answered
     cost: Cost
 
 
 @dataclass(slots=True)
 class Call:
-    """A model call while it is made, over all its attempts.
+    """A model call while it is made, over all its attempts."""
 
-    Attributes:
-        name: The name of its run.
-        stage: The stage to which its cost belongs.
-        reply_start: What the reply of this attempt was begun with; ``None`` if it was not.
-        pieces: The raw text of this attempt.
-        reasoning: The reasoning of this attempt, in the text or reported beside it.
-        has_our_bound: Whether the profile, and not the user, bounds its tokens.
-        is_read: Whether somebody has seen its text, so that it cannot be discarded.
-    """
-
-    name: str
-    stage: Literal["skeleton", "points", "plain"]
+    name: str  # of its run
+    stage: Literal["skeleton", "points", "plain"]  # to which its cost belongs
     start_seconds: float = 0.0
     first_text_seconds: float | None = None
     end_seconds: float = 0.0
@@ -146,11 +99,11 @@ class Call:
     model_name: str | None = None
     num_requests: int = 0
     estimated: Tokens | None = None
-    reply_start: str | None = None
-    pieces: list[str] = field(default_factory=list)
-    reasoning: str = ""
-    has_our_bound: bool = False
-    is_read: bool = False
+    reply_start: str | None = None  # what the reply of this attempt was begun with, if it was
+    pieces: list[str] = field(default_factory=list)  # the raw text of this attempt
+    reasoning: str = ""  # of this attempt, in the text or reported beside it
+    has_our_bound: bool = False  # whether the profile, and not the user, bounds its tokens
+    is_read: bool = False  # whether somebody has seen its text, so that it cannot be discarded
 
     def begin(self, now_seconds: float) -> None:
         """Records that an attempt begins now, and its request is sent."""
