@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -206,9 +205,8 @@ FAMILIES = {
 }
 
 
-@functools.cache
 def tokenizer_of(family: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a family, with its chat template."""
+    """A tokenizer of the family, with its chat template; each caller gets one of its own."""
     model = FAMILIES[family]
     tokenizer = model.kind()
     tokenizer.add_special_tokens(

@@ -36,9 +36,11 @@ _TEXTS = (
 )
 
 
-@functools.cache
 def tiny_tokenizer(vocabulary_size: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with a chat template: every string has a code, and decoding gives it back."""
+    """Byte-level BPE with a chat template: every string has a code, and decoding gives it back.
+
+    Each caller gets one of its own, which a test may change.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from tests.tiny import random_llama, tiny_tokenizer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def tokenizer() -> PreTrainedTokenizerBase:
     return tiny_tokenizer()
 

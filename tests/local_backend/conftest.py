@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,13 @@ from local_backend import ChatLocal, Engine
 from tests.tiny import VOCABULARY, random_llama, tiny_chat, tiny_tokenizer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """What a test draws from torch's own generator depends on no other test."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
 def tokenizer() -> PreTrainedTokenizerBase:
     return tiny_tokenizer()
 
@@ -21,6 +29,13 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def model() -> LlamaForCausalLM:
     return random_llama()
+
+
+@pytest.fixture
+def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of models is kept in, and imported from, a folder of the test's own."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture

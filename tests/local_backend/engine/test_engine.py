@@ -350,17 +350,16 @@ def test_closing_ends_what_runs(model: LlamaForCausalLM, tokenizer: PreTrainedTo
 def test_a_forgotten_engine_takes_its_thread_along(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
+    others = set(threading.enumerate())
     engine = Engine(model, tokenizer)
     engine.generate([[5, 6]], SamplingParams(max_tokens=2))
     gone = weakref.ref(engine)
-    names = {thread.name for thread in threading.enumerate()}
-    assert "local_backend.Engine" in names
-    before = sum(thread.name == "local_backend.Engine" for thread in threading.enumerate())
+    (thread,) = set(threading.enumerate()) - others
+    assert thread.name == "local_backend.Engine"
     del engine
     for _ in range(200):
         gc.collect()
-        after = sum(thread.name == "local_backend.Engine" for thread in threading.enumerate())
-        if gone() is None and after < before:
+        if gone() is None and not thread.is_alive():
             return
         time.sleep(0.01)
     pytest.fail("the engine or its thread is still there")

@@ -19,52 +19,56 @@ from tests.tiny import tiny_chat_model, tiny_tokenizer
 def num_threads():
     return len(os.listdir("/proc/self/task"))
 
-def settles_at(expected):
-    for _ in range(1_000):
+def wait_for(expected):
+    for _ in range(2_000):
         if num_threads() == expected:
-            return True
-        time.sleep(0.005)  # at most 5 s: a thread that ended is listed for a moment
-    return False
+            return
+        time.sleep(0.005)  # 10 s at most: a thread that ended is listed for a moment
+    raise AssertionError(f"{num_threads()} threads, {expected} expected")
+
+def settled():
+    counts = [num_threads()]
+    while counts[-50:] != counts[-1:] * 50:
+        time.sleep(0.01)
+        counts.append(num_threads())
+    return counts[-1]
 
 def compute():
     torch.randn(2_000_000).exp()
 
 torch.set_num_threads(3)
 release_workers()
-time.sleep(0.2)
-before = num_threads()
+before = settled()
 compute()
-assert num_threads() == before + 2, "torch does not compute with OpenMP: the test tests nothing"
+wait_for(before + 2)  # else torch does not compute with OpenMP, and the test tests nothing
 release_workers()
 release_workers()
-assert settles_at(before), f"{num_threads()} threads, {before} expected"
+wait_for(before)
 compute()
-assert torch.get_num_threads() == 3 and num_threads() == before + 2
+assert torch.get_num_threads() == 3
+wait_for(before + 2)
 
 with Engine(tiny_chat_model(), tiny_tokenizer(), "reference_copy", max_rows=2) as engine:
-    def generate():
-        engine.generate([list(range(3, 40))], SamplingParams(max_tokens=4, ignore_end=True))
+    working = []
 
-    def at_work():
+    def at_work(token_ids, scores):
         compute()
-        return num_threads()
+        working.append(num_threads())
+        return scores
+
+    def generate(**options):
+        params = SamplingParams(max_tokens=4, ignore_end=True, **options)
+        engine.generate([list(range(3, 40))], params)
 
     generate()
-    time.sleep(0.5)  # until the engine is idle; if it were not yet, the counts below would differ
     release_workers()
-    idle = num_threads()
+    idle = settled()
     compute()
     generate()
-    assert settles_at(idle), f"the caller's workers wait: {num_threads()} threads, {idle} expected"
-    working = []
-    engine._loop.before_next_step(lambda: working.append(at_work()))
-    engine._worker.wake()
-    for _ in range(1_000):
-        if working:
-            break
-        time.sleep(0.005)  # at most 5 s: the engine's thread runs the errand
-    assert working == [idle + 2], f"{working} threads at work, {idle} without work"
-    assert settles_at(idle), f"the engine's workers wait: {num_threads()} threads, {idle} expected"
+    wait_for(idle)  # else the caller's workers wait
+    generate(logits_processors=(at_work,))
+    assert set(working) == {idle + 2}, f"{working} threads at work, {idle} without work"
+    wait_for(idle)  # else the engine's workers wait
 """
 
 

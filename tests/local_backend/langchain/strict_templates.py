@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from transformers import PreTrainedTokenizerBase
 
 from tests.families import tokenizer_of
@@ -78,6 +76,6 @@ TEMPLATES = {
 def strict_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A tokenizer of the family with a template of :data:`TEMPLATES`."""
     family, template = TEMPLATES[name]
-    tokenizer: PreTrainedTokenizerBase = copy.deepcopy(tokenizer_of(family))
+    tokenizer: PreTrainedTokenizerBase = tokenizer_of(family)
     tokenizer.chat_template = template
     return tokenizer

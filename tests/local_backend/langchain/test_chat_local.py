@@ -138,24 +138,18 @@ def test_a_missing_model_and_a_missing_template_are_named(
         ChatLocal.from_pretrained(f"{tmp_path}/no-such-model")
     folder = f"{tmp_path}/without-template"
     model.save_pretrained(folder)
-    template, tokenizer.chat_template = tokenizer.chat_template, None
-    try:
-        tokenizer.save_pretrained(folder)
-    finally:
-        tokenizer.chat_template = template
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
     with pytest.raises(ValueError, match="no chat template"):
         ChatLocal.from_pretrained(folder)
 
 
-def test_a_template_that_opens_a_block_of_reasoning_is_noticed(chat: ChatLocal) -> None:
-    tokenizer = chat.engine.tokenizer
-    template = str(tokenizer.chat_template)
-    assert not chat.opens_reasoning
-    try:
-        tokenizer.chat_template = template + "{% if add_generation_prompt %}<think>\n{% endif %}"
+def test_a_template_that_opens_a_block_of_reasoning_is_noticed() -> None:
+    with tiny_chat() as chat:
+        tokenizer = chat.engine.tokenizer
+        assert not chat.opens_reasoning
+        tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
         assert chat.opens_reasoning
-    finally:
-        tokenizer.chat_template = template
 
 
 def test_an_answer_is_bounded_unless_told_otherwise(chat: ChatLocal) -> None:

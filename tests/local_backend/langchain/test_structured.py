@@ -12,7 +12,6 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel, Field
-from transformers import PreTrainedTokenizerBase
 from typing_extensions import TypedDict
 
 from local_backend import ChatLocal
@@ -156,25 +155,22 @@ def test_what_cannot_be_used_is_an_error_or_a_warning(chat: ChatLocal) -> None:
     ("opening", "closing"),
     [("<think>\n", "<think>\n</think>\n\n"), ("[THINK]", "[THINK][/THINK]\n\n"), ("", "")],
 )
-def test_a_block_of_reasoning_that_the_template_opens_is_closed(
-    opening: str, closing: str, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    template = str(tokenizer.chat_template)
-    reply = f"{{{{ '{opening}' }}}}".replace("\n", "\\n")
-    tokenizer.chat_template = f"{template}{{% if add_generation_prompt %}}{reply}{{% endif %}}"
-    try:
-        with tiny_chat() as chat:
-            prompts: list[tuple[int, ...]] = []
-            make_row = chat.engine.make_row
+def test_a_block_of_reasoning_that_the_template_opens_is_closed(opening: str, closing: str) -> None:
+    with tiny_chat() as chat:
+        tokenizer = chat.engine.tokenizer
+        reply = f"{{{{ '{opening}' }}}}".replace("\n", "\\n")
+        tokenizer.chat_template = (
+            f"{tokenizer.chat_template}{{% if add_generation_prompt %}}{reply}{{% endif %}}"
+        )
+        prompts: list[tuple[int, ...]] = []
+        make_row = chat.engine.make_row
 
-            def noted(prompt: Any, *args: Any, **kwargs: Any) -> Any:
-                prompts.append(tuple(prompt))
-                return make_row(prompt, *args, **kwargs)
+        def noted(prompt: Any, *args: Any, **kwargs: Any) -> Any:
+            prompts.append(tuple(prompt))
+            return make_row(prompt, *args, **kwargs)
 
-            chat.engine.make_row = noted  # type: ignore[method-assign]  # notes the prompt
-            assert chat.with_structured_output({"const": 7}).invoke(TEXT) == 7
-    finally:
-        tokenizer.chat_template = template
+        chat.engine.make_row = noted  # type: ignore[method-assign]  # notes the prompt
+        assert chat.with_structured_output({"const": 7}).invoke(TEXT) == 7
     assert tokenizer.decode(prompts[0]).endswith(f"<|im_start|>assistant\n{closing}")
 
 

@@ -334,23 +334,21 @@ def test_a_template_without_tools_says_so(chat: ChatLocal, default_chat: ChatLoc
 
 def test_a_format_that_is_not_known_says_so() -> None:
     tokenizer = tiny_tokenizer()
-    template = tokenizer.chat_template
-    try:
-        tokenizer.chat_template = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + str(template)
-        with Engine(random_llama(eos_token_id=1, max_position_embeddings=2048), tokenizer) as engine:
-            chat = ChatLocal(engine=engine, max_tokens=60)
-            assert chat.profile is not None
-            assert chat.profile["tool_calling"] is True
-            with pytest.raises(
-                ValueError, match=r"how the model writes calls is not known: set tokenizer.response"
-            ):
-                chat.bind_tools([weather]).invoke(QUESTION)
-            forced = chat.bind_tools([{"name": "leave", "description": "Go."}], tool_choice="leave")
-            assert _calls(forced.invoke(QUESTION)) == [("leave", {})]
-            counted = chat.get_num_tokens_from_messages([HumanMessage(QUESTION)], tools=[weather])
-            assert counted > chat.get_num_tokens_from_messages([HumanMessage(QUESTION)]) + 40
-    finally:
-        tokenizer.chat_template = template
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + tokenizer.chat_template
+    )
+    with Engine(random_llama(eos_token_id=1, max_position_embeddings=2048), tokenizer) as engine:
+        chat = ChatLocal(engine=engine, max_tokens=60)
+        assert chat.profile is not None
+        assert chat.profile["tool_calling"] is True
+        with pytest.raises(
+            ValueError, match=r"how the model writes calls is not known: set tokenizer.response"
+        ):
+            chat.bind_tools([weather]).invoke(QUESTION)
+        forced = chat.bind_tools([{"name": "leave", "description": "Go."}], tool_choice="leave")
+        assert _calls(forced.invoke(QUESTION)) == [("leave", {})]
+        counted = chat.get_num_tokens_from_messages([HumanMessage(QUESTION)], tools=[weather])
+        assert counted > chat.get_num_tokens_from_messages([HumanMessage(QUESTION)]) + 40
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen_coder", "mistral_v11"])

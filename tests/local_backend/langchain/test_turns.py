@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -279,7 +278,7 @@ async def test_a_prompt_longer_than_the_positions_is_langchains_error() -> None:
 
 def test_a_reply_ends_where_the_tokenizer_or_the_template_ends_a_turn() -> None:
     for family, kind in FAMILIES.items():
-        tokenizer = copy.deepcopy(tokenizer_of(family))
+        tokenizer = tokenizer_of(family)
         (end,) = turn_ends(tokenizer)
         assert tokenizer.convert_ids_to_tokens(end) == kind.end
         # Where the tokenizer's end token is another, as a base model's, the template tells.

@@ -105,6 +105,7 @@ def test_a_device_that_is_not_here_is_named(whole: Path, device: str) -> None:
         load(whole, device=device)
 
 
+@pytest.mark.usefixtures("_own_modules")
 def test_options_of_the_model_hold_for_its_tokenizer(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

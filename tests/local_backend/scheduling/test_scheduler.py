@@ -23,7 +23,7 @@ from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.scheduler import Scheduler
 from local_backend.sequences.outputs import EngineStats, Update
 from tests.local_backend.conftest import ragged_prompts
-from tests.tiny import random_llama
+from tests.tiny import random_llama, tiny_tokenizer
 
 POLICIES: tuple[AdmissionPolicy, ...] = ("first_come", "shortest_first", "longest_first")
 
@@ -66,7 +66,7 @@ def lengths_and_params(count: int, *, sampled: bool, longest: int = 60) -> list[
 
 @pytest.fixture(scope="module")
 def work(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+    model: LlamaForCausalLM,
 ) -> Iterator[tuple[list[list[int]], list[SamplingParams], list[Completion]]]:
     """Prompts, greedy and sampled rows, and what an engine without limits makes of them."""
     prompts = ragged_prompts(40, seed=11, longest=40)
@@ -77,7 +77,7 @@ def work(
         )
         for one in pair
     ]
-    with Engine(model, tokenizer, max_rows=8) as engine:
+    with Engine(model, tiny_tokenizer(), max_rows=8) as engine:
         yield prompts, params, engine.generate(prompts, params)
 
 

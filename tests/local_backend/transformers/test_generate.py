@@ -230,9 +230,8 @@ def test_padding_on_the_right_and_a_missing_tokenizer_are_named(
 
 @pytest.fixture
 def model_dir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: tuple[PreTrainedModel, PreTrainedTokenizerBase]
+    tmp_path: Path, _own_modules: None, tiny: tuple[PreTrainedModel, PreTrainedTokenizerBase]
 ) -> Path:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     model, tokenizer = tiny
     model.save_pretrained(tmp_path / "a-model")
     tokenizer.save_pretrained(tmp_path / "a-model")
