@@ -33,9 +33,10 @@ from local_backend.training import (
     TuneOptions,
     collect_trajectories,
     load_for_training,
+    read_prompts,
 )
 from local_backend.training.evaluation import likeness
-from local_backend.training.tuning import read_prompts_for, split_held_out
+from local_backend.training.tuning import prompt_limits, split_held_out
 
 _BLOCK_SIZE = 16
 _NUM_RECYCLED = 3
@@ -89,11 +90,11 @@ def _ways(
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Collect answers, decode the held-out prompts with every method; the summary, and the cases."""
     model, tokenizer = load_for_training(options.model)
-    all_prompts = read_prompts_for(
-        model,
-        tokenizer,
+    all_prompts = read_prompts(
         options.prompts,
-        options.max_tokens,
+        tokenizer,
+        **prompt_limits(model),
+        max_tokens=options.max_tokens,
         limit=options.limit,
         template=options.template.replace("\\n", "\n") if options.template else None,
     )

@@ -10,13 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from local_backend.drafting import (
-        Combined,
-        Drafter,
-        Jacobi,
-        Lookahead,
-        ReferenceCopy,
-    )
+    from local_backend.drafting import Combined, Drafter, Jacobi, Lookahead, ReferenceCopy
     from local_backend.drafting.draft import Draft, Outcome
     from local_backend.engine.engine import Engine
     from local_backend.langchain.chat_local import ChatLocal

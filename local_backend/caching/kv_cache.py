@@ -36,6 +36,7 @@ class RaggedKVCache(Cache):
         expected_length: Expected final length in tokens of the longest row in use: a hint, not a limit.
         peak_bytes: Peak memory of keys and values so far, including temporary copies.
         layout: Changes whenever the buffers move.
+        prefixes: Those of earlier rows; :meth:`keep_prefix` and :meth:`load_prefix` copy from and to a row.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class RaggedKVCache(Cache):
         self._row_layers = [RowsLayer(self._slots) for _ in range(num_layers)]
         super().__init__(layers=list(self._row_layers))
         self._lengths: list[int] = []
-        self._prefixes = PrefixCache(max_prefix_bytes)
+        self.prefixes = PrefixCache(max_prefix_bytes)
         self.expected_length = 0
         self.peak_bytes = 0
         self.layout = 0
@@ -69,7 +70,7 @@ class RaggedKVCache(Cache):
     @property
     def num_bytes(self) -> int:
         """Memory of keys and values in bytes, including the prefix cache."""
-        return sum(layer.num_bytes for layer in self._row_layers) + self._prefixes.num_bytes
+        return sum(layer.num_bytes for layer in self._row_layers) + self.prefixes.num_bytes
 
     def bytes_per_token(self) -> int:
         """Memory of one token's keys and values in all layers; 0 before the first forward."""
@@ -139,11 +140,6 @@ class RaggedKVCache(Cache):
             for buffer in layer.buffers:
                 buffer[target, :, :num_tokens] = buffer[source, :, :num_tokens]
         self._lengths[target] = num_tokens
-
-    def move_row(self, source: int, target: int) -> None:
-        """Copy the row at ``source`` over the one at ``target``."""
-        if source != target:
-            self.copy_row(source, target, self._lengths[source])
 
     def swap_rows(self, one: int, other: int) -> None:
         """Exchange two rows."""
@@ -245,12 +241,8 @@ class RaggedKVCache(Cache):
                 [buffer[row, :, :length].clone() for buffer in layer.buffers] for layer in self._row_layers
             ]
 
-        self._prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
+        self.prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
         self._note_peak()
-
-    def find_prefix(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
-        """The cached prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
-        return self._prefixes.find(token_ids)
 
     def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
         """Overwrite ``row`` with the first ``num_tokens`` tokens of ``prefix``."""
@@ -260,11 +252,7 @@ class RaggedKVCache(Cache):
                 buffer[row, :, :num_tokens] = states[:, :num_tokens]
         self._lengths[row] = num_tokens
 
-    def forget_prefixes(self) -> None:
-        """Drop every cached prefix."""
-        self._prefixes.clear()
-
     def clear(self) -> None:
         """Drop every row and prefix."""
         self._lengths.clear()
-        self._prefixes.clear()
+        self.prefixes.clear()

@@ -6,7 +6,7 @@ Knows token ids and their keys and values. Does not know where rows are stored.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,13 +34,9 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self.kept: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()  # the least recently used first
         self._num_tokens = 0
         self._bytes_per_token = 0
-
-    def values(self) -> Iterable[Prefix]:
-        """All prefixes, the least recently used first."""
-        return self._kept.values()
 
     @property
     def num_bytes(self) -> int:
@@ -56,32 +52,32 @@ class PrefixCache:
         self._bytes_per_token = bytes_per_token
         if not 0 < len(key) * bytes_per_token <= self._max_bytes:
             return
-        if key in self._kept:
-            self._kept.move_to_end(key)
+        if key in self.kept:
+            self.kept.move_to_end(key)
             return
         most_tokens = self._max_bytes // bytes_per_token - len(key)
-        while self._num_tokens > most_tokens or len(self._kept) >= MAX_PREFIXES:
-            self._num_tokens -= len(self._kept.popitem(last=False)[0])
-        self._kept[key] = Prefix(key, copy())
+        while self._num_tokens > most_tokens or len(self.kept) >= MAX_PREFIXES:
+            self._num_tokens -= len(self.kept.popitem(last=False)[0])
+        self.kept[key] = Prefix(key, copy())
         self._num_tokens += len(key)
 
     def find(self, token_ids: Sequence[int]) -> tuple[Prefix | None, int]:
         """The prefix that shares the most first tokens with ``token_ids``, and how many it shares."""
         best, best_shared = None, 0
         wanted = tuple(token_ids)
-        for prefix in self._kept.values():
+        for prefix in self.kept.values():
             # One comparison skips those that share no more than the best so far.
             if prefix.token_ids[: best_shared + 1] == wanted[: best_shared + 1]:
                 shared = num_shared(prefix.token_ids, wanted)
                 if shared > best_shared:
                     best, best_shared = prefix, shared
         if best is not None:
-            self._kept.move_to_end(best.token_ids)
+            self.kept.move_to_end(best.token_ids)
         return best, best_shared
 
     def clear(self) -> None:
         """Drop all prefixes."""
-        self._kept.clear()
+        self.kept.clear()
         self._num_tokens = 0
 
 

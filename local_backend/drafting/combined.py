@@ -47,6 +47,7 @@ class _State:
     gains: deque[Gains] = field(default_factory=lambda: deque(maxlen=_KEPT_FORWARDS))
 
 
+@dataclass(eq=False)
 class Combined:
     """Merges, for each row, the drafts of the members with the highest expected gain for their cost.
 
@@ -61,22 +62,16 @@ class Combined:
         ValueError: No member is given, or a number is out of range.
     """
 
-    def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        *,
-        max_draft_tokens: int = 63,
-        token_cost: float = 0.01,
-        first_rest: int = 128,
-    ) -> None:
-        if not drafters:
+    drafters: Sequence[Drafter]
+    max_draft_tokens: int = field(default=63, kw_only=True)
+    token_cost: float = field(default=0.01, kw_only=True)
+    first_rest: int = field(default=128, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.drafters:
             raise ValueError("there is no drafter to choose from: give at least one")
-        require_at_least(1, max_draft_tokens=max_draft_tokens, first_rest=first_rest)
-        require_at_least(0, token_cost=token_cost)
-        self.drafters = tuple(drafters)
-        self.max_draft_tokens = max_draft_tokens
-        self.token_cost = token_cost
-        self.first_rest = first_rest
+        require_at_least(1, max_draft_tokens=self.max_draft_tokens, first_rest=self.first_rest)
+        require_at_least(0, token_cost=self.token_cost)
         # Gains and rests from other rows, the starting point of new rows.
         self._shared_gains: deque[Gains] = deque(maxlen=_KEPT_FORWARDS)
         self._shared_rests = [0] * len(self.drafters)

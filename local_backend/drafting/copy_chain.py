@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from local_backend.drafting.copy_sources import CopySources
-from local_backend.drafting.copy_tree import CopyWeights, Votes, length_class
+from local_backend.drafting.copy_tree import Votes, length_class
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.drafter import PerRow, RowView, require_at_least
 from local_backend.drafting.reference_copy import FITTED
@@ -42,38 +42,28 @@ class _State:
     guesses: list[_Guess] = field(default_factory=list)
 
 
+@dataclass(eq=False, kw_only=True)
 class CopyChain:
     """Proposes the likeliest copy of what a row may quote, as a chain.
 
     Attributes:
-        earlier: Token ids of texts that rows which begin now may quote beside their prompt and references,
-            such as earlier answers. May be changed at any time, as a whole.
-
-    Args:
         max_draft_tokens: Maximum tokens of a draft.
         min_probability: A token is drafted if it is accepted with at least this probability, all before it
             included. May be changed at any time.
-        weights: Weights of the votes.
-        max_indexed_tokens: Maximum tokens of references that stay indexed, for rows that pass the same ones.
+        earlier: Token ids of texts that rows which begin now may quote beside their prompt and references,
+            such as earlier answers. May be changed at any time, as a whole.
 
     Raises:
         ValueError: A number is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        max_draft_tokens: int = 24,
-        min_probability: float = 0.1,
-        weights: CopyWeights = FITTED,
-        max_indexed_tokens: int = 4_000_000,
-    ) -> None:
-        require_at_least(1, max_draft_tokens=max_draft_tokens)
-        self.max_draft_tokens = max_draft_tokens
-        self.min_probability = min_probability
-        self.weights = weights
-        self.earlier: Sequence[Sequence[int]] = ()
-        self._indexes = SharedIndexes(max_indexed_tokens)
+    max_draft_tokens: int = 24
+    min_probability: float = 0.1
+    earlier: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        require_at_least(1, max_draft_tokens=self.max_draft_tokens)
+        self._indexes = SharedIndexes()
         self._states = PerRow(self._begin)
         self._offsets = [0.0] * _NUM_CLASSES
 
@@ -104,7 +94,7 @@ class CopyChain:
         state = self._states[row]
         sources, state.guesses = state.sources, []
         sources.extend(row.token_ids, len(row.token_ids) - row.num_prompt_tokens - sources.num_written)
-        votes = Votes(self.weights, deviation=sources.deviation)
+        votes = Votes(FITTED, deviation=sources.deviation)
         voters = votes.weigh(sources(row.token_ids))
         probability, probabilities = 1.0, []
         for depth in range(max_depth):

@@ -142,22 +142,14 @@ class Votes:
 
 
 def grow(
-    sources: Sequence[Source],
-    weights: CopyWeights,
-    *,
-    deviation: float,
-    caution: float = 0.0,
-    max_tokens: int,
-    max_depth: int,
-    min_probability: float,
+    sources: Sequence[Source], votes: Votes, *, max_tokens: int, max_depth: int, min_probability: float
 ) -> Draft:
-    """Grow the tree of likeliest continuations, likeliest first; see :class:`Votes`.
+    """Grow the tree of likeliest continuations, likeliest first.
 
     A token is added if its whole path is accepted with at least ``min_probability``.
     """
     if max_depth < 1 or max_tokens < 1 or not sources:
         return Draft()
-    votes = Votes(weights, deviation=deviation, caution=caution)
     token_ids: list[int] = []
     parents: list[int] = []
     probabilities: list[float] = []

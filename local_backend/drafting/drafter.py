@@ -73,10 +73,10 @@ class PerRow(Generic[StateT]):
         return len(self._states)
 
 
-def require_at_least(least: float, **numbers: float) -> None:
-    """Check options given by name; raises ``ValueError`` for one below ``least``."""
+def require_at_least(least: float, **numbers: float | None) -> None:
+    """Check options given by name; raises ``ValueError`` for one below ``least``, unless it is ``None``."""
     for name, number in numbers.items():
-        if number < least:
+        if number is not None and number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")
 
 

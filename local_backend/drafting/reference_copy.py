@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from local_backend.drafting.copy_sources import CopySources
-from local_backend.drafting.copy_tree import CopyWeights, grow
+from local_backend.drafting.copy_tree import CopyWeights, Votes, grow
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.drafting.drafter import PerRow, RowView, require_at_least
 from local_backend.drafting.suffix_index import SharedIndexes, SuffixIndex
@@ -44,6 +44,7 @@ class _State:
         return math.log(self.num_breaks / self.num_expected_breaks)
 
 
+@dataclass(eq=False, kw_only=True)
 class ReferenceCopy:
     """Proposes the likeliest continuations of all positions where the row's last tokens occurred before.
 
@@ -57,28 +58,20 @@ class ReferenceCopy:
             widest forward whose cost is measured.
         max_depth: Maximum tokens on one path.
         weights: Weights of the sources' votes.
-        max_indexed_tokens: Maximum tokens of references that stay indexed, for rows that pass the same ones.
 
     Raises:
         ValueError: A number is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        mean_draft_tokens: float = 32,
-        max_draft_tokens: int = 63,
-        max_depth: int = 63,
-        weights: CopyWeights = FITTED,
-        max_indexed_tokens: int = 4_000_000,
-    ) -> None:
-        require_at_least(1, mean_draft_tokens=mean_draft_tokens, max_draft_tokens=max_draft_tokens)
-        require_at_least(1, max_depth=max_depth)
-        self.mean_draft_tokens = mean_draft_tokens
-        self.max_draft_tokens = max_draft_tokens
-        self.max_depth = max_depth
-        self.weights = weights
-        self._indexes = SharedIndexes(max_indexed_tokens)
+    mean_draft_tokens: float = 32
+    max_draft_tokens: int = 63
+    max_depth: int = 63
+    weights: CopyWeights = FITTED
+
+    def __post_init__(self) -> None:
+        require_at_least(1, mean_draft_tokens=self.mean_draft_tokens, max_depth=self.max_depth)
+        require_at_least(1, max_draft_tokens=self.max_draft_tokens)
+        self._indexes = SharedIndexes()
         self._states = PerRow(self._begin)
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
@@ -115,9 +108,7 @@ class ReferenceCopy:
         sources.extend(row.token_ids, len(row.token_ids) - row.num_prompt_tokens - sources.num_written)
         draft = grow(
             sources(row.token_ids),
-            self.weights,
-            deviation=sources.deviation,
-            caution=state.caution,
+            Votes(self.weights, deviation=sources.deviation, caution=state.caution),
             max_tokens=self.max_draft_tokens,
             max_depth=max_depth,
             min_probability=state.price,

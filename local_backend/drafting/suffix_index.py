@@ -84,14 +84,14 @@ class SuffixIndex:
         return int(end - first)
 
     @cached_property
-    def _commonest(self) -> list[tuple[int, NDArray[np.int32]]]:
-        """The commonest token ids and their positions, ascending."""
+    def _commonest(self) -> list[NDArray[np.int32]]:
+        """The positions of each of the commonest tokens, ascending."""
         tokens = sorted(self._ranges, key=lambda token: (-self.count(token), token))[:_NUM_COMMON_TOKENS]
-        return [(token, np.sort(self._order_array[slice(*self._ranges[token])])) for token in tokens]
+        return [np.sort(self._order_array[slice(*self._ranges[token])]) for token in tokens]
 
     def common_tokens(self, *, behind: int) -> Iterator[tuple[int, int]]:
         """Count of each of the commonest tokens, and its first index from ``behind`` on, else its first."""
-        for _, indexes in self._commonest:
+        for indexes in self._commonest:
             rank = int(indexes.searchsorted(behind))
             yield len(indexes), int(indexes[rank if rank < len(indexes) else 0])
 

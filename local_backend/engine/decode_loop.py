@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -34,6 +35,7 @@ _MAX_IDLE_COLUMNS = 32
 _WARM_UP_TOKENS = (16, 1)  # a short prompt, and a decode forward
 
 
+@dataclass(eq=False, kw_only=True)
 class DecodeLoop:
     """Decodes the rows of one batch. One thread at a time calls :meth:`step`.
 
@@ -41,27 +43,17 @@ class DecodeLoop:
     prefilled between two decode forwards.
     """
 
-    def __init__(
-        self,
-        forward: ModelRunner,
-        cache: RaggedKVCache,
-        batch: RunningBatch,
-        scheduler: Scheduler,
-        drafter: Drafter,
-        *,
-        stats: EngineStats,
-        width_costs: Callable[[], ForwardCost],
-        architecture: Architecture,
-        vocabulary_size: int,
-        prefill_chunk_tokens: int,
-    ) -> None:
-        self._forward, self._cache = forward, cache
-        self._batch, self._scheduler = batch, scheduler
-        self._drafter, self._stats = drafter, stats
-        self._width_costs = width_costs
-        self._architecture, self._vocabulary_size = architecture, vocabulary_size
-        self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._errands: deque[tuple[Callable[[], object], Future[None]]] = deque()
+    forward: ModelRunner
+    cache: RaggedKVCache
+    batch: RunningBatch
+    scheduler: Scheduler
+    drafter: Drafter
+    stats: EngineStats
+    width_costs: Callable[[], ForwardCost]
+    architecture: Architecture
+    vocabulary_size: int
+    prefill_chunk_tokens: int
+    _errands: deque[tuple[Callable[[], object], Future[None]]] = field(init=False, default_factory=deque)
 
     def before_next_step(self, errand: Callable[[], object]) -> Future[None]:
         """Run ``errand`` on the loop's thread before the next step; from any thread."""
@@ -71,17 +63,17 @@ class DecodeLoop:
 
     def warm_up(self) -> None:
         """Run forwards of no row, on the loop's thread: the first ones of a thread are slow."""
-        if self._batch:
+        if self.batch:
             return
-        slot = self._cache.add_row()
+        slot = self.cache.add_row()
         try:
             for num_tokens in _WARM_UP_TOKENS:
-                token_ids = [0] * min(num_tokens, self._architecture.max_positions)
-                logits = self._forward(slot, [token_ids], [EMPTY_DRAFT])
+                token_ids = [0] * min(num_tokens, self.architecture.max_positions)
+                logits = self.forward(slot, [token_ids], [EMPTY_DRAFT])
                 assert logits is not None
                 most_likely(logits)
         finally:
-            self._cache.remove_last_row()
+            self.cache.remove_last_row()
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -94,22 +86,22 @@ class DecodeLoop:
         """
         try:
             self._run_errands()
-            self._scheduler.receive()
-            self._scheduler.admit()
+            self.scheduler.receive()
+            self.scheduler.admit()
             self._prefill()
-            self._scheduler.preempt()
-            if rows := self._batch.writing:
+            self.scheduler.preempt()
+            if rows := self.batch.writing:
                 drafts = self._propose(rows)
-                logits = self._forward(0, [row.unread for row in rows], drafts)
+                logits = self.forward(0, [row.unread for row in rows], drafts)
                 assert logits is not None
                 outcomes = self._verify(rows, drafts, logits)
                 self._commit(rows, drafts, outcomes)
-                self._drafter.observe(rows, outcomes)
+                self.drafter.observe(rows, outcomes)
                 self._retire(rows)
         except Exception as error:  # after a failed step the cache cannot be trusted
-            for row in self._batch.clear():
+            for row in self.batch.clear():
                 notify_safely(row, partial(row.fail, error))
-        return bool(self._batch or self._scheduler)
+        return bool(self.batch or self.scheduler)
 
     def _run_errands(self) -> None:
         while self._errands:
@@ -123,51 +115,51 @@ class DecodeLoop:
 
     def _prefill(self) -> None:
         """Prefill one chunk of every prompt that is not yet in the cache."""
-        rows = self._batch.prefilling
+        rows = self.batch.prefilling
         if not rows:
             return
-        first_slot = len(self._batch.writing)
+        first_slot = len(self.batch.writing)
         num_left = [row.num_to_prefill for row in rows]
-        room = self._cache.most_new_tokens(first_slot, len(rows))
-        num_new = min(max(num_left), max(1, self._prefill_chunk_tokens // len(rows)), room)
+        room = self.cache.most_new_tokens(first_slot, len(rows))
+        num_new = min(max(num_left), max(1, self.prefill_chunk_tokens // len(rows)), room)
         # Saves a forward, if no row is decoding that would have to wait and few columns are wasted.
         is_last = first_slot == 0 and max(num_left) <= num_new < room
         # Unless the model can keep the last logits only, a merged forward computes those of all columns.
-        num_idle = max(num_left) - (min(num_left) if self._architecture.keeps_logits else 0)
+        num_idle = max(num_left) - (min(num_left) if self.architecture.keeps_logits else 0)
         if is_last and num_idle <= _MAX_IDLE_COLUMNS:
-            self._batch.begin_writing(most_unread=num_new)
+            self.batch.begin_writing(most_unread=num_new)
             return
         chunks = [
             row.token_ids[row.num_cached : row.num_cached + min(num_new, row.num_to_prefill)] for row in rows
         ]
-        self._forward(first_slot, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
-        self._stats.num_prefill_forwards += 1
-        self._stats.note_forward(len(rows), max(map(len, chunks)), sum(map(len, chunks)))
+        self.forward(first_slot, chunks, [EMPTY_DRAFT] * len(rows), with_logits=False)
+        self.stats.num_prefill_forwards += 1
+        self.stats.note_forward(len(rows), max(map(len, chunks)), sum(map(len, chunks)))
         for slot, (row, chunk) in enumerate(zip(rows, chunks, strict=True), first_slot):
-            self._cache.commit(slot, range(len(chunk)))
+            self.cache.commit(slot, range(len(chunk)))
             row.num_cached += len(chunk)
             row.stats.num_prefilled += len(chunk)
-            self._stats.num_prefilled_tokens += len(chunk)
-        self._batch.begin_writing()
+            self.stats.num_prefilled_tokens += len(chunk)
+        self.batch.begin_writing()
 
     def _propose(self, rows: Sequence[Row]) -> list[Draft]:
         """The drafter's drafts, cut to what the model can read, the row can emit, fits and pays."""
         num_unread = max(len(row.unread) for row in rows)
-        widest = widest_within(self._cache.most_new_tokens(0, len(rows)) - num_unread + 1)
+        widest = widest_within(self.cache.most_new_tokens(0, len(rows)) - num_unread + 1)
         drafts = [
-            draft.within_vocabulary(self._vocabulary_size)
+            draft.within_vocabulary(self.vocabulary_size)
             .ending_with(row.end_token_ids)
             .truncated(max_tokens=widest - 1, max_depth=row.room - 1)
-            for row, draft in zip(rows, self._drafter.propose(rows), strict=True)
+            for row, draft in zip(rows, self.drafter.propose(rows), strict=True)
         ]
         if num_unread > 1:  # a chain needs no mask, with which reading a prompt takes longer
             drafts = [draft.likeliest_chain() for draft in drafts]
         if any(draft.probabilities for draft in drafts):
-            width = self._width_costs().best_draft_width(
+            width = self.width_costs().best_draft_width(
                 drafts, context=max(len(row.token_ids) for row in rows)
             )
             drafts = [draft.likeliest(width) for draft in drafts]
-        self._scheduler.note_draft(max(map(len, drafts)))
+        self.scheduler.note_draft(max(map(len, drafts)))
         return drafts
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
@@ -182,26 +174,26 @@ class DecodeLoop:
 
     def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
         """Keep accepted tokens in the rows and the cache, and notify the listeners."""
-        self._stats.num_forwards += 1
-        self._stats.num_row_forwards += len(rows)
+        self.stats.num_forwards += 1
+        self.stats.num_row_forwards += len(rows)
         num_unread = [len(row.unread) for row in rows]
         num_new = sum(num_unread) + sum(map(len, drafts))
-        self._stats.note_forward(len(rows), decode_width(num_unread, drafts), num_new)
+        self.stats.note_forward(len(rows), decode_width(num_unread, drafts), num_new)
         now = time.monotonic()
         for slot, (row, count, draft, outcome) in enumerate(
             zip(rows, num_unread, drafts, outcomes, strict=True)
         ):
             taken = row.append(outcome.token_ids)
             kept = outcome.accepted[:taken]
-            self._cache.commit(slot, [*range(count), *(count + accepted for accepted in kept)])
+            self.cache.commit(slot, [*range(count), *(count + accepted for accepted in kept)])
             row.num_cached += count + len(kept)
             row.stats.num_prefilled += count - 1
-            self._stats.num_prefilled_tokens += count - 1
+            self.stats.num_prefilled_tokens += count - 1
             row.stats.num_forwards += 1
             row.stats.num_drafted += len(draft)
             row.stats.num_accepted += len(kept)
             row.stats.tokens_by_forward.append(taken)
-            self._stats.num_tokens += taken
+            self.stats.num_tokens += taken
             if row.finish_reason is None and row.error is None:
                 notify_safely(row, partial(row.emit, now=now))
 
@@ -209,10 +201,10 @@ class DecodeLoop:
         """Free the slots of finished rows and notify their listeners."""
         for row in rows:
             if row.error is not None:
-                self._batch.remove(row)
+                self.batch.remove(row)
                 notify_safely(row, partial(row.fail, row.error))
             elif row.finish_reason is not None:
-                self._batch.remove(row, keep=True)
+                self.batch.remove(row, keep=True)
                 if row.finish_reason == "stop":
-                    self._scheduler.observe(row)
+                    self.scheduler.observe(row)
                 notify_safely(row, partial(row.finish, row.finish_reason))

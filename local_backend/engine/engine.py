@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, make_drafter
+from local_backend.drafting.drafter import require_at_least
 from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
 from local_backend.kernels.attention import read_in_place
@@ -89,9 +90,7 @@ class Engine:
         width_costs: ForwardCost | None = None,
         scheduling: Scheduling | AdmissionPolicy | None = None,
     ) -> None:
-        for name, value in (("max_rows", max_rows), ("prefill_chunk_tokens", prefill_chunk_tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_at_least(1, max_rows=max_rows, prefill_chunk_tokens=prefill_chunk_tokens)
         self.model, self.tokenizer = model.eval(), tokenizer
         self.drafter = make_drafter(drafter)
         self.stats = EngineStats()
@@ -118,11 +117,11 @@ class Engine:
         self._running = RunningBatch(self._cache, max_rows)
         self._scheduler = Scheduler(scheduling, self._running, self._cache, memory, self.stats)
         self._loop = DecodeLoop(
-            ModelRunner(model, self._cache, architecture, with_graphs=cuda_graphs),
-            self._cache,
-            self._running,
-            self._scheduler,
-            self.drafter,
+            forward=ModelRunner(model, self._cache, architecture, with_graphs=cuda_graphs),
+            cache=self._cache,
+            batch=self._running,
+            scheduler=self._scheduler,
+            drafter=self.drafter,
             stats=self.stats,
             width_costs=self._width_costs,
             architecture=architecture,
@@ -246,7 +245,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that rows submitted later reuse none of it; from any thread."""
-        self._loop.before_next_step(self._cache.forget_prefixes)  # while no forward reads them
+        self._loop.before_next_step(self._cache.prefixes.clear)  # while no forward reads them
         self._worker.wake_if_open()
 
     def forget_weights(self) -> None:

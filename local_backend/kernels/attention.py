@@ -17,7 +17,6 @@ Knows queries, keys, values and masks. Does not know rows, drafts or the cache.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,13 +139,9 @@ def _is_faster_in_blocks(query: Tensor) -> bool:
         query.shape[2] > _MAX_DRAFTED
         and query.dtype == torch.bfloat16
         and query.device.type == "cpu"
-        and _has_only_avx512_bf16()
+        and torch.cpu._is_avx512_bf16_supported()
+        and not torch.cpu._is_amx_tile_supported()
     )
-
-
-@cache
-def _has_only_avx512_bf16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported())
 
 
 def block_attention(

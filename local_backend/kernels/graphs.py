@@ -10,6 +10,7 @@ Knows shapes and static inputs. Does not know models, drafts or requests.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -50,56 +51,54 @@ class ForwardInputs(NamedTuple):
     column_index: Tensor  # [rows, new]: where the new keys and values are written
 
 
+@dataclass(eq=False)
 class GraphedForwards:
     """Forwards by shape, recorded on first use. On a CPU nothing is recorded: every call computes.
 
     ``forward`` computes logits ``[rows, new, vocabulary]`` from inputs on the model's device.
     """
 
-    def __init__(
-        self, forward: Callable[[ForwardInputs], Tensor], cache: RaggedKVCache, device: torch.device
-    ) -> None:
-        self._forward = forward
-        self._cache = cache
-        self._device = device
-        self._recorded: dict[tuple[int, ...], tuple[ForwardInputs, Callable[[], Tensor]]] = {}
-        self._layout = -1
-        self._pool: Any = None
+    forward: Callable[[ForwardInputs], Tensor]
+    cache: RaggedKVCache
+    device: torch.device
+    _recorded: dict[tuple[int, ...], tuple[ForwardInputs, Callable[[], Tensor]]] = field(default_factory=dict)
+    _layout: int = -1
+    _pool: Any = None
 
     def __call__(self, inputs: ForwardInputs) -> Tensor:
         """Logits ``[rows, new, vocabulary]``; the next call of the same shape overwrites them.
 
         Inputs are on the CPU, their rows and columns padded as the cache says.
         """
-        if self._layout != self._cache.layout:
+        if self._layout != self.cache.layout:
             self._recorded.clear()
             self._pool = None  # torch frees a pool with its last graph
-            self._layout = self._cache.layout
-        key = (*inputs.input_ids.shape, self._cache.num_attended)
+            self._layout = self.cache.layout
+        key = (*inputs.input_ids.shape, self.cache.num_attended)
         if key in self._recorded:
             static, run = self._recorded[key]
             for old, new in zip(tree_leaves(static), tree_leaves(inputs), strict=True):
                 old.copy_(new, non_blocking=True)
         else:
-            static = tree_map(lambda tensor: tensor.to(self._device), inputs)
+            static = tree_map(lambda tensor: tensor.to(self.device), inputs)
             run = self._record(static)
             self._recorded[key] = static, run
         return run()
 
     def _record(self, inputs: ForwardInputs) -> Callable[[], Tensor]:
-        if self._device.type != "cuda":
-            return lambda: self._forward(inputs)
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        if self.device.type != "cuda":
+            return lambda: self.forward(inputs)
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(_NUM_WARM_UPS):
-                self._forward(inputs)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+                self.forward(inputs)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._forward(inputs)
+            logits = self.forward(inputs)
 
         def replay() -> Tensor:
             graph.replay()

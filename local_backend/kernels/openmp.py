@@ -33,12 +33,9 @@ def release_workers() -> None:
 
 @cache
 def _pauses() -> list[Any]:
-    paths = [library["filepath"] for library in threadpool_info() if library["prefix"] == "libgomp"]
-    libraries = [ctypes.CDLL(path) for path in paths]
-    # Since OpenMP 5.0, GCC 9.
-    return [
-        library.omp_pause_resource_all for library in libraries if hasattr(library, "omp_pause_resource_all")
-    ]
+    found = [library["filepath"] for library in threadpool_info() if library["prefix"] == "libgomp"]
+    pauses = [getattr(ctypes.CDLL(path), "omp_pause_resource_all", None) for path in found]
+    return [pause for pause in pauses if pause is not None]  # there is one since OpenMP 5.0, GCC 9
 
 
 def run_in_short_lived_thread(work: Callable[[], object]) -> None:

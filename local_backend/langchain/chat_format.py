@@ -174,14 +174,3 @@ def with_digest_of_references(kwargs: dict[str, Any]) -> dict[str, Any]:
     if references is None or isinstance(references, str):  # a string is rejected when the call is made
         return kwargs
     return {**kwargs, "references": repr(References.of(references))}
-
-
-def text_model_profile(name: str, max_positions: int, *, calls_tools: bool) -> dict[str, Any]:
-    """The entries of LangChain's ``ModelProfile`` for a model that reads and writes text."""
-    kinds = ("image_inputs", "image_url_inputs", "pdf_inputs", "audio_inputs", "video_inputs")
-    cannot = (*kinds, "image_outputs", "audio_outputs")
-    can = {"structured_output": True, "tool_calling": calls_tools, "tool_choice": calls_tools}
-    profile: dict[str, Any] = {"name": name, "text_inputs": True, "text_outputs": True, "open_weights": True}
-    if max_positions < 2**31:  # prompt and answer share them
-        profile |= {"max_input_tokens": max_positions, "max_output_tokens": max_positions}
-    return {**profile, **dict.fromkeys(cannot, False), **can}

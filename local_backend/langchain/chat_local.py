@@ -23,7 +23,6 @@ from local_backend.langchain.chat_format import (
     PARAMETERS,
     chat_prompt,
     opened_reasoning,
-    text_model_profile,
     with_digest_of_references,
 )
 from local_backend.langchain.engine_chat import EngineChatModel
@@ -191,8 +190,14 @@ class ChatLocal(EngineChatModel):
         return params
 
     def _resolve_model_profile(self) -> ModelProfile:
+        kinds = ("image_inputs", "image_url_inputs", "pdf_inputs", "audio_inputs", "video_inputs")
         calls_tools, most = takes_tools(self.engine.tokenizer), self.engine.max_positions
-        return cast("ModelProfile", text_model_profile(self.model_name, most, calls_tools=calls_tools))
+        can = {"text_inputs": True, "text_outputs": True, "structured_output": True, "open_weights": True}
+        cannot = dict.fromkeys((*kinds, "image_outputs", "audio_outputs"), False)
+        can |= {"tool_calling": calls_tools, "tool_choice": calls_tools}
+        # Prompt and answer share them.
+        room = dict.fromkeys(("max_input_tokens", "max_output_tokens"), most) if most < 2**31 else {}
+        return cast("ModelProfile", {"name": self.model_name, **can, **cannot, **room})
 
     def get_token_ids(self, text: str) -> list[int]:
         """The token ids of ``text``, in which control tokens are ordinary text."""

@@ -15,15 +15,16 @@ Knows the text of a request. Does not know which others wait.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
-from pydantic import ConfigDict, Field, SkipValidation
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
+from local_backend.drafting.drafter import require_at_least
 from local_backend.scheduling.lengths import LearningPredictor, LengthPredictor, ObservedLengths
 from local_backend.sequences.sampling import SamplingParams
 
@@ -32,26 +33,37 @@ def _utf8(text: str) -> Sequence[int]:
     return list(text.encode("utf-8", "replace"))
 
 
-class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
+class LengthPriority(RunnableLambda[LanguageModelInput, AIMessage]):
     """Sends every request to ``model`` with a priority that follows from its predicted length.
 
-    Attributes:
+    Args:
         model: A chat model whose calls take ``extra_body``, as ``ChatOpenAI``.
         predictor: Predicts from the prompt; one that learns is told of every complete answer.
         encode: The token ids that the predictor reads; it learns from bytes as well as from tokens.
         tokens_per_second: How fast the server writes one answer.
         stretch: The deadline's multiple of the time alone; 0 is first come, more favours short answers.
         unknown_tokens: The length assumed without a prediction.
+
+    Raises:
+        ValueError: A number is out of range.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    model: Runnable[LanguageModelInput, Any]
-    predictor: SkipValidation[LengthPredictor] = Field(default_factory=ObservedLengths)
-    encode: Callable[[str], Sequence[int]] = _utf8
-    tokens_per_second: float = Field(default=40.0, gt=0)
-    stretch: float = Field(default=16.0, ge=0)
-    unknown_tokens: float = Field(default=256.0, ge=0)
+    def __init__(
+        self,
+        model: Runnable[LanguageModelInput, Any],
+        *,
+        predictor: LengthPredictor | None = None,
+        encode: Callable[[str], Sequence[int]] = _utf8,
+        tokens_per_second: float = 40.0,
+        stretch: float = 16.0,
+        unknown_tokens: float = 256.0,
+    ) -> None:
+        require_at_least(1e-6, tokens_per_second=tokens_per_second)
+        require_at_least(0, stretch=stretch, unknown_tokens=unknown_tokens)
+        self.model, self.predictor, self.encode = model, predictor or ObservedLengths(), encode
+        self.tokens_per_second, self.stretch = tokens_per_second, stretch
+        self.unknown_tokens = unknown_tokens
+        super().__init__(self._prioritized)
 
     def priority(self, input: LanguageModelInput, *, max_tokens: int | None = None) -> int:
         """The deadline of a request that arrives now, in milliseconds."""
@@ -61,53 +73,19 @@ class LengthPriority(RunnableSerializable[LanguageModelInput, AIMessage]):
         seconds_alone = min(num_tokens, max_tokens or num_tokens) / self.tokens_per_second
         return round(1000 * (time.time() + self.stretch * seconds_alone))
 
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Call the model and wait for the answer."""
-        return self._learn(input, self.model.invoke(input, config, **self._with_priority(input, kwargs)))
-
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """:meth:`invoke` in the running event loop."""
-        return self._learn(
-            input, await self.model.ainvoke(input, config, **self._with_priority(input, kwargs))
-        )
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessage]:
-        """Call the model and yield the answer as it is written."""
-        whole: AIMessageChunk | None = None
-        for chunk in self.model.stream(input, config, **self._with_priority(input, kwargs)):
-            whole = chunk if whole is None else whole + chunk
-            yield chunk
-        if whole is not None:
-            self._learn(input, whole)
-
-    async def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessage]:
-        """:meth:`stream` in the running event loop."""
-        whole: AIMessageChunk | None = None
-        async for chunk in self.model.astream(input, config, **self._with_priority(input, kwargs)):
-            whole = chunk if whole is None else whole + chunk
-            yield chunk
-        if whole is not None:
-            self._learn(input, whole)
-
-    def _with_priority(self, input: LanguageModelInput, given: dict[str, Any]) -> dict[str, Any]:
+    def _prioritized(self, input: LanguageModelInput, **given: Any) -> Runnable[Any, AIMessage]:
+        """The model with the priority of ``input``, for LangChain to call; its answer is learned from."""
         max_tokens = given.get("max_tokens") or getattr(self.model, "max_tokens", None)
         priority = self.priority(input, max_tokens=max_tokens)
         own = getattr(self.model, "extra_body", None) or {}  # what a call gives replaces it
-        return {**given, "extra_body": {"priority": priority, **own, **(given.get("extra_body") or {})}}
+        body = {"priority": priority, **own, **(given.get("extra_body") or {})}
+        learn = RunnablePassthrough[AIMessage](partial(self._learn, input))  # passes streams on as they come
+        return self.model.bind(**{**given, "extra_body": body}) | learn
 
-    def _learn(self, input: LanguageModelInput, message: AIMessage) -> AIMessage:
+    def _learn(self, input: LanguageModelInput, message: AIMessage) -> None:
         reason = message.response_metadata.get("finish_reason")
         if message.usage_metadata and reason == "stop" and isinstance(self.predictor, LearningPredictor):
             self.predictor.observe(self.encode(_input_text(input)), message.usage_metadata["output_tokens"])
-        return message
 
 
 def _input_text(input: LanguageModelInput) -> str:

@@ -91,7 +91,8 @@ class ReplyFormat:
             self.opening = written.opening
             self.calls = CallReader.of_grammar(["{"], "")
         elif self.tools:
-            starts = [_call_start(tool, written.arguments) for tool in self.tools]
+            calls = [{"name": tool["function"]["name"], written.arguments: 0} for tool in self.tools]
+            starts = [json.dumps(call, ensure_ascii=False)[: -len("0}")] for call in calls]
             shown = encode_continuation(tokenizer, written.opening)
             shown_opening = str(tokenizer.decode(shown, skip_special_tokens=True))
             self.calls = CallReader.of_grammar(starts, shown_opening)
@@ -123,11 +124,6 @@ def _call_schema(tool: Tool, key: str) -> dict[str, Any]:
     definitions = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
     properties = {"name": {"const": function["name"]}, key: parameters}
     return {"type": "object", "properties": properties, "required": ["name", key], **definitions}
-
-
-def _call_start(tool: Tool, key: str) -> str:
-    """What the JSON of a call begins with."""
-    return json.dumps({"name": tool["function"]["name"], key: 0}, ensure_ascii=False)[: -len("0}")]
 
 
 def reply_prompt(

@@ -90,18 +90,14 @@ def _converted(file: Path, dtype: torch.dtype) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):  # if several processes start at once, one converts
             if not folder.exists():
-                _convert(file, dtype, folder)
+                _log.warning("converting the default model once for faster loading; takes some 20 seconds")
+                model, tokenizer = load_gguf(file, {"dtype": dtype})
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as unfinished:
+                    copy = Path(unfinished, folder.name)
+                    model.save_pretrained(copy)
+                    tokenizer.save_pretrained(copy)
+                    copy.rename(folder)  # only when it is complete
     except OSError as error:  # e.g. a cache directory that cannot be written to, or a full disk
         _log.warning("cannot save the converted default model in %s: %s", folder.parent, error)
         return file
     return folder
-
-
-def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    _log.warning("converting the default model once for faster loading; takes some 20 seconds")
-    model, tokenizer = load_gguf(file, {"dtype": dtype})
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as unfinished:
-        copy = Path(unfinished, folder.name)
-        model.save_pretrained(copy)
-        tokenizer.save_pretrained(copy)
-        copy.rename(folder)  # only when it is complete

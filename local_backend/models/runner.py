@@ -222,11 +222,6 @@ class TreeShape:
                 seen[column] |= seen[parent + count]
         return cls(length, length[:, None] + depth, torch.from_numpy(ancestors))
 
-    def to(self, device: torch.device) -> TreeShape:
-        """The shape on another device."""
-        ancestors = None if self.ancestors is None else self.ancestors.to(device)
-        return TreeShape(self.lengths.to(device), self.positions.to(device), ancestors)
-
 
 class MaskRules:
     """Builds attention masks in the form the model takes; see :class:`Architecture`."""
@@ -244,7 +239,9 @@ class MaskRules:
         self, tree: TreeShape, num_columns: int, device: torch.device = _CPU
     ) -> Tensor | dict[str, Tensor]:
         """Masks ``[rows, 1, new, columns]``; a dict by kind of layer if there are several kinds."""
-        tree = tree.to(device)  # made where they are read: a mask of a long prompt has millions of elements
+        # Made where they are read: a mask of a long prompt has millions of elements.
+        ancestors = None if tree.ancestors is None else tree.ancestors.to(device)
+        tree = TreeShape(tree.lengths.to(device), tree.positions.to(device), ancestors)
         column = torch.arange(num_columns, device=device)
         num_new = tree.positions.shape[1]
         if tree.ancestors is None:

@@ -15,6 +15,7 @@ from local_backend.langchain.chat_format import chat_prompt
 from local_backend.langchain.turns import make_turns
 from local_backend.offline.jsonl import read_lines
 from local_backend.sequences.outputs import Trajectory
+from local_backend.sequences.request import check_prompt
 from local_backend.sequences.tokenizing import encode
 
 if TYPE_CHECKING:
@@ -93,8 +94,7 @@ def read_prompts(
     def parse(record: Mapping[str, Any]) -> list[int]:
         asked = record if template is None else {"question": _filled(template, record)}
         token_ids, _ = record_prompt(asked, tokenizer)
-        _check_ids(token_ids, vocabulary_size or len(tokenizer))
-        _check_room(token_ids, max_tokens, max_positions)
+        check_prompt(token_ids, max_tokens, max_positions, vocabulary_size or len(tokenizer))
         return token_ids
 
     return _parse_records(source, limit, parse)
@@ -123,8 +123,9 @@ def read_examples(
             raise ValueError('there is no answer: expected "answer" (text) or "answer_ids", too')
         if answer_ids[-1:] != [end]:
             answer_ids.append(end)
-        _check_ids([*prompt_ids, *answer_ids], vocabulary_size or len(tokenizer))
-        _check_room(prompt_ids, len(answer_ids), max_positions)
+        limits = (max_positions, vocabulary_size or len(tokenizer))
+        check_prompt(prompt_ids, len(answer_ids), *limits)
+        check_prompt([*prompt_ids, *answer_ids], 0, *limits)
         return Trajectory(tuple(prompt_ids), tuple(answer_ids))
 
     return _parse_records(source, None, parse)
@@ -202,22 +203,3 @@ def _token_ids(record: Mapping[str, Any], key: str) -> list[int]:
     if isinstance(value, Sequence) and all(type(token) is int for token in value):
         return list(value)
     raise ValueError(f'"{key}" is not a list of token ids: got {str(value)[:60]}')
-
-
-def _check_room(prompt_ids: Sequence[int], num_answer: int, max_positions: int) -> None:
-    if not prompt_ids:
-        raise ValueError("the prompt is empty: give at least one token")
-    if len(prompt_ids) + num_answer > max_positions:
-        raise ValueError(
-            f"the prompt has {len(prompt_ids)} tokens, which with an answer of {num_answer} exceeds the "
-            f"model's {max_positions} positions: shorten or remove it, or lower max_tokens"
-        )
-
-
-def _check_ids(token_ids: Sequence[int], vocabulary_size: int) -> None:
-    wrong = [token for token in token_ids if not 0 <= token < vocabulary_size]
-    if wrong:
-        raise ValueError(
-            f"the token id {wrong[0]} is unknown, the model knows 0 to {vocabulary_size - 1}: was it made "
-            "with another tokenizer?"
-        )

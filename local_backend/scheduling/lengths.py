@@ -15,6 +15,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
+from local_backend.drafting.drafter import require_at_least
 from local_backend.sequences.sampling import SamplingParams
 
 AdmissionPolicy = Literal["first_come", "shortest_first", "longest_first"]
@@ -115,10 +116,7 @@ class ObservedLengths:
     """
 
     def __init__(self, *, min_answers: int = 8, max_templates: int = 8192) -> None:
-        if min_answers < 1 or max_templates < 1:
-            raise ValueError(
-                f"min_answers and max_templates must be at least 1, got {min_answers} and {max_templates}"
-            )
+        require_at_least(1, min_answers=min_answers, max_templates=max_templates)
         self._min_answers = min_answers
         self._max_templates = max_templates
         self._all = _Seen()
@@ -201,10 +199,8 @@ class Scheduling:
     def __post_init__(self) -> None:
         if self.policy not in get_args(AdmissionPolicy):
             raise ValueError(f"no policy is named {self.policy!r}; there are {get_args(AdmissionPolicy)}")
-        if self.max_overtakes < 0:
-            raise ValueError(f"max_overtakes must be 0 or more, got {self.max_overtakes}")
-        if self.max_cache_bytes is not None and self.max_cache_bytes < 1:
-            raise ValueError(f"max_cache_bytes must be at least 1, got {self.max_cache_bytes}")
+        require_at_least(0, max_overtakes=self.max_overtakes)
+        require_at_least(1, max_cache_bytes=self.max_cache_bytes)
 
     @classmethod
     def of(cls, scheduling: Scheduling | AdmissionPolicy | None) -> Scheduling:

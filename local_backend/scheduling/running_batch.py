@@ -61,7 +61,7 @@ class RunningBatch:
                     return False
             if min(shared, other.num_cached) > num_ready:
                 source, num_ready = slot, min(shared, other.num_cached)
-        prefix, num_kept = self._cache.find_prefix(wanted)
+        prefix, num_kept = self._cache.prefixes.find(wanted)
         slot = self._cache.add_row()
         self._rows.append(row)
         row.state = State.PREFILLING
@@ -112,5 +112,5 @@ class RunningBatch:
 
     def _move(self, source: int, target: int) -> None:
         if source != target:
-            self._cache.move_row(source, target)
+            self._cache.copy_row(source, target, self._cache.lengths[source])
             self._rows[target] = self._rows[source]

@@ -68,9 +68,7 @@ class Scheduler:
         self._tickets: WeakKeyDictionary[Row, Ticket] = WeakKeyDictionary()  # of running rows
         self._reserved: WeakKeyDictionary[Row, int] = WeakKeyDictionary()  # tokens, prompts included
         self._num_draft_tokens = self._num_observed = 0
-        self._predictor: LengthPredictor | None
         self._length_log: LogLength | None
-        self._uses_predictions: bool
         self._follow(scheduling)
 
     def __len__(self) -> int:
@@ -239,7 +237,7 @@ class Scheduler:
     def _follow(self, scheduling: Scheduling) -> None:
         """Switch to another policy, predictor and length log."""
         self._followed = scheduling
-        self._predictor = scheduling.predictor or ObservedLengths()
+        self._predictor: LengthPredictor | None = scheduling.predictor or ObservedLengths()
         self._length_log = scheduling.length_log
         self._num_observed = 0
         self._uses_predictions = self._max_tokens is not None or scheduling.policy != "first_come"

@@ -39,6 +39,9 @@ class Detokenizer:
         context_token_ids: Tokens the row continues in mid-text, e.g. a prefilled start of a reply; the text
             begins after them, including the space between.
         keep_special_tokens: Return a text with its special tokens.
+
+    Attributes:
+        stops: The stop strings, and whether the text has reached one.
     """
 
     def __init__(
@@ -55,23 +58,13 @@ class Detokenizer:
             # Without them it stands in for a tokenizer and has no text.
             _read_vocabulary(tokenizer) if hasattr(tokenizer, "added_tokens_decoder") else ({}, ())
         )
-        self._stops = _StopStrings(stop)
+        self.stops = StopStrings(stop)
         context = [token for token in context_token_ids if token not in self._special]
         # Bytes of the answer are not decoded together with bytes of the context.
         self._window = context[: self._start_of_run(context)] or context
         self._num_read = 0  # characters of the window's text that were passed on
         self._specials: list[tuple[int, str]] = []  # and how much of the window's text is before each
         self._drop_read()
-
-    @property
-    def has_stop(self) -> bool:
-        """Whether there are strings before which the text ends."""
-        return bool(self._stops.stop)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the text has reached one of them."""
-        return self._stops.is_reached
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the new text that can no longer change."""
@@ -85,7 +78,7 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Return the text still held back, after the last token."""
-        return self._stops.push(self._unread(self._decode(self._window))) + self._stops.finish()
+        return self.stops.push(self._unread(self._decode(self._window))) + self.stops.finish()
 
     def _read(self, token_ids: Sequence[int]) -> str:
         """Add tokens that are not special."""
@@ -93,10 +86,10 @@ class Detokenizer:
         whole = text = self._decode(self._window)
         run = self._start_of_run(self._window)
         # If a stop string ends the text here, the run of bytes ends here, too.
-        if run < len(self._window) and not self._stops.would_reach(self._unread(_certain(text))):
+        if run < len(self._window) and not self.stops.would_reach(self._unread(_certain(text))):
             text = self._decode(self._window[:run])
         text = _certain(text)
-        certain = self._stops.push(self._unread(text))
+        certain = self.stops.push(self._unread(text))
         self._specials = [(index, token) for index, token in self._specials if index > len(text)]
         self._num_read = max(self._num_read, len(text))
         if self._num_read == len(whole):
@@ -139,7 +132,7 @@ def _certain(text: str) -> str:
     return text.rstrip(_HALF_CHARACTER)
 
 
-class _StopStrings:
+class StopStrings:
     """Cuts a text before the first stop string, and holds back what could be the start of one."""
 
     def __init__(self, stop: Sequence[str]) -> None:

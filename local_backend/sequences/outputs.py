@@ -66,38 +66,6 @@ class CopiedSpan:
     reference_start: int
 
 
-def copied_spans(
-    token_ids: Sequence[int], references: Sequence[Sequence[int]], min_tokens: int = 8
-) -> tuple[CopiedSpan, ...]:
-    """The shared spans of at least ``min_tokens`` tokens, in order and without overlap.
-
-    Takes, from left to right, the longest span that begins at each token; the first reference wins ties.
-
-    Raises:
-        ValueError: ``min_tokens`` is below 1.
-    """
-    if min_tokens < 1:
-        raise ValueError(f"min_tokens must be at least 1, got {min_tokens}")
-    answer = tuple(token_ids)
-    wanted = {answer[start : start + min_tokens] for start in range(len(answer) - min_tokens + 1)}
-    found: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-    for number, reference in enumerate(map(tuple, references)):
-        for start in range(len(reference) - min_tokens + 1):
-            if (key := reference[start : start + min_tokens]) in wanted:
-                found[key].append((number, start))
-    spans: list[CopiedSpan] = []
-    start = 0
-    while start <= len(answer) - min_tokens:
-        here = [
-            CopiedSpan(start, num_shared(answer[start:], references[number][begin:]), number, begin)
-            for number, begin in found.get(answer[start : start + min_tokens], ())
-        ]
-        if here:
-            spans.append(max(here, key=lambda span: span.num_tokens))
-        start += spans[-1].num_tokens if here else 1
-    return tuple(spans)
-
-
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -175,8 +143,33 @@ class Completion:
     references: Sequence[Sequence[int]] = field(default=(), repr=False)
 
     def copied_spans(self, min_tokens: int = 8) -> tuple[CopiedSpan, ...]:
-        """The spans of at least ``min_tokens`` tokens that occur verbatim in a reference."""
-        return copied_spans(self.token_ids, self.references, min_tokens)
+        """The spans of at least ``min_tokens`` tokens that occur in a reference, in order, without overlap.
+
+        Takes, from left to right, the longest span that begins at each token; the first reference wins ties.
+
+        Raises:
+            ValueError: ``min_tokens`` is below 1.
+        """
+        if min_tokens < 1:
+            raise ValueError(f"min_tokens must be at least 1, got {min_tokens}")
+        answer = tuple(self.token_ids)
+        wanted = {answer[start : start + min_tokens] for start in range(len(answer) - min_tokens + 1)}
+        found: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        for number, reference in enumerate(map(tuple, self.references)):
+            for start in range(len(reference) - min_tokens + 1):
+                if (key := reference[start : start + min_tokens]) in wanted:
+                    found[key].append((number, start))
+        spans: list[CopiedSpan] = []
+        start = 0
+        while start <= len(answer) - min_tokens:
+            here = [
+                CopiedSpan(start, num_shared(answer[start:], self.references[number][begin:]), number, begin)
+                for number, begin in found.get(answer[start : start + min_tokens], ())
+            ]
+            if here:
+                spans.append(max(here, key=lambda span: span.num_tokens))
+            start += spans[-1].num_tokens if here else 1
+        return tuple(spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,27 @@ class ContextLengthError(ValueError):
     """A prompt that leaves no room for an answer in the model's positions."""
 
 
+def check_prompt(prompt: Sequence[int], num_answer: int, max_positions: int, vocabulary_size: int) -> None:
+    """Check that a model can read a prompt and has positions for an answer of ``num_answer`` tokens.
+
+    Raises:
+        ValueError: It has no token, or ids outside the vocabulary.
+        ContextLengthError: It is too long.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one token")
+    if len(prompt) + num_answer > max_positions:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens, but the model has positions for {max_positions} with an "
+            f"answer of {num_answer}: shorten it, leave out earlier turns, or lower max_tokens"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocabulary_size:
+        raise ValueError(
+            f"there are token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
+            f"{vocabulary_size - 1}: is the tokenizer another model's?"
+        )
+
+
 TokenizedTexts = tuple[tuple[int, ...], ...]
 
 
@@ -172,18 +193,7 @@ class RowMaker:
                 "of them encoded by the engine's tokenizer; ChatLocal takes text"
             )
         prompt = tuple(prompt)
-        if not prompt:
-            raise ValueError("the prompt is empty: give at least one token")
-        if len(prompt) >= self.max_positions:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens, but the model has positions for {self.max_positions} "
-                "with the answer: shorten it, or leave out earlier turns"
-            )
-        if min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
-            raise ValueError(
-                f"the prompt has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
-                f"{self.vocabulary_size - 1}: is the tokenizer another model's?"
-            )
+        check_prompt(prompt, 1, self.max_positions, self.vocabulary_size)
         self.require_memory(len(prompt) + 1)
         return prompt
 

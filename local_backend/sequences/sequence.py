@@ -129,13 +129,13 @@ class Row:
         return taken
 
     def _reaches_stop(self) -> bool:
-        if not self.detokenizer.has_stop:
+        if not self.detokenizer.stops.stop:
             return False
         try:
             self._detokenize()
         except Exception as error:
             self.error = error
-        return self.detokenizer.stopped
+        return self.detokenizer.stops.is_reached
 
     def _detokenize(self) -> None:
         self.text += self.detokenizer.push(self._undecoded)

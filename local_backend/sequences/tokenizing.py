@@ -40,9 +40,10 @@ def cached_by_tokenizer(make: Callable[..., _T]) -> Callable[..., _T]:
     @wraps(make)
     def find(tokenizer: PreTrainedTokenizerBase, *options: object) -> _T:
         key = (len(tokenizer), getattr(tokenizer, "chat_template", None), *options)
-        if tokenizer not in known or known[tokenizer][0] != key:
-            known[tokenizer] = key, make(tokenizer, *options)
-        return known[tokenizer][1]
+        found = known.get(tokenizer)
+        if found is None or found[0] != key:
+            found = known[tokenizer] = key, make(tokenizer, *options)
+        return found[1]
 
     return find
 

@@ -10,11 +10,12 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from local_backend import training
 from local_backend.models.loading import bf16_is_fast
-from local_backend.training.tuning import read_prompts_for
+from local_backend.training.tuning import prompt_limits
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,38 +41,20 @@ def _make_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
         command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
-        _add_prompts(command)
-    _add_training(tune)
-    tune.add_argument("--rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
-    tune.add_argument("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
-    tune.add_argument(
-        "--max-hours", type=float, help="stop after this long; the same command trains the model further"
-    )
-    tune.add_argument("--held-out", type=int, default=64, help="prompts kept for measuring (%(default)s)")
-    collect.add_argument("--output", type=Path, required=True, help="folder of the trajectories")
-    collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
-    collect.add_argument("--answers-only", action="store_true", help="store no guesses: takes less time")
-    return parser
-
-
-def _add_prompts(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--prompts",
-        required=True,
-        help='JSON lines with "prompt", "question", "messages" or "prompt_ids", or a datasets dataset',
-    )
-    command.add_argument(
-        "--template",
-        type=lambda text: text.replace("\\n", "\n"),  # a shell passes the two characters of the escape
-        help='user message with fields of other records, e.g. "{passage}\\n\\n{question}"',
-    )
-    command.add_argument("--limit", type=int, help="only the first so many prompts")
-
-
-def _add_training(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
+        command.add_argument(
+            "--prompts",
+            required=True,
+            help='JSON lines with "prompt", "question", "messages" or "prompt_ids", or a datasets dataset',
+        )
+        command.add_argument(
+            "--template",
+            type=lambda text: text.replace("\\n", "\n"),  # a shell passes the two characters of the escape
+            help='user message with fields of other records, e.g. "{passage}\\n\\n{question}"',
+        )
+        command.add_argument("--limit", type=int, help="only the first so many prompts")
+    add = tune.add_argument
     add("--output", type=Path, required=True, help="folder of the tuned model")
-    add("--steps", type=int, default=400, help="optimizer steps of a round (%(default)s)")
+    add("--steps", dest="num_steps", type=int, default=400, help="optimizer steps of a round (%(default)s)")
     add("--batch-size", type=int, default=16, help="examples of a forward (%(default)s)")
     add("--accumulation-steps", type=int, default=1, help="forwards of a step (%(default)s)")
     add("--learning-rate", type=float, default=1e-3, help="at its peak (%(default)s)")
@@ -85,6 +68,14 @@ def _add_training(command: argparse.ArgumentParser) -> None:
     add("--divergence", choices=("forward_kl", "reverse_kl", "jsd"), default="forward_kl")
     add("--stored-share", type=float, default=0.5, help="of copies from trajectories (%(default)s)")
     add("--save-steps", type=int, default=100, help="between checkpoints (%(default)s)")
+    add("--rounds", dest="num_rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
+    add("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
+    add("--max-hours", type=float, help="stop after this long; the same command trains the model further")
+    add("--held-out", dest="num_held_out", type=int, default=64, help="prompts for measuring (%(default)s)")
+    collect.add_argument("--output", type=Path, required=True, help="folder of the trajectories")
+    collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
+    collect.add_argument("--answers-only", action="store_true", help="store no guesses: takes less time")
+    return parser
 
 
 def _tune(given: argparse.Namespace) -> None:
@@ -107,26 +98,22 @@ def _collect(given: argparse.Namespace) -> None:
         with_iterates=not given.answers_only,
     )
     model, tokenizer = training.load_for_training(given.model)
-    prompts = read_prompts_for(
-        model, tokenizer, given.prompts, given.max_tokens, limit=given.limit, template=given.template
+    prompts = training.read_prompts(
+        given.prompts,
+        tokenizer,
+        **prompt_limits(model),
+        max_tokens=given.max_tokens,
+        limit=given.limit,
+        template=given.template,
     )
     print(json.dumps(training.collect_trajectories(model, tokenizer, prompts, given.output, options)))
 
 
 def _options(given: argparse.Namespace) -> training.TuneOptions:
+    names = {field.name for field in fields(training.TuneOptions)}
     return training.TuneOptions(
-        num_rounds=given.rounds,
-        num_steps=given.steps,
-        batch_size=given.batch_size,
-        accumulation_steps=given.accumulation_steps,
-        learning_rate=given.learning_rate,
-        lora_rank=given.lora_rank,
-        last_layers=given.last_layers,
+        **{name: value for name, value in vars(given).items() if name in names},
         bf16=not given.float32 and bf16_is_fast(),
-        activation_checkpointing=given.activation_checkpointing,
-        max_hours=given.max_hours,
-        num_held_out=given.held_out,
-        save_steps=given.save_steps,
         noise=training.NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
         losses=training.LossOptions(
             given.global_weight, given.local_weight, given.ar_weight, given.divergence

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torch.utils.data import Dataset
 
 from local_backend.drafting.drafter import require_at_least
 from local_backend.sequences.outputs import Trajectory
 from local_backend.training.packing import Copy, Example, num_packed_tokens
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
 
 _MOST_SHIFT = 4
 _NUM_CANDIDATES = 3
@@ -138,16 +141,7 @@ def wrong_share(copy: Copy, answer_ids: Sequence[int]) -> float:
     return sum(one != other for one, other in pairs) / len(pairs) if pairs else 0.0
 
 
-class Trajectories(Protocol):
-    """Trajectories by number, such as a list or :class:`StoredTrajectories`."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def __getitem__(self, number: int, /) -> Trajectory:
-        """One of them."""
-
-
+@dataclass(eq=False)
 class NoisyExamples(Dataset[Example]):
     """``num_items`` training examples, drawn from trajectories.
 
@@ -159,33 +153,27 @@ class NoisyExamples(Dataset[Example]):
         ValueError: There is no trajectory.
     """
 
-    def __init__(
-        self,
-        trajectories: Trajectories,
-        num_items: int,
-        batch_size: int,
-        *,
-        noise: NoiseOptions | None,
-        with_next: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if not len(trajectories):
+    trajectories: SupportsLenAndGetItem[Trajectory]
+    num_items: int
+    batch_size: int
+    noise: NoiseOptions | None = field(kw_only=True)
+    with_next: bool = field(default=False, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not len(self.trajectories):
             raise ValueError("there is nothing to train on: give at least one trajectory")
-        self._trajectories = trajectories
-        self._noise = noise
-        self._with_next = with_next
-        self._seed = seed
-        self._order = self._draw_order(num_items, batch_size)
+        self._order = self._draw_order()
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, number: int) -> Example:
-        one = self._trajectories[self._order[number]]
-        rng, noise = random.Random(f"{self._seed}:{number}"), self._noise
+        one = self.trajectories[self._order[number]]
+        rng, noise = random.Random(f"{self.seed}:{number}"), self.noise
         copies: Sequence[Copy] = ()
         if noise and one.iterates and rng.random() < noise.stored_share:
-            copies = stored_copies(one, noise, rng, with_next=self._with_next)
+            copies = stored_copies(one, noise, rng, with_next=self.with_next)
         elif noise:
             copies = drawn_copies(one, noise, rng)
         return Example(one.prompt_ids, one.answer_ids, tuple(copies))
@@ -195,13 +183,13 @@ class NoisyExamples(Dataset[Example]):
         sampled = [num_packed_tokens(self[number]) for number in range(min(num_sampled, len(self)))]
         return sum(sampled) / len(sampled)
 
-    def _draw_order(self, num_items: int, batch_size: int) -> list[int]:
-        rng = random.Random(f"{self._seed}:order")
-        lengths = [self._trajectories[number].num_tokens for number in range(len(self._trajectories))]
-        bucket_size = batch_size * _BUCKET_BATCHES
+    def _draw_order(self) -> list[int]:
+        rng = random.Random(f"{self.seed}:order")
+        lengths = [self.trajectories[number].num_tokens for number in range(len(self.trajectories))]
+        batch_size, bucket_size = self.batch_size, self.batch_size * _BUCKET_BATCHES
         order: list[int] = []
         waiting: list[int] = []
-        while len(order) < num_items:
+        while len(order) < self.num_items:
             while len(waiting) < bucket_size:
                 waiting += rng.sample(range(len(lengths)), len(lengths))
             bucket = sorted(waiting[:bucket_size], key=lengths.__getitem__)
@@ -209,4 +197,4 @@ class NoisyExamples(Dataset[Example]):
             batches = [bucket[at : at + batch_size] for at in range(0, bucket_size, batch_size)]
             rng.shuffle(batches)
             order += [number for batch in batches for number in batch]
-        return order[:num_items]
+        return order[: self.num_items]

@@ -22,13 +22,15 @@ from local_backend.drafting.drafter import require_at_least
 from local_backend.models.architecture import Architecture
 from local_backend.models.loading import bf16_is_fast, load
 from local_backend.offline.prompt_file import check_tokenizer
+from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import claim, digest, fingerprint, newest_checkpoint, write_model
-from local_backend.training.examples import NoiseOptions, NoisyExamples, Trajectories
+from local_backend.training.examples import NoiseOptions, NoisyExamples
 from local_backend.training.packing import use_fast_attention
 from local_backend.training.trainer import ConsistencyTrainer, LossOptions, Measure
 from local_backend.training.trajectories import CollectOptions
 
 if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_MODEL = "default"  # instead of a path
@@ -100,7 +102,7 @@ class TuneOptions:
 def train_round(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    trajectories: Trajectories,
+    trajectories: SupportsLenAndGetItem[Trajectory],
     folder: Path,
     options: TuneOptions,
     *,
@@ -230,15 +232,22 @@ def stored_dtype(path: str | Path) -> torch.dtype:
 
 def trainable(model: PreTrainedModel, options: TuneOptions) -> Any:
     """The model with adapters if there is a rank, and with all but its last layers frozen if asked for."""
-    trained: Any = _with_adapters(model, options.lora_rank, options.seed) if options.lora_rank else model
+    trained: Any = model
+    if rank := options.lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(options.seed)
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        with warnings.catch_warnings():
+            # peft still uses the name from before transformers 6.
+            warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
+            trained = get_peft_model(model, config)
     if options.last_layers:
         layers = last_layers_of(model, options.last_layers)
         for name, parameter in trained.named_parameters():
             layer = re.search(r"\.(\d+)\.", name)  # none: embeddings, the last norm, the output layer
             if not layer or int(layer[1]) not in layers:
                 parameter.requires_grad_(False)
-    if options.activation_checkpointing:
-        trained.activation_checkpointing_enable()
     return trained
 
 
@@ -252,14 +261,3 @@ def last_layers_of(model: PreTrainedModel, count: int) -> range:
     if count > num_layers:
         raise ValueError(f"last_layers is {count}, but the model has {num_layers} layers")
     return range(num_layers - count, num_layers)
-
-
-def _with_adapters(model: PreTrainedModel, rank: int, seed: int) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(seed)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    with warnings.catch_warnings():
-        # peft still uses the name from before transformers 6.
-        warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
-        return get_peft_model(model, config)

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from tqdm.auto import tqdm
 
 from local_backend.drafting import Autoregressive, Drafter, Jacobi, RowView
 from local_backend.drafting.draft import Draft, Outcome
@@ -34,7 +33,6 @@ Fault = Literal["empty", "unfinished", "repetitive", "broken", "rejected"]
 # The last comes only from the caller's filter.
 FAULTS: tuple[Fault, ...] = ("empty", "unfinished", "repetitive", "broken", "rejected")
 
-_COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
 _LONGEST_PERIOD = 24
 _LEAST_REPEATED_TOKENS = 24
 _LEAST_REPEATS = 4
@@ -104,27 +102,26 @@ class CollectOptions:
 
 
 class Recorder:
-    """Records each row's guesses before each forward, of a drafter that proposes chains, such as Jacobi."""
+    """Records each row's guesses before each forward, of a drafter that proposes chains, such as Jacobi.
+
+    ``iterates`` are, for each row, the position in the answer and the guesses before each forward.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self._iterates: PerRow[list[tuple[int, tuple[int, ...]]]] = PerRow(lambda _: [])
+        self.iterates: PerRow[list[tuple[int, tuple[int, ...]]]] = PerRow(lambda _: [])
 
     def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
         """The recorded drafter's drafts."""
         drafts = self.drafter.propose(rows)
         for row, draft in zip(rows, drafts, strict=True):
             start = len(row.token_ids) - row.num_prompt_tokens
-            self._iterates[row].append((start, draft.token_ids))
+            self.iterates[row].append((start, draft.token_ids))
         return drafts
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Passed on to the recorded drafter."""
         self.drafter.observe(rows, outcomes)
-
-    def iterates_of(self, row: RowView) -> list[tuple[int, tuple[int, ...]]]:
-        """Position in the answer and guesses before each forward of the row."""
-        return self._iterates[row]
 
 
 def decode_recorded(
@@ -148,7 +145,7 @@ def decode_recorded(
         engine.submit(rows)
         for prompt, row, mailbox in zip(prompts, rows, mailboxes, strict=True):
             completion = mailbox.completion()
-            starts, guesses = zip(*recorder.iterates_of(row), strict=True)
+            starts, guesses = zip(*recorder.iterates[row], strict=True)
             yield completion, Trajectory(tuple(prompt), tuple(completion.token_ids), starts, guesses)
     finally:
         engine.cancel(rows)
@@ -183,10 +180,9 @@ def collect_trajectories(
     recorder = Recorder(jacobi if options.with_iterates else Autoregressive())
     params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0)
     with (
-        Progress(*_COLUMNS, console=Console(stderr=True)) as bar,
+        tqdm(total=len(prompts), initial=counts.total(), unit="trajectory", disable=None) as bar,
         Engine(model, tokenizer, drafter=recorder, max_rows=options.max_rows) as engine,
     ):
-        task = bar.add_task("trajectories", total=len(prompts), completed=counts.total())
         while (start := counts.total()) < len(prompts):
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -198,7 +194,7 @@ def collect_trajectories(
             for completion, trajectory in decode_recorded(engine, part, params):
                 answer = replace(trajectory, starts=(), iterates=())
                 recorded.append((completion, trajectory if options.with_iterates else answer))
-                bar.advance(task)
+                bar.update()
             outcomes = _outcomes(part, recorded, accept)
             append_outcomes(folder, outcomes)
             counts.update(one if isinstance(one, str) else KEPT for one in outcomes)

@@ -144,12 +144,14 @@ def _prepare(
         raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
     model, tokenizer = load_for_training(model_path)
     last_layers_of(model, options.last_layers or 0)
-    max_tokens = options.collect.max_tokens
-    token_ids = read_prompts_for(model, tokenizer, prompts, max_tokens, limit=limit, template=template)
+    limits, max_tokens = prompt_limits(model), options.collect.max_tokens
+    token_ids = read_prompts(
+        prompts, tokenizer, **limits, max_tokens=max_tokens, limit=limit, template=template
+    )
     prompts_apart = split_held_out(token_ids, options)
     references: list[Trajectory] = []
     if examples is not None:
-        references = read_examples(examples, tokenizer, **_limits(model))
+        references = read_examples(examples, tokenizer, **limits)
     wanted = {
         "model": fingerprint(model, tokenizer),
         "prompts": digest(token_ids),
@@ -160,21 +162,8 @@ def _prepare(
     return model, tokenizer, prompts_apart, references
 
 
-def read_prompts_for(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Records,
-    max_tokens: int,
-    *,
-    limit: int | None = None,
-    template: str | None = None,
-) -> list[list[int]]:
-    """Token ids of prompts that fit a model; see :func:`~local_backend.offline.prompt_file.read_prompts`."""
-    limits = _limits(model)
-    return read_prompts(prompts, tokenizer, **limits, max_tokens=max_tokens, limit=limit, template=template)
-
-
-def _limits(model: PreTrainedModel) -> dict[str, int]:
+def prompt_limits(model: PreTrainedModel) -> dict[str, int]:
+    """What :func:`~local_backend.offline.prompt_file.read_prompts` checks prompts of a model against."""
     forward = PackedForward(model)  # raises if the model cannot be trained
     return {"max_positions": forward.max_positions, "vocabulary_size": forward.vocabulary_size}
 
@@ -220,12 +209,21 @@ class _Rounds:
         for number in range(self.options.num_rounds):
             folder = work / f"round-{number}"
             try:
-                self.counts.append(self._collect(model, folder))
+                collected = collect_trajectories(
+                    model,
+                    self.tokenizer,
+                    self.prompts,
+                    folder / "trajectories",
+                    self.options.collect,
+                    accept=self.accept,
+                    deadline=self.deadline,
+                )
             except TimeoutError:
                 if not number:
                     raise
                 return model, False
-            self.tell(f"round {number + 1}: {_describe_counts(self.counts[-1])}")
+            self.counts.append(collected)
+            self.tell(f"round {number + 1}: {_describe_counts(collected)}")
             is_complete = has_model(folder / "model") or self._train_round(model, folder)
             num_before = number * self.options.num_steps
             log = json.loads((folder / "history.json").read_text("utf-8"))
@@ -235,17 +233,6 @@ class _Rounds:
                 self.tell("the time was up: the same command trains the model further")
                 return model, False
         return model, True
-
-    def _collect(self, model: PreTrainedModel, folder: Path) -> dict[str, int]:
-        return collect_trajectories(
-            model,
-            self.tokenizer,
-            self.prompts,
-            folder / "trajectories",
-            self.options.collect,
-            accept=self.accept,
-            deadline=self.deadline,
-        )
 
     def _train_round(self, model: PreTrainedModel, folder: Path) -> bool:
         stored = StoredTrajectories(folder / "trajectories", model, self.tokenizer)

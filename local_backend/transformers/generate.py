@@ -36,7 +36,6 @@ from local_backend.sequences.logits import refuse_generation_mode, refuse_proces
 from local_backend.sequences.outputs import Update
 from local_backend.sequences.request import References
 from local_backend.sequences.sampling import SamplingParams
-from local_backend.sequences.sequence import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -253,13 +252,13 @@ def _decode(
     """The tokens of each row, up to where a stopping criterion holds."""
     arrivals: SimpleQueue[tuple[int, Update]] = SimpleQueue()
 
-    def make_row(index: int) -> Row:
-        def listener(update: Update) -> None:
-            arrivals.put((index, update))
+    def listener(index: int) -> Callable[[Update], None]:
+        return lambda update: arrivals.put((index, update))
 
-        return engine.make_row(listener=listener, min_interval_seconds=0.0, **arguments[index])
-
-    rows = [make_row(index) for index in range(len(arguments))]
+    rows = [
+        engine.make_row(listener=listener(index), min_interval_seconds=0.0, **given)
+        for index, given in enumerate(arguments)
+    ]
     answers: list[list[int]] = [[] for _ in rows]
     running = set(range(len(rows)))
     try:

@@ -126,7 +126,7 @@ class ReferenceCopyProposer:
         if last_names == names and all(num_sampled):  # nothing but decoding, and no pause before it
             self._cost.add(num_tokens, now - began, sum(num_sampled), len(names))
         self._forget_all_but(runner.requests)
-        self._drafter.min_probability = self.min_probability(len(names))
+        self._drafter.min_probability = self._cost.min_probability(len(names))
         proposals: list[list[int]] = []
         for index, name in enumerate(names):
             draft = EMPTY_DRAFT
@@ -136,10 +136,6 @@ class ReferenceCopyProposer:
             proposals.append(list(draft.token_ids))
         self._last_step = (names, sum(1 + len(each) for each in proposals), now)
         return proposals
-
-    def min_probability(self, num_requests: int) -> float:
-        """A token is drafted if it is accepted with this probability, all before it included."""
-        return self._cost.min_probability(num_requests)
 
     def _advance(self, name: str, token_ids: Any, request: Any) -> _Row:
         """The row of a request whose tokens are now ``token_ids``."""

@@ -59,7 +59,7 @@ class Rows:
     def remove(self, rng: random.Random) -> None:
         if self.rows:
             row = rng.randrange(len(self.rows))
-            self.cache.move_row(len(self.rows) - 1, row)
+            self.cache.copy_row(len(self.rows) - 1, row, self.cache.lengths[-1])
             self.rows[row] = self.rows[-1]
             self.rows.pop()
             self.cache.remove_last_row()

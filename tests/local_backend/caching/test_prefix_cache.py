@@ -48,4 +48,4 @@ def test_memory_is_kept_to(texts: list[list[int]], max_bytes: int) -> None:
     kept = PrefixCache(max_bytes)
     for text in texts:
         kept.keep(text, 3, list)
-        assert kept.num_bytes == 3 * sum(len(prefix.token_ids) for prefix in kept.values()) <= max_bytes
+        assert kept.num_bytes == 3 * sum(len(prefix.token_ids) for prefix in kept.kept.values()) <= max_bytes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from local_backend import Draft, ReferenceCopy
 from local_backend.drafting.copy_sources import COMMON, RESUMED, TRAITS, CopySources
-from local_backend.drafting.copy_tree import CopyWeights, Source, grow, length_class
+from local_backend.drafting.copy_tree import CopyWeights, Source, Votes, grow, length_class
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.drafting.suffix_index import (
     BORDER,
@@ -193,8 +193,7 @@ def _grown(sources: list[Source], **options: float) -> Draft:
     limits = {"max_tokens": 50, "max_depth": 50, "min_probability": 0.01, **options}
     return grow(
         sources,
-        _EVEN,
-        deviation=0.0,
+        Votes(_EVEN, deviation=0.0),
         max_tokens=int(limits["max_tokens"]),
         max_depth=int(limits["max_depth"]),
         min_probability=limits["min_probability"],

@@ -371,7 +371,7 @@ def test_rollback_equals_a_fresh_prefill(model: LlamaForCausalLM, tokenizer: Pre
     answers = {tuple(prompt): greedy(model, prompt, 25) for prompt in prompts}
     with Engine(model, tokenizer, RandomTrees(answers)) as engine:
         engine.generate(prompts, SamplingParams(max_tokens=25))
-        kept = list(engine._cache._prefixes.values())
+        kept = list(engine._cache.prefixes.kept.values())
     assert len(kept) == 3
     for prefix in kept:
         with torch.no_grad():

@@ -43,7 +43,7 @@ def test_rollback_equals_a_fresh_prefill(architecture: str, tokenizer: PreTraine
     answers = {tuple(prompt): greedy(model, prompt, 25) for prompt in prompts}
     with Engine(model, tokenizer, RandomTrees(answers)) as engine:
         completions = engine.generate(prompts, SamplingParams(max_tokens=25))
-        kept = list(engine._cache._prefixes.values())
+        kept = list(engine._cache.prefixes.kept.values())
     assert sum(completion.stats.num_accepted for completion in completions) > 0
     assert len(kept) == 3
     for prefix in kept:

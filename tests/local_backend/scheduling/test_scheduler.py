@@ -148,7 +148,7 @@ def test_many_rows_where_twenty_fit(tokenizer: PreTrainedTokenizerBase, count: i
 def _bytes_held(engine: Engine) -> int:
     """Memory of the tensors themselves, whatever the cache says of it."""
     tensors = [t for layer in engine._cache._row_layers for t in layer._stores.values()]
-    tensors += [t for kept in engine._cache._prefixes.values() for pair in kept.states for t in pair]
+    tensors += [t for kept in engine._cache.prefixes.kept.values() for pair in kept.states for t in pair]
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
@@ -236,7 +236,7 @@ def test_mistakes_are_named(model: LlamaForCausalLM, tokenizer: PreTrainedTokeni
         Engine(model, tokenizer, scheduling=3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ValueError, match="max_cache_bytes must be at least 1, got 0"):
         Scheduling(max_cache_bytes=0)
-    with pytest.raises(ValueError, match="max_overtakes must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="max_overtakes must be at least 0, got -1"):
         Scheduling(max_overtakes=-1)
 
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend.sequences.outputs import CopiedSpan, copied_spans
+from local_backend.sequences.outputs import Completion, CopiedSpan, Stats
+
+
+def copied_spans(answer: list[int], references: list[list[int]], min_tokens: int) -> tuple[CopiedSpan, ...]:
+    completion = Completion(answer, "", "stop", Stats(), 0, references=references)
+    return completion.copied_spans(min_tokens)
+
 
 TEXTS = st.lists(st.integers(0, 3), max_size=30)
 

@@ -56,12 +56,12 @@ def test_text_ends_before_the_first_stop_string(text: str, stop: list[str]) -> N
     for token in token_ids:
         shown += detokenizer.push([token])
         assert not any(one in shown for one in stop)
-        if detokenizer.stopped:
+        if detokenizer.stops.is_reached:
             break
     shown += detokenizer.finish()
     ends = [text.find(one) for one in stop if one in text]
     if ends:
-        assert detokenizer.stopped
+        assert detokenizer.stops.is_reached
         assert shown == text[: len(shown)]
         assert len(shown) >= min(ends)
         assert not any(one in shown for one in stop)

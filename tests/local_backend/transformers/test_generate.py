@@ -41,6 +41,19 @@ def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return tiny_chat_model(), tiny_tokenizer()
 
 
+@pytest.fixture(autouse=True)
+def _shared_models_keep_no_engine(
+    request: pytest.FixtureRequest, tiny: tuple[PreTrainedModel, PreTrainedTokenizerBase]
+) -> Iterator[None]:
+    yield
+    models = [tiny[0]]
+    if "default_chat" in request.fixturenames:
+        models.append(request.getfixturevalue("default_chat").engine.model)
+    for model in models:
+        if (kept := vars(model).pop("_parallel_decoding", None)) is not None:
+            kept.close()
+
+
 @pytest.fixture(scope="module")
 def decoding(tiny: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> Iterator[ParallelDecoding]:
     decoding = ParallelDecoding("reference_copy", tokenizer=tiny[1])
