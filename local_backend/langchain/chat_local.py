@@ -60,6 +60,7 @@ class ChatLocal(EngineChatModel):
         logprobs: Whether ``response_metadata["logprobs"]`` has log probabilities, in OpenAI's format.
         top_logprobs: How many of the most likely tokens to include at each position.
         scheduling: Order of admission, passed to the engine when the model is made; ``None`` keeps its own.
+        progress: Whether ``batch`` and ``abatch`` show a progress bar when they take long.
 
     A call may also set the attributes from ``max_tokens`` to ``top_logprobs``, a ``grammar`` that bounds the
     answer (see :class:`~local_backend.SamplingParams`) and ``references``, texts the answer may copy from, as

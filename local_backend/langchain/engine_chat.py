@@ -9,19 +9,49 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, Self, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    CallbackManagerForLLMRun,
+)
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list
+from langchain_core.runnables.config import get_config_list, merge_configs
 from pydantic import ConfigDict, Field
+from tqdm.auto import tqdm
 
 from local_backend.engine.engine import Engine
 from local_backend.langchain.reply import Reply
 
 # Each thread waits for one answer of a batch, so the scheduler chooses among at most this many rows.
 _MAX_BATCH_THREADS = 512
+# A smaller or faster batch shows no progress bar.
+_LEAST_SHOWN_INPUTS, _LEAST_SHOWN_SECONDS = 33, 2.0
+
+
+class _CountedBatch(BaseCallbackHandler):
+    """A batch whose answers and errors are counted in ``bar``, from any thread; ``configs`` are its calls."""
+
+    run_inline = True
+
+    def __init__(self, config: Any, num_inputs: int, *, shown: bool) -> None:
+        configs = get_config_list(config, num_inputs)
+        self.configs = [merge_configs(each, {"callbacks": [self]}) for each in configs]
+        self.bar = tqdm(
+            total=num_inputs,
+            unit="answer",
+            delay=_LEAST_SHOWN_SECONDS,
+            # None: a terminal or a notebook shows it, a pipe does not.
+            disable=None if shown and num_inputs >= _LEAST_SHOWN_INPUTS else True,
+        )
+
+    def on_llm_end(self, *_: Any, **__: Any) -> None:
+        with self.bar.get_lock():
+            self.bar.update()
+
+    on_llm_error = on_llm_end
 
 
 class EngineChatModel(BaseChatModel):
@@ -31,6 +61,7 @@ class EngineChatModel(BaseChatModel):
 
     engine: Engine = Field(exclude=True, repr=False)
     model_name: str = "local"
+    progress: bool = True
 
     def close(self) -> None:
         """Close the engine; calls still running raise."""
@@ -57,12 +88,26 @@ class EngineChatModel(BaseChatModel):
 
         The engine's scheduler orders them. LangChain's own ``batch`` would run only a few at a time.
         """
-        configs = get_config_list(config, len(inputs))
+        batch = _CountedBatch(config, len(inputs), shown=self.progress)
         # LangChain takes the number of threads from the first configuration.
-        if configs and configs[0].get("max_concurrency") is None:
+        if inputs and batch.configs[0].get("max_concurrency") is None:
             most = max(_MAX_BATCH_THREADS, 4 * self.engine.max_rows)
-            configs[0] = {**configs[0], "max_concurrency": min(len(inputs), most)}
-        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+            batch.configs[0]["max_concurrency"] = min(len(inputs), most)
+        with batch.bar:
+            return super().batch(inputs, batch.configs, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """:meth:`batch` in the running event loop."""
+        batch = _CountedBatch(config, len(inputs), shown=self.progress)
+        with batch.bar:
+            return await super().abatch(inputs, batch.configs, return_exceptions=return_exceptions, **kwargs)
 
     def _generate(
         self,

@@ -1,13 +1,17 @@
-"""``ChatLocal.batch`` and ``abatch``: scheduled unasked, in order."""
+"""``ChatLocal.batch`` and ``abatch``: scheduled unasked, in order, with a bar where they are long."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from typing import Any
 
 import pytest
+from tqdm.auto import tqdm
 
 from local_backend import ChatLocal, Engine
+from local_backend.langchain import engine_chat
 from local_backend.scheduling.lengths import Scheduling
 from tests.tiny import tiny_chat
 
@@ -20,11 +24,51 @@ def chat() -> Iterator[ChatLocal]:
         yield chat
 
 
-async def test_long_batches_keep_their_order(chat: ChatLocal) -> None:
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+    """A terminal on which bars appear without a delay."""
+    monkeypatch.setattr(engine_chat, "_LEAST_SHOWN_SECONDS", 0.0)
+    return _Terminal()
+
+
+async def test_long_batches_keep_their_order_and_show_a_bar(chat: ChatLocal, terminal: _Terminal) -> None:
     alone = {question: chat.invoke(question).text for question in QUESTIONS[:5]}
     want = [alone[question] for question in QUESTIONS]
-    assert [message.text for message in chat.batch(QUESTIONS)] == want
-    assert [message.text for message in await chat.abatch(QUESTIONS)] == want
+    with redirect_stderr(terminal):
+        assert [message.text for message in chat.batch(QUESTIONS)] == want
+        assert [message.text for message in await chat.abatch(QUESTIONS)] == want
+    assert terminal.getvalue().count("| 40/40 [") == 2
+
+
+async def test_errors_are_counted(chat: ChatLocal, terminal: _Terminal) -> None:
+    inputs: list[Any] = [*QUESTIONS[:36], []]
+    with redirect_stderr(terminal):
+        chat.batch(inputs, return_exceptions=True)
+        await chat.abatch(inputs, return_exceptions=True)
+        assert terminal.getvalue().count("| 37/37 [") == 2
+        with pytest.raises(ValueError, match="no message"):
+            chat.batch(inputs)
+    assert not tqdm._instances
+
+
+@pytest.mark.parametrize("reason", ["few", "quick", "off", "pipe"])
+async def test_no_bar_without_need(
+    reason: str, chat: ChatLocal, terminal: _Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason == "quick":
+        monkeypatch.setattr(engine_chat, "_LEAST_SHOWN_SECONDS", 3600.0)
+    if reason == "pipe":
+        monkeypatch.setattr(terminal, "isatty", lambda: False)
+    inputs = QUESTIONS[:32] if reason == "few" else QUESTIONS
+    quiet = chat.model_copy(update={"progress": reason != "off"})
+    with redirect_stderr(terminal):
+        assert len(quiet.batch(inputs)) == len(await quiet.abatch(inputs)) == len(inputs)
+    assert not terminal.getvalue()
 
 
 async def test_errors_are_langchains(chat: ChatLocal) -> None:
