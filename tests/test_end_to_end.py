@@ -30,7 +30,7 @@ OTHER = {"question": "What helps against stress?"}
 @pytest.fixture(scope="module")
 def chat(default_chat: ChatLocal) -> ChatLocal:
     """Replies are cut early: what is looked at is there by then."""
-    return default_chat.model_copy(update={"max_tokens": 28})
+    return default_chat.model_copy(update={"max_tokens": 20})
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_points_in_parallel_say_what_each_says_alone(chat: ChatLocal) -> None:
     profile = replace(
         ModelProfile.SMALL, filters=frozenset({"heading", "overrun"}), points={"normal": bounds}
     )
-    sot = SkeletonOfThought(chat, router="always", profile=profile, max_points=4)
+    sot = SkeletonOfThought(chat, router="always", profile=profile, max_points=3)
     trace = sot.invoke(question).response_metadata["sot"]
     json.dumps(trace)
     assert trace["route"] == "sot"

@@ -62,8 +62,7 @@ def test_answers_are_the_same_with_and_without_references(
     asked = [*history, HumanMessage(QUESTION)]
     texts = {
         RetrievalCopyChain(retriever(*documents), model, references=references).invoke(asked).text
-        for model in (chat, plain)
-        for references in ((), (RetrievedDocuments(), EarlierTurns()))
+        for model, references in ((plain, ()), (chat, ()), (chat, (RetrievedDocuments(), EarlierTurns())))
     }
     assert len(texts) == 1
 

@@ -190,7 +190,7 @@ def test_the_default_model_writes_the_same_with_every_drafter(drafter: str, defa
     plain = default_chat.engine
     questions = ("How can I sleep better?", "What is the capital of France?")
     prompts = [chat_prompt(plain.tokenizer, [{"role": "user", "content": text}])[0] for text in questions]
-    params = SamplingParams(max_tokens=40)
+    params = SamplingParams(max_tokens=28)
     want = plain.generate(prompts, params)
     references = [["Unrelated.", completion.text] for completion in want]
     with Engine(plain.model, plain.tokenizer, drafter, width_costs=FREE) as drafting:
@@ -206,7 +206,7 @@ def test_the_default_model_writes_the_same_with_every_drafter(drafter: str, defa
 # Sampling ------------------------------------------------------------------------------------------
 
 _SMALL = 6
-_NUM_DRAWS = 4_000
+_NUM_DRAWS = 2_500
 
 
 @functools.cache
@@ -229,7 +229,7 @@ def _expected(prompt: tuple[int, ...], params: SamplingParams) -> dict[tuple[int
 
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
 def test_sampled_texts_have_the_models_distribution(number: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Chi-square over 4,000 texts of three tokens; right code fails one set of seeds in 10,000 (p = 1e-4)."""
+    """Chi-square over 2,500 texts of three tokens; right code fails one set of seeds in 10,000 (p = 1e-4)."""
     prompt = (1, 4, 2, 1, 3, 2, 5, 1)
     params = SamplingParams(max_tokens=3, temperature=0.9, top_k=5)
     counts = dict.fromkeys(itertools.product(range(_SMALL), repeat=3), 0)
@@ -283,13 +283,13 @@ def test_nothing_is_left_of_rows_however_they_end(name: str, tokenizer: PreTrain
         engine.generate(prompts, SamplingParams(max_tokens=4))
 
         def left() -> list[int]:
-            gc.collect()
             return [len(each) for each in states if len(each)]
 
         def nothing_left() -> bool:
             ends = time.monotonic() + 10
             while left() and time.monotonic() < ends:
                 time.sleep(0.01)
+                gc.collect()  # an error's traceback holds the rows, in a circle
             return not left()
 
         assert nothing_left()  # finished

@@ -195,8 +195,19 @@ def test_streamers_and_stop_strings_work_as_in_generate(
     assert config.stop_strings == [stop]
     with pytest.raises(ValueError, match="stop strings need the tokenizer"):
         generate(model, **call, stop_strings=stop)
-    copied = copy.deepcopy(model)  # the engine it keeps does not come along
-    assert generate(copied, **call, tokenizer=tokenizer).shape == (1, call["input_ids"].shape[1] + 30)
+
+
+def test_a_copy_of_a_model_makes_an_engine_of_its_own(
+    tiny: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+) -> None:
+    model, tokenizer = tiny
+    call: dict[str, Any] = {**_batch(tokenizer), "do_sample": False, "max_new_tokens": 9}
+    written = generate(model, **call, tokenizer=tokenizer)
+    copied = copy.deepcopy(model)
+    assert generate(copied, **call, tokenizer=tokenizer).tolist() == written.tolist()
+    own, other = (vars(one)["_parallel_decoding"] for one in (model, copied))
+    assert own is not other
+    other.close()
 
 
 @pytest.mark.parametrize(

@@ -337,9 +337,10 @@ def test_passages_stand_in_their_files_where_they_say(docs: Path) -> None:
     index.update()
     ids = [document.id for document in index.documents]
     assert len(ids) == len(set(ids)) > 20
+    sources = {document.metadata["source"] for document in index.documents}
+    texts = {source: load_file(docs / source)[0].page_content for source in sources}
     for document in index.documents:
-        (loaded,) = load_file(docs / document.metadata["source"])
-        text = loaded.page_content
+        text = texts[document.metadata["source"]]
         start = document.metadata["start_index"]
         assert text[start : start + len(document.page_content)] == document.page_content
 

@@ -179,7 +179,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("rounds", [13, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [13, pytest.param(100, marks=pytest.mark.slow)])
 def test_readers_that_go_leave_nothing_running(rounds: int) -> None:
     model = PacedChatModel(pause=0.02)
     with served(model) as running:

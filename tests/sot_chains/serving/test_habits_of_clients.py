@@ -173,7 +173,10 @@ class EndingChatModel(PacedChatModel):
 
 @pytest.mark.parametrize("reason", ["error", "abort", "network_error", "insufficient_system_resource"])
 @pytest.mark.parametrize("mode", ["paced", "paced:auto"])
-def test_half_an_answer_is_never_called_whole(reason: str, mode: str) -> None:
+def test_half_an_answer_is_never_called_whole(
+    reason: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Retries, "pause_seconds", lambda *given: 0.0)
     with served(EndingChatModel(reason=reason)) as running:
         asked: Any = {"model": mode, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
         assert _ask(running, **asked).status_code == 502
