@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from local_backend import ChatLocal, Engine
+from local_backend import ChatLocal, Engine, SamplingParams
 from tests.tiny import VOCABULARY, random_llama, tiny_chat, tiny_tokenizer
 
 
@@ -65,3 +65,18 @@ def greedy(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[i
         max_new_tokens=max_tokens,
     )
     return output[0, len(prompt) :].tolist()
+
+
+def assert_kept_as_read_afresh(engine: Engine, texts: list[list[int]]) -> None:
+    """The engine, which has just written the texts, goes on from what it kept as the model does from them."""
+    params = SamplingParams(max_tokens=1, ignore_end=True, logprobs=VOCABULARY)
+    for text in texts:
+        (went_on,) = engine.generate([text], params)
+        assert went_on.stats.num_prefilled == 0
+        assert went_on.logprobs is not None
+        with torch.no_grad():
+            afresh = engine.model(torch.tensor([text])).logits[0, -1].log_softmax(-1)
+        told = dict(went_on.logprobs[0].top)
+        torch.testing.assert_close(
+            torch.tensor([told[token] for token in range(len(afresh))]), afresh, atol=1e-4, rtol=0
+        )

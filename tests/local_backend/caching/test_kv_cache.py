@@ -40,7 +40,7 @@ class Rows:
             return
         self.cache.begin_forward(0, len(self.rows), width)
         new = [torch.randn(len(self.rows), HEADS, width, SIZE) for _ in range(NUM_LAYERS)]
-        for layer, states in zip(self.cache._row_layers, new, strict=True):
+        for layer, states in zip(self.cache.layers, new, strict=True):
             layer.update(states, -states)
         for row in range(len(self.rows)):
             kept = sorted(rng.sample(range(width), rng.randrange(width + 1)))
@@ -67,7 +67,7 @@ class Rows:
     def check(self) -> None:
         assert list(self.cache.lengths) == [row[0].shape[1] for row in self.rows]
         for number, row in enumerate(self.rows):
-            for layer, held in zip(self.cache._row_layers, row, strict=True):
+            for layer, held in zip(self.cache.layers, row, strict=True):
                 if held.shape[1]:
                     assert layer.keys is not None
                     assert layer.values is not None

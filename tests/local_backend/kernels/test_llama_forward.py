@@ -23,10 +23,9 @@ def _logits(model: PreTrainedModel, *, is_fused: bool) -> list[Tensor]:
     """Logits of a prompt, of single tokens, of chains and trees, with rows of equal and other lengths."""
     architecture = Architecture.of(model)
     cache = RaggedKVCache(architecture.num_layers, max_rows=2)
+    hook = None if is_fused else model.register_forward_hook(lambda *_: None)  # leaves it to the model
+    assert (LlamaForward.of(model) is not None) == is_fused
     run = ModelRunner(model, cache, architecture)
-    assert run._fused is not None
-    if not is_fused:
-        run._fused = None
     logits = []
 
     def forward(unread: list[list[int]], drafts: list[Draft]) -> None:
@@ -48,6 +47,8 @@ def _logits(model: PreTrainedModel, *, is_fused: bool) -> list[Tensor]:
         forward([[9], [4]], [EMPTY_DRAFT, Draft.chain([3])])
         forward([[9], [4]], [EMPTY_DRAFT, EMPTY_DRAFT])
         run(0, [[*range(5, 12)], [4]], [EMPTY_DRAFT, EMPTY_DRAFT], with_logits=False)
+    if hook is not None:
+        hook.remove()
     return logits
 
 

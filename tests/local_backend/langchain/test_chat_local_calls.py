@@ -115,11 +115,23 @@ class _Listener(BaseCallbackHandler):
         self.heard.append((args, kwargs))
 
 
+class _Keys(InMemoryCache):
+    """Keeps the keys of what is stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[tuple[str, str]] = []
+
+    def update(self, prompt: str, llm_string: str, return_val: Any) -> None:
+        self.keys.append((prompt, llm_string))
+        super().update(prompt, llm_string, return_val)
+
+
 @pytest.mark.parametrize("references", [[SECRET], References([SECRET])])
 async def test_traces_and_cache_keys_do_not_hold_the_texts(
     references: list[str] | References, chat: ChatLocal
 ) -> None:
-    cache, tracer, listener = InMemoryCache(), _Tracer(), _Listener()
+    cache, tracer, listener = _Keys(), _Tracer(), _Listener()
     cached = chat.model_copy(update={"cache": cache, "max_tokens": 4})
     config: Any = {"callbacks": [tracer, listener]}
     bound = ChatPromptTemplate.from_messages([("user", "{question}")]) | cached.bind(references=references)
@@ -128,14 +140,14 @@ async def test_traces_and_cache_keys_do_not_hold_the_texts(
     before = chat.engine.stats.num_tokens
     assert (await bound.ainvoke(question, config)).text == first.text
     assert chat.engine.stats.num_tokens == before  # equal references, one cache entry
-    assert len(cache._cache) == 1
+    assert len(cache.keys) == 1
     list(bound.stream(question, config))
     [chunk async for chunk in bound.astream(question, config)]
     cached.invoke(QUESTION, config, references=[SECRET, "another"])
-    assert len(cache._cache) == 2
+    assert len(cache.keys) == 2
     handle = repr(References([SECRET]))
-    assert "marmalade" not in repr(list(cache._cache))
-    assert handle in repr(list(cache._cache))
+    assert "marmalade" not in repr(cache.keys)
+    assert handle in repr(cache.keys)
     assert len(tracer.runs) == 5
     told = repr([run.model_dump() for run in tracer.runs]) + repr(listener.heard)
     assert "marmalade" not in told
@@ -143,15 +155,15 @@ async def test_traces_and_cache_keys_do_not_hold_the_texts(
 
 
 def test_the_cache_tells_models_and_stops_apart(chat: ChatLocal) -> None:
-    cache = InMemoryCache()
+    cache = _Keys()
     models = [
         chat.model_copy(update={"cache": cache, **changes})
         for changes in ({}, {"stop": ["a"]}, {"stop": ["e"]}, {"temperature": 1.0}, {"max_tokens": 3})
     ]
     for model in models:
         model.invoke(QUESTION)
-    assert len(cache._cache) == len(models)
-    assert any("tests/tiny" in key for key in next(iter(cache._cache)))  # where the model lies
+    assert len(cache.keys) == len(models)
+    assert any("tests/tiny" in key for key in cache.keys[0])  # where the model lies
 
 
 # What a call may ask -------------------------------------------------------------------------------
@@ -231,9 +243,8 @@ def test_configuring_does_not_load_weights_again(
     assert chat.engine.stats.num_tokens == before + 3
     assert short.usage_metadata is not None
     assert short.usage_metadata["output_tokens"] == 3
-    prepared, _ = configurable._prepare({"configurable": {"temperature": 0.5}})  # type: ignore[attr-defined]  # a configurable runnable
-    assert prepared.engine is chat.engine
-    assert prepared.temperature == 0.5
+    hot = configurable.with_config(configurable={"temperature": 5.0}).invoke(QUESTION)
+    assert hot.text != chat.invoke(QUESTION).text
     either = chat.configurable_alternatives(ConfigurableField(id="how"), default_key="plain", copying=copying)
     decodings = [
         either.with_config(configurable={"how": how})
