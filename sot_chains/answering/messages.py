@@ -73,7 +73,7 @@ class Messages:
         return Request(
             self._conversation,
             text + templates.needed.format(points=_written(part.needs)) if part.needs else text,
-            templates.expansion_opening,
+            templates.expansion_opening.format(point=point.text),
             templates.expansion_reply_start(point),
             self._point_examples if templates.examples else (),
             point,

@@ -70,7 +70,7 @@ class PromptTemplates:
         skeleton_prefill: What the reply to ``skeleton`` is begun with, if the model allows it.
         expansion_prefill: What the reply to ``expansion`` is begun with; uses ``{number}``, ``{point}``.
         skeleton_opening: Added to ``skeleton`` if the reply cannot be begun for the model.
-        expansion_opening: Added to ``expansion`` if the reply cannot be begun for the model.
+        expansion_opening: Added to ``expansion`` if the reply cannot be begun; may use ``{point}``.
         separator: Stands between a point's heading and its text in the finished answer.
 
     Raises:
