@@ -98,9 +98,10 @@ class HybridRetriever(BM25Retriever):
         by_words = super()._get_relevant_documents(query, run_manager=run_manager, k=num_candidates)
         by_meaning = self.store.similarity_search(query, num_candidates)
         known = {document.id: document for document in self.documents}
+        ids = [one.id or one.metadata.get("_id") for one in by_meaning]  # the latter is Qdrant's
         scores: dict[str, float] = {}  # of texts
         found: dict[str, Document] = {}
-        for ranked in (by_words, [known[one.id] for one in by_meaning if one.id in known]):
+        for ranked in (by_words, [known[name] for name in ids if name in known]):
             for rank, document in enumerate(ranked, start=1):
                 text = document.page_content
                 scores[text] = scores.get(text, 0.0) + 1 / (_RANK_OFFSET + rank)
@@ -149,11 +150,8 @@ def qdrant_store(
         from qdrant_client.http.exceptions import ApiException
     except ImportError as error:
         raise ImportError("Qdrant needs its client: pip install '.[rag]' in a checkout") from error
-    where = (
-        {"path": str(from_home(path))}
-        if path is not None
-        else {"url": url, "api_key": os.environ.get(_API_KEY)}
-    )
+    at_url = {"url": url, "api_key": os.environ.get(_API_KEY)}
+    where = at_url if path is None else {"path": str(from_home(path))}
     # Without a server the version check only warns; the error below is clearer.
     options = {"check_compatibility": False, **where, **client_options}
     try:

@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import UUID
 
 import pytest
 from langchain_core.documents import Document
@@ -154,11 +155,15 @@ def test_titles_and_headings_are_searched() -> None:
 # Words and meaning ---------------------------------------------------------------------------------
 
 
-def test_hybrid_finds_by_words_and_by_meaning_and_each_text_once(embeddings: SentenceEmbeddings) -> None:
+@pytest.mark.parametrize("kind", ["memory", "qdrant"])  # Qdrant's client returns ids in the metadata
+def test_hybrid_finds_by_words_and_by_meaning_and_each_text_once(
+    kind: str, embeddings: SentenceEmbeddings, tmp_path: Path
+) -> None:
     texts = ["The oven may be opened at 80 degrees.", "Serial number XK-4711.", "Cats sleep a lot."]
-    documents = [Document(text, id=str(number)) for number, text in enumerate([*texts, *texts])]
-    store = InMemoryVectorStore(embeddings)
-    store.add_documents([*documents, Document("The kiln of others.", id="other")])
+    documents = [Document(text, id=str(UUID(int=number))) for number, text in enumerate([*texts, *texts])]
+    qdrant = qdrant_store(embeddings, path=tmp_path)
+    store: VectorStore = InMemoryVectorStore(embeddings) if kind == "memory" else qdrant
+    store.add_documents([*documents, Document("The kiln of others.", id=str(UUID(int=99)))])
     found = HybridRetriever(documents=documents, store=store, k=3)
     assert found.invoke("When can I open the kiln?")[0].page_content == texts[0]
     assert found.invoke("XK-4711")[0].page_content == texts[1]
@@ -166,6 +171,7 @@ def test_hybrid_finds_by_words_and_by_meaning_and_each_text_once(embeddings: Sen
     assert len(found.invoke("pets", k=1)) == 1
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         found.invoke("kiln", k=0)
+    qdrant.client.close()
 
 
 # The chain over stores of others -------------------------------------------------------------------
