@@ -27,8 +27,8 @@ help: ## List the targets
 	$(INSTALL) --no-deps langchain-huggingface  # a benchmark's peer; it asks for an older huggingface_hub, and works
 	@touch $@
 
-demo: .venv/local ## Answer a question plainly and point by point, side by side (QUESTION="..." optional)
-	@$(BIN)/python examples/demo.py $(if $(QUESTION),"$(QUESTION)")
+demo: .venv/local ## Answer a question plainly and point by point, side by side (QUESTION="..." MODEL=... optional)
+	@MODEL="$(MODEL)" $(BIN)/python examples/demo.py $(if $(QUESTION),"$(QUESTION)")
 
 # A server of other people's that speaks the wires of OpenAI and Anthropic, for the tests that ask one.
 .node/installed: Makefile

@@ -1,11 +1,13 @@
-"""A question answered plainly and point by point, side by side, on the default model.
+"""A question answered plainly and point by point, side by side.
 
-Run ``make demo`` or ``python examples/demo.py "A question"``. Needs no key and no GPU.
+Run ``make demo`` or ``python examples/demo.py "A question"``. Needs no key and no GPU. The model is the default
+one, or the folder, GGUF file or hub name in the environment variable ``MODEL``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,8 +24,15 @@ MAX_TOKENS = 512  # of a reply: a small model may repeat itself without end
 
 def main(arguments: Sequence[str]) -> int:
     logging.disable_progress_bar()
-    with ChatLocal.default(max_tokens=MAX_TOKENS) as chat:
-        show(chat, " ".join(arguments).strip() or DEFAULT_QUESTION)
+    model = os.environ.get("MODEL") or None
+    try:
+        with ChatLocal.from_pretrained(model, max_tokens=MAX_TOKENS) as chat:
+            show(chat, " ".join(arguments).strip() or DEFAULT_QUESTION)
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return 130
+    if model is None:
+        print("The default model is tiny and often wrong. Name one that you would use: make demo MODEL=...")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Plain decoding and Skeleton-of-Thought side by side in a terminal, and an answer shown in a notebook.
 
-The two run one after the other, since together they would slow each other down. A terminal shows both
-answers as they grow; a file or a pipe gets the finished answers, without control characters.
+The two run one after the other, since together they would slow each other down, under the same bounds and
+guards. A terminal shows both answers as they grow; a file or a pipe gets them in reading order as they are
+written, without control characters.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import Runnable
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,7 +24,6 @@ from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.skeleton import Point
-from sot_chains.prompts.profile import UNFILTERED
 from sot_chains.providers import Provider
 from sot_chains.rendering import Run, make_lane
 from sot_chains.router.rules import PLAINLY
@@ -61,8 +61,8 @@ async def compare(
         ProviderError: A model call failed.
     """
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
-    once = Retries(max_attempts=1)
-    plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, profile=UNFILTERED, retries=once)
+    once, profile = Retries(max_attempts=1), sot.options.profile
+    plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, profile=profile, retries=once)
     chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     texts: _Texts = {title: {} for title in chains}
@@ -72,25 +72,33 @@ async def compare(
     with live if console.is_terminal else nullcontext():
         for title, chain in chains.items():
             num_before, so_far = forwards() if forwards else 0, texts[title]
-            async with aclosing(chain.astream_points(question)) as stream:
-                async for point, text in stream:
-                    so_far[point] = so_far.get(point, "") + text
-            runs[title] = stream.message, forwards() - num_before if forwards else None
-    _print(console, runs, texts)
-    return (runs[_PLAIN][0] if plain else None), runs[_SOT][0]
-
-
-def _print(console: Console, runs: Mapping[str, _Run], texts: _Texts) -> None:
+            if not console.is_terminal:
+                message = await _write(console, title, chain, question)
+            else:
+                async with aclosing(chain.astream_points(question)) as stream:
+                    async for point, text in stream:
+                        so_far[point] = so_far.get(point, "") + text
+                message = stream.message
+            runs[title] = message, forwards() - num_before if forwards else None
     if console.is_terminal:
         console.print(_board(texts))
-    else:
-        for title, (message, _) in runs.items():
-            console.print(Text(f"\n{title}\n{'-' * len(title)}\n{printable(message.text)}"))
-        console.print()
     console.print(_table(runs))
     trace = _read_trace(runs[_SOT][0])
     route = "answered plainly" if trace["route"] == "plain" else "Skeleton-of-Thought"
-    console.print(Text(f"Route: {route}; {trace['route_reason']}."))
+    console.print(Text(f"Model: {sot.provider.model_name}. Route: {route}; {trace['route_reason']}."))
+    return (runs[_PLAIN][0] if plain else None), runs[_SOT][0]
+
+
+async def _write(console: Console, title: str, chain: SkeletonOfThought, question: str) -> AIMessage:
+    """Writes the answer below its title while it is made."""
+    console.print(Text(f"\n{title}\n{'-' * len(title)}"))
+    message = AIMessageChunk(content="")
+    async for chunk in chain.astream(question):
+        console.print(Text(printable(chunk.text)), end="", soft_wrap=True)
+        console.file.flush()
+        message += chunk
+    console.print("\n")
+    return message
 
 
 def _board(texts: _Texts) -> Table:
@@ -112,7 +120,9 @@ def _table(runs: Mapping[str, _Run]) -> Table:
     names = ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up")
     numbers = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(Column(no_wrap=True), *numbers)
-    plain_seconds = _read_trace(runs[_PLAIN][0])["seconds"] if _PLAIN in runs else None
+    # Two plain answers are the same, so that a speed-up of one would be noise.
+    is_plain = _read_trace(runs[_SOT][0])["route"] == "plain"
+    plain_seconds = _read_trace(runs[_PLAIN][0])["seconds"] if _PLAIN in runs and not is_plain else None
     for title, (message, num_forwards) in runs.items():
         trace, usage = _read_trace(message), message.usage_metadata
         speed_up = plain_seconds / trace["seconds"] if plain_seconds and trace["seconds"] else None

@@ -11,15 +11,10 @@ _FEWEST_WORDS = 3  # of a sentence that is cut
 
 
 class TextFilter(Protocol):
-    """Passes a text on until it has to end.
+    """Passes a text on until it has to end."""
 
-    Attributes:
-        is_over: Whether the text ends here; nothing more needs to be fed.
-        cuts_sentences: Whether it may end a text within a sentence.
-    """
-
-    is_over: bool
-    cuts_sentences: bool
+    is_over: bool  # the text ends here; nothing more needs to be fed
+    cuts_sentences: bool  # it may end a text within a sentence
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay now."""

@@ -28,17 +28,11 @@ _MOST_WORDS = 8
 
 
 class Marker(NamedTuple):
-    """What a line of a list begins with.
+    """What a line of a list begins with."""
 
-    Attributes:
-        kind: ``"number"``, or the bullet.
-        number: The number; 0 for a bullet.
-        end: Where the text behind it starts.
-    """
-
-    kind: str
-    number: int
-    end: int
+    kind: str  # "number", or the bullet
+    number: int  # 0 for a bullet
+    end: int  # where the text behind it starts
 
 
 def read_marker(body: str) -> Marker | None:

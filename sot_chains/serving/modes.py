@@ -39,7 +39,7 @@ class ServedModel:
         self.plain = SkeletonOfThought(self.provider, router=PLAINLY, profile=UNFILTERED, prices=prices)
         self.sot = SkeletonOfThought(self.provider, router="always", profile=profile, prices=prices)
         self.copy = copying.from_folder(model) if copying and copying.from_folder else None
-        self._guarded = SkeletonOfThought(self.provider, router=PLAINLY, profile=profile, prices=prices)
+        self.guarded = SkeletonOfThought(self.provider, router=PLAINLY, profile=profile, prices=prices)
         self._copying = copying
         # A LangChain chat model takes more than text.
         is_chat_model = isinstance(self.provider, LangChainProvider) and self.provider.takes_stop
@@ -83,7 +83,7 @@ class ServedModel:
         if request.callable_tools:
             answers = self._with_tools(request)
         elif "reason" in options and not request.is_in_one_piece:  # repetition ends the text, as in the chain
-            answers = self._guarded
+            answers = self.guarded
         else:
             answers = self._chat_model or self.plain
         return Answer(answers, messages, parameters, **options)

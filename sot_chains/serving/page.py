@@ -107,7 +107,7 @@ async def _file(file: Path, request: Request) -> Response:
 
 
 def _lanes(served: ServedModel) -> dict[str, Answers]:
-    lanes: dict[str, Answers] = {"plain": served.plain, "sot": served.sot}
+    lanes: dict[str, Answers] = {"plain": served.guarded, "sot": served.sot}  # under the same guards
     return {**lanes, "copy": served.copy} if served.copy else lanes
 
 

@@ -31,7 +31,7 @@ def test_piped(server: ChatServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", QUESTION, "--model", f"openai:{MODEL}", "--base-url", server.url]) == 0
     out, err = capsys.readouterr()
     assert not CONTROL_CHARACTERS.search(out)
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(len(line) for line in out.splitlines() if "│" in line) <= 100
     assert PLAIN in out
     assert "2. **Dark room**: Close the curtains." in out
     for heading in ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up"):
@@ -128,7 +128,20 @@ async def test_an_answer_that_was_plain_after_all_is_said_to_be() -> None:
     model = PacedChatModel(answer=lambda _: PLAIN)
     _, message = await compare(sot_of(model), QUESTION, console=Console(file=out, width=100))
     assert message.response_metadata["sot"]["route"] == "plain"
-    assert "Route: answered plainly; the skeleton has no usable points" in out.getvalue()
+    assert "Route: answered plainly; the skeleton has no usable points" in " ".join(out.getvalue().split())
+    assert not re.search(r"\d+\.\d\dx", out.getvalue())  # there is nothing to compare
+
+
+async def test_a_pipe_gets_the_text_while_it_is_written() -> None:
+    seen = []
+
+    class Pipe(io.StringIO):
+        def flush(self) -> None:
+            seen.append((self.getvalue(), model.num_running))
+
+    model = PacedChatModel(pause=0.001)
+    await compare(model, QUESTION, console=Console(file=Pipe(), width=100), plain=False)
+    assert any("Go to bed" in text and running for text, running in seen)
 
 
 async def test_on_a_terminal_both_grow_and_stay() -> None:
