@@ -129,10 +129,19 @@ def read(path: Path | None, limit: int | None) -> list[dict[str, str]]:
     return [{"question": r["question"], "category": str(r.get("category", ""))} for r in records]
 
 
+def _read_done(path: Path | None, name: str | None) -> dict[str, dict[str, Any]]:
+    """By question, what an earlier run has measured on the model."""
+    if path is None or not path.exists():
+        return {}
+    cases = [line.record() for line in read_lines(path)]
+    return {case["question"]: case for case in cases if case.get("model", name) == name}
+
+
 async def measure_all(
     name: str | None, questions: Sequence[dict[str, str]], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """All questions on one model."""
+    done = _read_done(options.texts, name)
     cases = []
     with ExitStack() as opened:
         if name and name.startswith(("openai:", "anthropic:")):
@@ -153,8 +162,11 @@ async def measure_all(
         for warm_up in questions[:2]:
             await measure(model, chains, warm_up["question"], sot_first=False)
         for number, one in enumerate(track(questions, name or "default", console=Console(stderr=True))):
+            if one["question"] in done:
+                cases.append(done[one["question"]])
+                continue
             case = await measure(model, chains, one["question"], sot_first=bool(number % 2))
-            cases.append({"category": one["category"], **case})
+            cases.append({"model": name, "category": one["category"], **case})
             if options.texts:  # as they come: a long run may be broken off
                 with options.texts.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(cases[-1], ensure_ascii=False) + "\n")
@@ -204,7 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto", help="number format of local models (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=1024, help="maximum of a plain reply (%(default)s)")
     parser.add_argument("--save", action="store_true", help="keep a dated file and a picture")
-    parser.add_argument("--texts", type=Path, help="write questions and answers to this file, to be read")
+    parser.add_argument(
+        "--texts",
+        type=Path,
+        help="append questions and answers to this file, to be read; what it has is not measured again",
+    )
     options = parser.parse_args(arguments)
     try:
         questions = read(options.questions, options.limit)

@@ -1,7 +1,7 @@
 """A question answered plainly and point by point, side by side.
 
-Run ``make demo`` or ``python examples/demo.py "A question"``. Needs no key and no GPU. The model is the default
-one, or the folder, GGUF file or hub name in the environment variable ``MODEL``.
+Run ``make demo`` or ``python examples/demo.py "A question"``. Needs no key and no GPU. The model is the
+default one, or the folder, GGUF file or hub name in the environment variable ``MODEL``.
 """
 
 from __future__ import annotations
