@@ -92,6 +92,9 @@ def test_a_confidence_is_a_share() -> None:
         ("Translate this letter into Dutch: Dear Kees", "it wants a translation"),
         ("请把下面的句子翻译成英文：今天下雨。", "it wants a translation"),
         ("In one word, what is courage?", "it wants a very short answer"),
+        ("Briefly, what are the pros and cons of trams?", "it wants a very short answer"),
+        ("Please name three rivers in Norway.", "it wants a very short answer"),
+        ("What are the seven continents?", "it wants a very short answer"),
         ("Is Oslo in Sweden? Answer only with yes or no.", "it wants a very short answer"),
         ("Which is a bird? A) cod B) robin C) newt", "it is a multiple-choice question"),
         ("Write me a short story about a tram.", "it wants a text that is told in one piece"),
@@ -110,6 +113,8 @@ def test_a_rule_recognises_its_case(question: str, reason: str) -> None:
     "question",
     [
         "What are the advantages of functional programming?",
+        "Name three benefits of exercise and explain each.",
+        "What are the five best ways to learn a language quickly?",
         "How do I write better stories?",
         "What should I pack for 10-12 days in Peru?",
         "How did the 24/7 news cycle change politics, and what came of it for papers?",
