@@ -94,7 +94,7 @@ async def _write(console: Console, title: str, chain: SkeletonOfThought, questio
     console.print(Text(f"\n{title}\n{'-' * len(title)}"))
     message = AIMessageChunk(content="")
     async for chunk in chain.astream(question):
-        console.print(Text(printable(chunk.text)), end="", soft_wrap=True)
+        console.file.write(printable(chunk.text))  # Jupyter would give each print a line of its own
         console.file.flush()
         message += chunk
     console.print("\n")
