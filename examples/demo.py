@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from rich.console import Console
 from transformers.utils import logging
@@ -24,6 +25,8 @@ MAX_TOKENS = 512  # of a reply: a small model may repeat itself without end
 
 def main(arguments: Sequence[str]) -> int:
     logging.disable_progress_bar()
+    if isinstance(sys.stdout, TextIOWrapper):  # of any encoding
+        sys.stdout.reconfigure(errors="replace")
     model = os.environ.get("MODEL") or None
     try:
         with ChatLocal.from_pretrained(model, max_tokens=MAX_TOKENS) as chat:

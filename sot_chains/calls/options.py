@@ -32,17 +32,14 @@ class Expectations:
     """What replies are expected to be like, learned from those that came.
 
     A typical length would be exceeded by half of them, so the longest lately is kept, fading slowly.
-
-    Attributes:
-        opens_reasoning: Whether replies begin inside a block of reasoning, because the template opens it.
-        refused: What the server or the chat template has refused, of what requests can do without.
     """
 
     _FADE = 0.98
 
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
-        self.opens_reasoning = False
+        self.opens_reasoning = False  # whether the template opens a block of it, in which replies begin
+        # By the server or the chat template, of what requests can do without.
         self.refused: frozenset[Dispensable] = frozenset()
 
     def output_tokens(self, stage: str) -> int:
@@ -78,18 +75,20 @@ class AnswerOptions:
             raise ValueError(
                 f"max_points must be at least 2, got {self.max_points}: one point is a plain answer"
             )
-        if self.detail not in get_args(Detail):
-            raise ValueError(f"detail must be one of {get_args(Detail)}, got {self.detail!r}")
-        if self.conclusion not in (True, False, "first"):
-            raise ValueError(f"conclusion must be True, False or 'first', got {self.conclusion!r}")
-        if not callable(self.on_failure) and self.on_failure not in get_args(Policy):
-            policies = get_args(Policy)
-            raise ValueError(f"on_failure must be one of {policies} or a function, got {self.on_failure!r}")
+        allowed = {
+            "detail": get_args(Detail),
+            "conclusion": (True, False, "first"),
+            "on_failure": get_args(Policy),
+        }
+        for name, values in allowed.items():
+            if (value := getattr(self, name)) not in values and not callable(value):
+                raise ValueError(f"{name} must be one of {values}, got {value!r}")
 
     @property
     def prefills(self) -> bool:
         """Whether replies are begun for the model, as far as is known by now."""
-        if "prefill" in self.expectations.refused:  # what the user says holds until then
+        known = isinstance(self.provider, VendorProvider) and self.provider.has_refused_prefill
+        if known or "prefill" in self.expectations.refused:  # what the user says holds until then
             return False
         prefill = self.profile.prefill
         return self.provider.supports_prefill if prefill is None else prefill

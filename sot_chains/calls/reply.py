@@ -13,17 +13,12 @@ class ReplyReader:
         read: The text that has been read of earlier attempts.
         is_continued: Whether the reply goes on with it, instead of saying it again.
         is_open: Whether the reply is expected to begin inside a block of reasoning.
-
-    Attributes:
-        text: What has been read, of all attempts.
-        has_text: Whether this attempt has any text so far.
-        reasoning: Takes the reasoning out of the text, and knows what it was.
     """
 
     def __init__(self, read: str, *, is_continued: bool, is_open: bool) -> None:
-        self.text = read
-        self.has_text = False
-        self.reasoning = ReasoningFilter(is_open=is_open)
+        self.text = read  # of all attempts
+        self.has_text = False  # of this attempt
+        self.reasoning = ReasoningFilter(is_open=is_open)  # takes it out of the text, and knows what it was
         self._rest = read[len(read.rstrip()) :] if is_continued else read  # blanks may come again
 
     def feed(self, piece: str | None) -> str:

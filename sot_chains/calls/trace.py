@@ -140,7 +140,7 @@ class Call:
     @property
     def is_cut_off(self) -> bool:
         """Whether the model was stopped before the end of its reply."""
-        return find_ending(self.finish_reason) != "whole"
+        return find_ending(self.finish_reason) not in ("whole", "calls")
 
     @property
     def text(self) -> str:

@@ -29,19 +29,14 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a model per million tokens, in any currency.
-
-    Attributes:
-        input: Input tokens.
-        output: Output tokens.
-        cached_input: Input tokens read from the vendor's cache; by default the price of ``input``.
-        cache_write: Input tokens written to the cache; by default the price of ``input``.
-    """
+    """The price of a model per million tokens, in any currency."""
 
     input: float
     output: float
-    cached_input: float | None = None
-    cache_write: float | None = None
+    cached_input: float | None = (
+        None  # tokens read from the vendor's cache; by default the price of ``input``
+    )
+    cache_write: float | None = None  # tokens written to it; by default the price of ``input``
 
     def of(self, tokens: Tokens) -> float:
         """The price of ``tokens``."""

@@ -13,17 +13,11 @@ from langchain_core.prompt_values import PromptValue
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation whose last human message asks the question.
+    """A conversation whose last human message asks the question."""
 
-    Attributes:
-        messages: The messages as given, without lone surrogates.
-        question: The text of the last human message; blank only if none is needed.
-        index: The index of that message in ``messages``.
-    """
-
-    messages: tuple[BaseMessage, ...]
-    question: str
-    index: int
+    messages: tuple[BaseMessage, ...]  # as given, without lone surrogates
+    question: str  # the text of the last human message; blank only if none is needed
+    index: int  # of that message
 
     @classmethod
     def of(cls, model_input: LanguageModelInput, *, needs_question: bool = True) -> Conversation:
@@ -92,10 +86,17 @@ def _with_text(content: list[str | dict[Any, Any]], text: str) -> str | list[str
 
 
 def _cleaned(message: BaseMessage) -> BaseMessage:
-    if isinstance(message.content, str) and message.content.isascii():  # the usual case
-        return message
-    content = without_surrogates(message.content)
-    return message if content == message.content else message.model_copy(update={"content": content})
+    calls, broken = getattr(message, "tool_calls", []), getattr(message, "invalid_tool_calls", [])
+    if isinstance(message.content, str) and message.content.isascii() and not calls and not broken:
+        return message  # the usual case
+    update = {"content": without_surrogates(message.content)}
+    if calls or broken:  # of broken arguments the text is the one argument: a result must have its call
+        texts = [{"arguments": call["args"]} if call["args"] else {} for call in broken]
+        repaired = [
+            {**call, "type": "tool_call", "args": args} for call, args in zip(broken, texts, strict=True)
+        ]
+        update |= {"tool_calls": without_surrogates([*calls, *repaired]), "invalid_tool_calls": []}
+    return message.model_copy(update=update)
 
 
 def without_surrogates(value: Any) -> Any:
@@ -106,5 +107,5 @@ def without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
-        return {name: without_surrogates(part) for name, part in value.items()}
+        return {without_surrogates(name): without_surrogates(part) for name, part in value.items()}
     return [without_surrogates(part) for part in value] if isinstance(value, list) else value

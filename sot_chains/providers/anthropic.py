@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import anthropic
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from sot_chains.providers.base import Delta, SharedPrefix
+from sot_chains.providers.base import Delta, SharedPrefix, warn_once
 from sot_chains.providers.replies import Reply, find_text, mapping
 from sot_chains.providers.vendor import VendorProvider
 
@@ -43,7 +44,7 @@ class AnthropicProvider(VendorProvider):
             "model": self._model,
             "max_tokens": self._max_tokens,
             "stream": True,
-            **make_request(_without_trailing_blanks(messages), prefix),
+            **make_request(messages, prefix),
             **_fields(parameters),
         }
 
@@ -69,17 +70,11 @@ class AnthropicProvider(VendorProvider):
         return Delta()
 
 
-def _without_trailing_blanks(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Strips the end of a prefilled reply, since the API refuses trailing whitespace."""
-    last = messages[-1]
-    if last.type == "ai" and isinstance(last.content, str) and last.content != last.content.rstrip():
-        return [*messages[:-1], last.model_copy(update={"content": last.content.rstrip()})]
-    return messages
-
-
 def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters under the API's names."""
     fields = dict(parameters)
+    if fields.pop("seed", None) is not None:  # a wish: nobody promises to answer alike
+        warn_once("Anthropic's API takes no seed: it is left out")
     if stop := fields.pop("stop", None):
         fields["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
     if "max_completion_tokens" in fields:
@@ -112,6 +107,10 @@ def make_request(messages: Sequence[BaseMessage], prefix: SharedPrefix | None) -
             turns[-1]["content"] += blocks
         elif blocks:
             turns.append({"role": role, "content": blocks})
+    if not turns:  # the API refuses a request without one
+        system, turns = [], [{"role": "user", "content": system}]
+    if turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
+        last["text"] = last["text"].rstrip()  # of a prefilled reply, where the API refuses blanks at the end
     if prefix is not None:
         _mark(system, turns, prefix)
     return {**({"system": system} if system else {}), "messages": turns}
@@ -136,41 +135,47 @@ def _mark(system: list[dict[str, Any]], turns: list[dict[str, Any]], prefix: Sha
         ]
 
 
+# Kinds of content that only Anthropic's API has, and takes back as they are.
+_OWN = re.compile("(redacted_)?thinking|.*tool_(use|result)|document|search_result|container_upload")
+
+
 def _blocks(message: BaseMessage) -> list[dict[str, Any]]:
-    if isinstance(message, ToolMessage):
-        result: dict[str, Any] = {
-            "type": "tool_result",
-            "tool_use_id": message.tool_call_id,
-            "content": str(message.text),
-        }
-        return [{**result, "is_error": True} if message.status == "error" else result]
-    if isinstance(message.content, str):
-        parts: Sequence[Any] = [{"type": "text", "text": message.content}] if message.content else []
-    else:
-        parts = message.content_blocks
-    blocks = [block for part in parts if (block := _block(part))]
-    calls = message.tool_calls if isinstance(message, AIMessage) else ()
-    return blocks + [
-        {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]} for call in calls
-    ]
+    """The content of ``message`` in the API's form, with its tool calls."""
+    content = message.content
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    calls = message.tool_calls if isinstance(message, AIMessage) else []
+    ids = {call["id"] for call in calls}
+    blocks = [block for part in parts if (block := _block(part, message)) and block.get("id", 0) not in ids]
+    if not isinstance(message, ToolMessage):
+        return blocks + [
+            {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]}
+            for call in calls
+        ]
+    result = {"type": "tool_result", "tool_use_id": message.tool_call_id}
+    failed = {"is_error": True} if message.status == "error" else {}
+    return [{**result, "content": content if isinstance(content, str) else blocks, **failed}]
 
 
-def _block(part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A part of a message in the API's form; ``None`` if it is not sent or read from the message itself."""
+def _block(given: Any, message: BaseMessage) -> dict[str, Any] | None:
+    """A part of a message in the API's form; ``None`` if the API takes no such part."""
+    kind = given.get("type") if isinstance(given, dict) else "text"
+    # Thinking without a signature is another model's.
+    if _OWN.fullmatch(str(kind)) and (kind != "thinking" or given.get("signature")):
+        return {name: value for name, value in given.items() if name != "index"}
+    (part,) = HumanMessage([given]).content_blocks
     match part:
-        case {"type": "text", "text": text}:
-            return {"type": "text", "text": text}
+        case {"type": "text", "text": str(text)} | {"value": {"type": "refusal", "refusal": str(text)}}:
+            return {"type": "text", "text": text} if text.strip() else None  # blank ones are refused
         case {"type": "image" | "file", "url": url}:
             source = {"type": "url", "url": url}
         case {"type": "image" | "file", "base64": data}:
             source = {"type": "base64", "media_type": part.get("mime_type"), "data": data}
-        case {"type": "tool_call" | "reasoning"}:
+        case {"type": "tool_call"}:  # which is read from the message itself
             return None
-        case {"type": "non_standard", "value": {"type": kind, **rest}}:
-            return {"type": kind, **cast("dict[str, Any]", rest)} if kind != "tool_use" else None
-        case _:
-            raise ValueError(
-                f"a message holds content of type {part['type']!r}, which Anthropic's API does not support; "
-                "expected text, images, files, tool calls and their results"
-            )
+        case {"value": {"type": kind}} | {"type": kind}:
+            said = f"a message holds content of type {kind!r}, which Anthropic's API does not support"
+            if not isinstance(message, AIMessage):
+                raise ValueError(f"{said}; expected text, images, files, and results of tool calls")
+            warn_once(f"{said}: it is left out")
+            return None
     return {"type": "image" if part["type"] == "image" else "document", "source": source}

@@ -61,19 +61,14 @@ def wants_tokens(config: RunnableConfig) -> bool:
 
 
 class ChatRun:
-    """A chat model run in progress.
-
-    Attributes:
-        message: The result of the run; set it before the run ends. By default it is the text.
-        pieces: The text so far.
-    """
+    """A chat model run in progress."""
 
     def __init__(self, manager: AsyncCallbackManagerForLLMRun, message_id: str | None) -> None:
         self._manager = manager
         self._token_manager = _narrowed(manager, "on_llm_new_token")
         self._message_id = message_id or f"lc_run--{manager.run_id}"
-        self.pieces: list[str] = []
-        self.message: AIMessage | None = None
+        self.pieces: list[str] = []  # of the text so far
+        self.message: AIMessage | None = None  # the result, if it is more than the text
 
     async def wrote(self, text: str) -> None:
         """Reports ``text`` as the next piece of the answer."""

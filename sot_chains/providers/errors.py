@@ -48,19 +48,12 @@ _INVISIBLE = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.I
 
 
 class ReportedError(Exception):
-    """An error that a server reports after it has begun to answer with status 200.
-
-    Args:
-        said: An error object, or text.
-        is_in_place: Whether it stands in place of a reply.
-
-    Attributes:
-        status: The status it corresponds to, if it tells. A page tells none.
-    """
+    """An error object or text that a server reports after it has begun to answer with status 200."""
 
     def __init__(self, said: object, *, is_in_place: bool = False) -> None:
         super().__init__(describe(said))
-        self.is_in_place = is_in_place
+        self.is_in_place = is_in_place  # of a reply
+        # The status it corresponds to, if it tells. A page tells none.
         self.status = None if is_in_place and not isinstance(said, Mapping) else _find_status(said)
 
 

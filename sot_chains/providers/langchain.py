@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
@@ -16,6 +16,8 @@ from langchain_core.runnables.configurable import DynamicRunnable
 
 from sot_chains.providers.base import Delta
 from sot_chains.providers.local import ContinuesReplies, LocalChatModel, WrapsModel
+
+_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason")  # the last of Amazon's Converse
 
 
 class LangChainProvider:
@@ -92,14 +94,16 @@ class LangChainProvider:
                 "text: omit n"
             )
         usage: UsageMetadata | None = None
+        metadata: dict[str, Any] = {}
         answer = self.runnable.astream(list(messages), config, **kwargs)
         async with aclosing(cast("AsyncGenerator[Any, None]", answer)) as chunks:
             async for chunk in chunks:
                 delta = self._delta(chunk)
                 usage, delta.usage = _with_usage(usage, delta.usage), None
+                if isinstance(chunk, AIMessageChunk):
+                    metadata |= chunk.response_metadata
                 yield delta
-        if usage is not None:
-            yield Delta(usage=usage)
+        yield Delta(usage=usage, finish_reason=find_finish_reason(metadata, is_streamed=True))
 
     def _delta(self, chunk: object) -> Delta:
         if isinstance(chunk, AIMessage):  # AIMessageChunk is one
@@ -108,7 +112,7 @@ class LangChainProvider:
                 # Fast path for plain text: searching content blocks for text is slow.
                 text=chunk.content if isinstance(chunk.content, str) else str(chunk.text),
                 usage=chunk.usage_metadata,
-                finish_reason=_find_finish_reason(metadata) if metadata else None,
+                finish_reason=find_finish_reason(metadata) if metadata else None,
                 response_metadata=metadata or None,
                 reasoning=_find_reasoning(chunk),
             )
@@ -128,21 +132,24 @@ def _with_usage(so_far: UsageMetadata | None, reported: UsageMetadata | None) ->
     reports may report running totals instead. What tells them apart is the prompt, which is read once: a
     running total counts it again.
     """
-    if so_far is None or reported is None:
-        return reported if so_far is None else so_far
+    if reported is None or not reported["total_tokens"] or so_far is None:
+        return so_far or (reported if reported and reported["total_tokens"] else None)
     if reported["input_tokens"] and reported["input_tokens"] >= so_far["input_tokens"] > 0:
         return max(so_far, reported, key=lambda usage: usage["total_tokens"])
     return add_usage(so_far, reported)
 
 
-def _find_finish_reason(metadata: Mapping[str, Any]) -> str | None:
-    """Why a reply ended, as reported by OpenAI, Anthropic, Ollama or OpenAI's Responses API."""
-    for name in ("finish_reason", "stop_reason", "done_reason"):
-        if isinstance(reason := metadata.get(name), str) and reason:
-            return reason
-    incomplete = metadata.get("incomplete_details")
-    reason = incomplete.get("reason") if isinstance(incomplete, Mapping) else None
-    return reason if isinstance(reason, str) else None
+def find_finish_reason(metadata: Mapping[str, Any], *, is_streamed: bool = False) -> str | None:
+    """Why a reply ended, by the ``response_metadata`` of LangChain's models.
+
+    The integrations that name their provider report a reason at the end of every stream, so that one without
+    is half a stream.
+    """
+    details = metadata.get("incomplete_details") or {}
+    if details or metadata.get("object") == "response":  # of OpenAI's newer API
+        metadata = {"finish_reason": details.get("reason") or metadata.get("status"), **metadata}
+    missing = "no finish reason" if is_streamed and "model_provider" in metadata else None
+    return next((str(metadata[name]) for name in _REASONS if metadata.get(name)), missing)
 
 
 def _find_reasoning(message: AIMessage) -> str:

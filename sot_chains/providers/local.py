@@ -6,7 +6,6 @@ both to it. Nothing else is ever asked of a model by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 
@@ -17,7 +16,6 @@ class ContinuesReplies(Protocol):
     @property
     def supports_assistant_prefill(self) -> bool:
         """Whether a final assistant message is continued rather than answered."""
-        ...
 
 
 @runtime_checkable
@@ -27,35 +25,18 @@ class LocalChatModel(ContinuesReplies, Protocol):
     The attributes named like parameters hold the values of a call that does not set them.
     """
 
+    max_tokens: int | None
+    min_tokens: int  # before which the model does not end a reply
+    presence_penalty: float  # how much less likely tokens become that the reply already has
+    stop: list[str] | None  # before which a reply ends
+
     @property
     def opens_reasoning(self) -> bool:
         """Whether the chat template begins each reply inside a block of reasoning."""
-        ...
 
     @property
     def takes_grammars(self) -> bool:
         """Whether calls take ``grammar``: a Lark grammar of ``llguidance`` that bounds the reply."""
-        ...
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Most tokens of a reply."""
-        ...
-
-    @property
-    def min_tokens(self) -> int:
-        """Tokens of a reply before which the model does not end it."""
-        ...
-
-    @property
-    def presence_penalty(self) -> float:
-        """How much less likely tokens become that the reply already has."""
-        ...
-
-    @property
-    def stop(self) -> Sequence[str] | None:
-        """Strings before which a reply ends."""
-        ...
 
 
 @runtime_checkable
@@ -65,4 +46,3 @@ class WrapsModel(Protocol):
     @property
     def model(self) -> object:
         """The model, if it is a Runnable; chat models call their names so."""
-        ...

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import openai
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
-from sot_chains.providers.base import Delta, SharedPrefix
+from sot_chains.providers.base import Delta, SharedPrefix, warn_once
 from sot_chains.providers.replies import Reply, find_text, items, mapping
 from sot_chains.providers.vendor import VendorProvider
 
@@ -48,7 +48,7 @@ class OpenAIProvider(VendorProvider):
     ) -> dict[str, Any]:
         request = {
             "model": self._model,
-            "messages": convert_to_openai_messages(list(messages)),
+            "messages": _in_openais_form(messages),
             "stream": True,
             **self._request_options,
             # Other servers may refuse a field they do not know.
@@ -78,3 +78,23 @@ class OpenAIProvider(VendorProvider):
         return reply.add(
             text, reasoning, model=payload.get("model"), finish_reason=finish_reason, counts=counts
         )
+
+
+_PARTS = {"assistant": ("text", "refusal"), "tool": ("text",), "system": ("text",)}  # of these roles' content
+_CALLS = ("tool_call", "tool_use", "function_call")  # which are read from the message itself
+
+
+def _in_openais_form(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """``messages`` for the request; what other APIs have written and OpenAI's refuses is left out."""
+    try:
+        converted: list[dict[str, Any]] = convert_to_openai_messages(list(messages))
+    except (AttributeError, KeyError) as error:  # such as a tool call in a system message
+        raise ValueError(f"the messages are not in a form that OpenAI's API takes: {error}") from error
+    for message in converted:
+        role, content = message["role"], message["content"]
+        if isinstance(content, str) or role not in _PARTS:
+            continue
+        message["content"] = [part for part in content if part.get("type") in _PARTS[role]] or ""
+        for kind in {part.get("type") for part in content}.difference(_PARTS[role], _CALLS):
+            warn_once(f"OpenAI's API takes no {kind!r} in messages of the role {role!r}: it is left out")
+    return converted

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
@@ -30,14 +31,10 @@ _NO_REASON = frozenset({"", "null", "none"})
 
 
 class EventDecoder:
-    """Decodes server-sent events, as pairs of name and data, from bytes that are cut anywhere.
-
-    Attributes:
-        strays: Lines that belong to no event.
-    """
+    """Decodes server-sent events, as pairs of name and data, from bytes that are cut anywhere."""
 
     def __init__(self) -> None:
-        self.strays: list[bytes] = []
+        self.strays: list[bytes] = []  # lines that belong to no event
         self._rest = b""
         self._name = b""
         self._data: list[bytes] = []
@@ -63,27 +60,18 @@ class EventDecoder:
 
 
 class Reply:
-    """A reply while it is read.
-
-    Args:
-        model: The name of the model that was asked.
-
-    Attributes:
-        counts: Tokens by the server's names. Servers report them once, in parts or as running totals, so the
-            largest count holds.
-        is_over: Whether the server has said that nothing follows.
-        finish_reason: Why the reply ended, as the server reports it.
-        has_text: Whether there is any text.
-        has_reasoning: Whether there is any reasoning beside it.
-    """
+    """A reply of ``model``, the name of the model that was asked, while it is read."""
 
     def __init__(self, model: str) -> None:
         self.model = model
+        # By the server's names. They come once, in parts or as running totals, so the largest count holds.
         self.counts: dict[str, int] = {}
-        self.is_over = self.has_text = self.has_reasoning = False
-        self.finish_reason: str | None = None
+        self.is_over = False  # whether the server has said that nothing follows
+        self.has_text = self.has_reasoning = False  # beside each other
+        self.finish_reason: str | None = None  # as the server reports it
         self._goes_on_after_end = False
-        self._half = ""
+        # Halves of a surrogate pair that come in two events are one character.
+        self._characters = getincrementaldecoder("utf-16-le")("replace")
 
     @property
     def is_empty(self) -> bool:
@@ -114,7 +102,7 @@ class Reply:
 
         ``counts`` are objects with counts of tokens; ``is_over`` says that nothing follows.
         """
-        text = self._with_whole_characters(text)
+        text = self._characters.decode(text.encode("utf-16-le", "surrogatepass"))
         self._goes_on_after_end |= self.finish_reason is not None and bool(text.strip())
         self.has_text |= bool(text.strip())
         self.has_reasoning |= bool(reasoning)
@@ -123,8 +111,8 @@ class Reply:
             self._count(reported)
         if isinstance(model, str) and model:
             self.model = model
-        if isinstance(finish_reason, str) and finish_reason.strip().lower() not in _NO_REASON:
-            self.finish_reason = finish_reason
+        if finish_reason and str(finish_reason).strip().lower() not in _NO_REASON:
+            self.finish_reason = str(finish_reason)
         return Delta(text, reasoning=reasoning)
 
     @property
@@ -147,8 +135,8 @@ class Reply:
         return usage
 
     def end(self) -> str:
-        """The text that was held back, after the last event."""
-        return "\ufffd" if self._half else ""
+        """What is left of a character whose second half did not come."""
+        return self._characters.decode(b"", final=True)
 
     def _count(self, reported: object) -> None:
         for name, value in mapping(reported).items():
@@ -157,18 +145,9 @@ class Reply:
             elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 self.counts[name] = max(int(value), self.counts.get(name, 0))
 
-    def _with_whole_characters(self, text: str) -> str:
-        """``text``, where halves of a surrogate pair that came in two events are one character."""
-        text, self._half = self._half + text, ""
-        if text.isascii():
-            return text
-        if "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
 
 async def read(
-    chunks: AsyncIterator[bytes], reply: Reply, parse: Callable[[Mapping[str, Any], Reply], Delta]
+    chunks: AsyncGenerator[bytes, None], reply: Reply, parse: Callable[[Mapping[str, Any], Reply], Delta]
 ) -> AsyncGenerator[Delta, None]:
     """Reads the body of a response into ``reply`` and yields its text as it arrives.
 
@@ -179,18 +158,19 @@ async def read(
         ValueError: An event is neither text nor JSON.
     """
     decoder = EventDecoder()
-    async for chunk in _with_blank_line(chunks):
-        for name, data in decoder.feed(chunk):
-            if data.startswith("[DONE]"):
-                reply.is_over = True
-            elif data and name != "ping" and not reply.is_over:
-                yield parse(_load(name, data), reply)
-        if reply.is_over:
-            break
-    if reply.is_over:  # so that the connection can be used again; the reply is whole without it
-        with anyio.move_on_after(_DRAIN_SECONDS), suppress(Exception):
-            async for _ in chunks:
-                pass
+    async with aclosing(chunks), aclosing(_with_blank_line(chunks)) as lines:
+        async for chunk in lines:
+            for name, data in decoder.feed(chunk):
+                if data.startswith("[DONE]"):
+                    reply.is_over = True
+                elif data and name != "ping" and not reply.is_over:
+                    yield parse(_load(name, data), reply)
+            if reply.is_over:
+                break
+        if reply.is_over:  # so that the connection can be used again; the reply is whole without it
+            with anyio.move_on_after(_DRAIN_SECONDS), suppress(Exception):
+                async for _ in lines:
+                    pass
     body = b"\n".join(decoder.strays).decode(errors="replace").strip()
     if body and not reply.is_whole:  # a server that does not stream, or something else than a reply
         is_empty = reply.is_empty

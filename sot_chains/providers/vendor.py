@@ -7,12 +7,10 @@ The SDKs are generated alike: their clients and errors have the same names. Know
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from functools import cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Self
 
@@ -38,6 +36,8 @@ _PREFILL_REFUSED = re.compile(
     re.IGNORECASE,
 )
 _without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
+# Of the SDKs' methods for a request. Other fields are the server's.
+_ARGUMENTS = {"model", "messages", "max_tokens", "stream", "timeout", "extra_headers", "extra_query"}
 # Common servers close a connection after 5 s of idleness, which is also how long httpx2 keeps one: a request
 # sent at that moment is lost. So ours expire earlier.
 _LIMITS = httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=4.0)
@@ -136,8 +136,7 @@ class VendorProvider:
         """Sends one request and yields the completion of ``messages`` as it arrives.
 
         ``prefix`` is the part of the last user message that other requests share, to be cached; ``kwargs``
-        are fields of the request: ``stop``, ``temperature``, ``max_tokens``, and those of servers that the
-        SDK does not know, such as ``top_k``.
+        are fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``top_k``.
 
         Raises:
             ProviderError: No API key, no connection, or the server returns an error or disconnects.
@@ -156,7 +155,7 @@ class VendorProvider:
         headers: Mapping[str, str] = {}
         try:
             endpoint = type(self).find_endpoint(client)
-            sent = await endpoint.create(**_fields(endpoint, request))
+            sent = await endpoint.create(**_arguments(request))
             async with sent:  # closes the request however this ends
                 headers = sent.response.headers
                 yield Delta(pause_seconds=parse_pause(headers))
@@ -215,13 +214,7 @@ class VendorProvider:
         return self._variable("API_KEY") or ("not-needed" if self.is_elsewhere else None)
 
 
-def _fields(endpoint: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """``request`` as arguments of the SDK: a field that it does not know is sent all the same."""
-    unknown = request.keys() - _parameters(type(endpoint).create)
-    body = {name: request.pop(name) for name in unknown} | (request.pop("extra_body", None) or {})
-    return {**request, **({"extra_body": body} if body else {})}
-
-
-@cache
-def _parameters(method: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(method).parameters)
+def _arguments(request: dict[str, Any]) -> dict[str, Any]:
+    """``request`` as arguments of the SDK, which has no say about fields that it does not need to know."""
+    body = {name: request.pop(name) for name in request.keys() - _ARGUMENTS}
+    return {**request, "extra_body": body | (body.pop("extra_body", None) or {})}

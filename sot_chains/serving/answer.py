@@ -17,7 +17,8 @@ from langchain_core.messages.tool import ToolCallChunk
 from langchain_core.runnables import Runnable
 
 from sot_chains.calls.usage import num_message_tokens, num_tokens
-from sot_chains.providers.base import find_ending
+from sot_chains.providers.base import ProviderError, find_ending
+from sot_chains.providers.langchain import find_finish_reason
 from sot_chains.serving.schema import RefusedError
 
 Answers = Runnable[LanguageModelInput, AIMessage]
@@ -83,8 +84,10 @@ class ToolCall:
     position: int  # among the calls of the answer
     id: str
     name: str
+    own_id: str | None  # the model's own id, which it may give to several calls
     number: Any  # the model's own, if it numbers its calls
     arguments: str = ""
+    num_told: int = 0  # characters of the arguments
 
 
 @dataclass
@@ -103,60 +106,97 @@ class Answer:
     metadata: dict[str, Any] = field(default_factory=dict)  # response_metadata of the finished message
     calls: list[ToolCall] = field(default_factory=list)  # so far
     annotations: list[dict[str, Any]] = field(default_factory=list)  # citations in OpenAI's format
+    _is_streamed: bool = False
 
     async def stream(self) -> AsyncGenerator[tuple[str, list[tuple[ToolCall, str]]], None]:
         """Writes it and yields text and pieces of the arguments of tool calls as they arrive."""
         stream = self.answers.astream(self.messages, **self.parameters)
-        async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", stream)) as chunks:
-            async for chunk in chunks:
-                if chunk.usage_metadata:
-                    self.reported = add_usage(self.reported, chunk.usage_metadata)
-                if chunk.response_metadata:
-                    self.metadata |= chunk.response_metadata
-                pieces = [self._read_call(piece) for piece in getattr(chunk, "tool_call_chunks", ())]
-                # Chunks after the end of the text are read, too: the usage is in the last one.
-                text = self.limit.feed(chunk.content if isinstance(chunk.content, str) else str(chunk.text))
-                self.text += text
-                if text or pieces:
-                    yield text, pieces
-        if rest := self.limit.end():
-            self.text += rest
-            yield rest, []
+        try:
+            async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", stream)) as chunks:
+                async for chunk in chunks:
+                    text, pieces = self._read(chunk)
+                    if text or pieces:
+                        yield text, pieces
+        except ProviderError as error:
+            self._take_empty(error)
+        self.text += (rest := self.limit.end())
+        self.calls = [call for call in self.calls if call.name]
+        for call in self.calls:
+            call.arguments = call.arguments or "{}"
+        if (pieces := _untold(self.calls)) or rest:
+            yield rest, pieces
         await self._end()
-
-    def _read_call(self, piece: ToolCallChunk) -> tuple[ToolCall, str]:
-        """Takes in a piece of a tool call; returns the call and the new arguments.
-
-        Models that do not number the pieces begin each call with its name.
-        """
-        number, call_id, name, arguments = piece["index"], piece["id"], piece["name"], piece["args"] or ""
-        call = next((one for one in reversed(self.calls) if one.number == number), None)
-        if call is None or (name and call_id != call.id and (call_id or number is None)):
-            call = self._begin_call(call_id, name, number)
-        call.arguments += arguments
-        return call, arguments
-
-    def _begin_call(self, call_id: str | None, name: str | None, number: Any = None) -> ToolCall:
-        call = ToolCall(len(self.calls), call_id or f"call_{uuid4().hex[:24]}", name or "", number)
-        self.calls.append(call)
-        return call
 
     async def write(self) -> None:
         """Writes it as a whole."""
-        message = await self.answers.ainvoke(self.messages, **self.parameters)
-        self.reported, self.metadata = message.usage_metadata, message.response_metadata
-        self.text = self.limit.feed(str(message.text)) + self.limit.end()
-        written = [(call, json.dumps(call["args"], ensure_ascii=False)) for call in message.tool_calls]
-        invalid = [(call, call["args"] or "") for call in message.invalid_tool_calls]  # clients may repair
-        for call, arguments in (*written, *invalid):
-            self._begin_call(call["id"], call["name"]).arguments = arguments
+        try:
+            self._read(await self.answers.ainvoke(self.messages, **self.parameters))
+        except ProviderError as error:
+            self._take_empty(error)
+        if not all(call.name for call in self.calls):
+            # LangChain has torn calls apart whose pieces have no number. In the stream they are in order.
+            self.text, self.calls = "", []
+            async for _ in self.stream():
+                pass
+            return
+        self.text += self.limit.end()
         await self._end()
+
+    def _read(self, message: AIMessage) -> tuple[str, list[tuple[ToolCall, str]]]:
+        """Takes in a chunk or a whole message; returns the text and the arguments that it adds."""
+        if (usage := message.usage_metadata) and usage["total_tokens"]:
+            self.reported = add_usage(self.reported, usage)
+        self.metadata |= message.response_metadata
+        # Chunks after the end of the text are read, too: the usage is in the last one.
+        text = self.limit.feed(message.content if isinstance(message.content, str) else str(message.text))
+        self.text += text
+        if isinstance(message, AIMessageChunk):
+            self._is_streamed = True
+            return text, _untold(list(map(self._read_call, message.tool_call_chunks)))
+        begin, known, invalid = self._begin, message.tool_calls, message.invalid_tool_calls
+        calls = [
+            *(begin(one["id"], one["name"], json.dumps(one["args"], ensure_ascii=False)) for one in known),
+            *(begin(one["id"], one["name"], one["args"] or "{}") for one in invalid),  # clients may repair it
+        ]
+        return text, _untold(calls)
+
+    def _read_call(self, piece: ToolCallChunk) -> ToolCall:
+        """Takes in a piece of a tool call; returns the call.
+
+        Models that number no pieces begin each call with its name, or give it an id.
+        """
+        number, own_id, name, arguments = piece["index"], piece["id"] or None, piece["name"], piece["args"]
+        same = [one for one in self.calls if one.number == number and own_id in (None, one.own_id)]
+        if not same or (name and same[-1].name and number is None and own_id is None):
+            call = self._begin(own_id, name, number=number)
+        else:
+            call = same[-1]
+            if name and name != call.name and not call.arguments:
+                call.name += name
+        call.arguments += arguments or ""
+        return call
+
+    def _begin(self, own_id: str | None, name: str | None, said: str = "", number: Any = None) -> ToolCall:
+        is_taken = any(call.id == own_id for call in self.calls)
+        call_id = f"call_{uuid4().hex[:24]}" if is_taken or not own_id else own_id
+        call = ToolCall(len(self.calls), call_id, name or "", own_id, number, said)
+        self.calls.append(call)
+        return call
+
+    def _take_empty(self, error: ProviderError) -> None:
+        """Takes a whole reply without text, which is an error of a chain, for an answer."""
+        trace: Any = error.trace
+        reason = trace and trace["plain_call"] and trace["plain_call"]["finish_reason"]
+        if not reason or self.text or find_ending(reason) == "failed":
+            raise error
+        self.reported, self.metadata = trace["usage"], {"sot": trace}
 
     async def _end(self) -> None:
         trace = self.metadata.get("sot")
-        is_plain = trace is None or trace["plain_call"] is not None
-        if is_plain and find_ending(self._reasons[0]) == "failed":
-            raise RefusedError(f"the model broke off its answer: {self._reasons[0]}", 502)
+        if trace is None or trace["plain_call"] is not None:
+            ending, is_empty = find_ending(self._reasons[0]), not self.text and not self.calls
+            if ending == "failed" or (ending == "calls" and is_empty):
+                raise RefusedError(f"the model broke off its answer: {self._reasons[0]}", 502)
         citations = list(self.metadata.get("citations") or [])
         if self.cite:  # on a thread: a long answer and long references take a while
             citations += await asyncio.to_thread(self.cite, self.text)
@@ -165,28 +205,30 @@ class Answer:
     @property
     def finish_reason(self) -> str:
         """Why it ended, in OpenAI's words."""
-        if self.limit.is_out_of_tokens:
-            return "length"
-        if self.calls:
-            return "tool_calls"
         endings = set(map(find_ending, self._reasons))
-        if "filtered" in endings:
+        if "filtered" in endings and not self.limit.is_out_of_tokens:
             return "content_filter"
-        return "length" if endings & {"length", "failed"} else "stop"
+        if self.limit.is_out_of_tokens or endings & {"length", "failed"}:
+            return "length"
+        return "tool_calls" if self.calls else "stop"
 
     @property
     def _reasons(self) -> list[str | None]:
         """Why what was not completed ended, as the model reports it, or else what went wrong."""
         trace = self.metadata.get("sot")
         if trace is None:
-            return [self.metadata.get("finish_reason") or self.metadata.get("stop_reason")]
+            return [find_finish_reason(self.metadata, is_streamed=self._is_streamed)]
         if (call := trace["plain_call"]) is not None:
+            if (reason := call["finish_reason"]) and (find_ending(reason) != "whole" or not self.text):
+                return [reason]
             failures = {one["label"]: one["reason"] for one in trace["failures"]}
-            stopped = trace["plain_stopped_by"] and "stop"
-            return [call["finish_reason"] or stopped or failures.get("plain answer")]
+            return [(trace["plain_stopped_by"] and "stop") or failures.get("plain answer")]
         # A point that was shortened to whole sentences is complete.
-        cut = [point for point in trace["points"] if point["status"] == "cut"]
-        return [point["finish_reason"] or point["reason"] for point in cut if not point["stopped_by"]]
+        cut = [one for one in trace["points"] if one["status"] in ("cut", "failed") and not one["stopped_by"]]
+        return [
+            one["reason"] if find_ending(one["finish_reason"]) == "whole" else one["finish_reason"]
+            for one in cut
+        ]
 
     @property
     def num_calls(self) -> int:
@@ -209,6 +251,16 @@ class Answer:
             return {}
         reason = self.reason or trace["route_reason"]
         return {"sot": {**{name: trace[name] for name in _TRACE_FIELDS}, "route_reason": reason}}
+
+
+def _untold(calls: Sequence[ToolCall]) -> list[tuple[ToolCall, str]]:
+    """The arguments that are to be told, of calls whose name is known."""
+    pieces: list[tuple[ToolCall, str]] = []
+    for call in calls:
+        if call.name and (piece := call.arguments[call.num_told :]):
+            pieces.append((call, piece))
+            call.num_told = len(call.arguments)
+    return pieces
 
 
 def _make_annotation(citation: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
@@ -145,6 +146,7 @@ class Guard:
 
         try:
             if scope["type"] == "http":
+                scope["path"] = re.sub("/+", "/", scope["path"]).rstrip("/") or "/"
                 self._check(scope["path"], Headers(scope=scope))
         except RefusedError as error:
             await error_response(error)(scope, receive, send)

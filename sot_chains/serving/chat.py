@@ -5,14 +5,13 @@ https://platform.openai.com/docs/api-reference/chat.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 from sot_chains.serving.answer import Answer, ToolCall, usage_fields
-from sot_chains.serving.schema import ChatRequest, with_whole_characters
+from sot_chains.serving.schema import ChatRequest
 from sot_chains.serving.stream import Writer, make_event
 
 
@@ -22,11 +21,6 @@ class ChatWriter(Writer):
     def __init__(self, asked: ChatRequest) -> None:
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": asked.model}
         self._include_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        self._num_calls = 0  # that have been begun
-        # Most events are pieces of text: what all of them share is encoded once.
-        head = {**self._head, "object": "chat.completion.chunk"}
-        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": 0, "delta": '
-        self._after = ', "finish_reason": null}]}\n\n'
 
     def begin(self) -> bytes:
         """The first event, with the role."""
@@ -38,8 +32,8 @@ class ChatWriter(Writer):
 
     def arguments(self, call: ToolCall, piece: str) -> bytes:
         """An event with a piece of the arguments of a tool call."""
-        is_new, self._num_calls = call.position >= self._num_calls, max(call.position + 1, self._num_calls)
-        return self._delta(tool_calls=[{"index": call.position, **_make_call(call, piece, is_new=is_new)}])
+        told = _make_call(call, piece, is_new=call.num_told == len(piece))
+        return self._delta(tool_calls=[{"index": call.position, **told}])
 
     def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events."""
@@ -64,7 +58,7 @@ class ChatWriter(Writer):
         return {**head, "choices": [choice], "usage": usage, **answer.extra_fields}
 
     def _delta(self, **delta: Any) -> bytes:
-        return with_whole_characters(f"{self._before}{json.dumps(delta)}{self._after}".encode())
+        return self._chunk(choices=[{"index": 0, "delta": delta, "finish_reason": None}])
 
     def _chunk(self, **fields: Any) -> bytes:
         return make_event({**self._head, "object": "chat.completion.chunk", **fields})

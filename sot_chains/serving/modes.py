@@ -92,9 +92,8 @@ class ServedModel:
         """The parameters of every call; refused if the model's API is known to have no field for one."""
         parameters = request.sampling()
         if isinstance(self.provider, VendorProvider) and self.provider.vendor == "anthropic":
-            parameters.pop("seed", None)  # a wish: nobody promises to answer alike
-            form = {"response_format": request.form} if request.form else {}
-            if missing := sorted(_NOT_ANTHROPIC & (parameters | form).keys()):
+            asked = {*parameters, "response_format" if request.form else ""}
+            if missing := sorted(_NOT_ANTHROPIC & asked):
                 message = f"{missing[0]} is not supported by {self.provider.model_name!r}; omit it"
                 raise RefusedError(message, param=missing[0])
         return parameters
@@ -116,9 +115,8 @@ class ServedModel:
                 "tools, or serve it as a LangChain chat model with --model python:PACKAGE.FUNCTION",
                 param="tools",
             )
-        options: dict[str, Any] = {} if choice is None else {"tool_choice": choice}
-        if request.parallel_tool_calls is not None:
-            options["parallel_tool_calls"] = request.parallel_tool_calls
+        given = {"tool_choice": choice, "parallel_tool_calls": request.parallel_tool_calls}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         try:
             return cast("Answers", chat_model.bind_tools(request.callable_tools, **options))
         except (ValueError, NotImplementedError, TypeError) as error:

@@ -29,7 +29,7 @@ from sot_chains.rendering import TEMPLATES, Lane, Run, make_lane
 from sot_chains.serving.answer import Answer, Answers
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.schema import Body, RefusedError, read_body_as
-from sot_chains.serving.service import Service
+from sot_chains.serving.service import PROBES, Service
 from sot_chains.serving.stream import Send, event_response, json_response, make_event
 
 _STATIC = Path(__file__).with_name("static")
@@ -39,7 +39,7 @@ _FILES = {
     "/race.js": _STATIC / "race.js",
     "/style.css": TEMPLATES / "style.css",
 }
-OPEN_PATHS = frozenset({*_FILES, "/about", "/health", "/healthz"})
+OPEN_PATHS = frozenset({*_FILES, "/about", *PROBES})
 _TITLES = {"plain": "Plain decoding", "sot": "Skeleton-of-Thought", "copy": "Copying from the folder"}
 _MAX_TOKENS = 512  # of a LangChain model's answer in one piece: a small one may repeat itself without end
 Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it says

@@ -14,11 +14,9 @@ from uuid import uuid4
 from pydantic import Field
 
 from sot_chains.serving.answer import Answer, ToolCall, usage_fields
-from sot_chains.serving.schema import Body, ChatRequest, RefusedError, read_body_as, read_request
+from sot_chains.serving.schema import Body, ChatRequest, Objects, RefusedError, read_body_as, read_request
 from sot_chains.serving.stream import Writer, make_event
 
-# The client's bookkeeping, or options of what OpenAI keeps.
-_IGNORED = ("store", "include", "truncation", "stream_options", "prompt_cache_retention")
 # What every response has to hold.
 _UNSAID = {
     **{"error": None, "incomplete_details": None, "instructions": None, "metadata": {}},
@@ -28,7 +26,7 @@ _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
 class _ResponsesRequest(Body):
-    input: str | list[dict[str, Any]] = Field(min_length=1)
+    input: str | Objects = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: dict[str, Any] | None = None
@@ -40,7 +38,7 @@ class _ResponsesRequest(Body):
 def read_responses_request(body: bytes) -> ChatRequest:
     """Reads the body of ``POST /v1/responses`` as a request for a chat completion, as ``read_request``."""
     asked = read_body_as(_ResponsesRequest, body)
-    extra = {name: value for name, value in (asked.model_extra or {}).items() if name not in _IGNORED}
+    extra = dict(asked.model_extra or {})
     for name in _STATEFUL:
         if extra.pop(name, None):
             raise RefusedError(f"{name}: this server keeps no state; send the whole conversation", param=name)
@@ -62,6 +60,7 @@ def read_responses_request(body: bytes) -> ChatRequest:
         "max_completion_tokens": asked.max_output_tokens,
         "response_format": _read_format((asked.text or {}).get("format")),
         "reasoning_effort": (asked.reasoning or {}).get("effort"),
+        "verbosity": (asked.text or {}).get("verbosity"),
         "tools": [_read_tool(tool) for tool in asked.tools or ()] or None,
         "tool_choice": choice,
     }
@@ -122,13 +121,13 @@ class ResponseWriter(Writer):
         head = {"id": f"resp_{uuid4().hex}", "created_at": int(time.time()), "model": asked.model}
         self._head = {"object": "response", **head, **_UNSAID}
         self._num_events = 0
-        self._items: list[dict[str, Any]] = []  # of the output, as far as they are begun
+        self._items: dict[int, dict[str, Any]] = {}  # of the output by their index, as far as they are begun
         self._part = {"item_id": f"msg_{uuid4().hex}", "output_index": 0, "content_index": 0}
 
     def begin(self) -> bytes:
         """The first events."""
         begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
-        self._items.append(self._make_message(_make_part("")))
+        self._items[0] = self._make_message(_make_part(""))
         events = (
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),
@@ -144,8 +143,8 @@ class ResponseWriter(Writer):
     def arguments(self, call: ToolCall, piece: str) -> bytes:
         """Events with a piece of the arguments of a tool call."""
         index, added = call.position + 1, b""
-        if index == len(self._items):
-            self._items.append(_make_call(call))
+        if index not in self._items:
+            self._items[index] = _make_call(call)
             added = self._item_event("added", index, arguments="")
         where = {"output_index": index, "item_id": self._items[index]["id"]}
         return added + self._event("response.function_call_arguments.delta", **where, delta=piece)
@@ -166,7 +165,7 @@ class ResponseWriter(Writer):
             whole_call = {"name": call.name, "arguments": call.arguments}
             yield self._event("response.function_call_arguments.done", **where, **whole_call)
             yield self._item_event("done", index)
-        whole = self._whole(self._items, answer)
+        whole = self._whole([self._items[index] for index in sorted(self._items)], answer)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: RefusedError) -> bytes:

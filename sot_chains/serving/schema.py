@@ -5,8 +5,11 @@ https://platform.openai.com/docs/api-reference/chat. Knows messages; does not kn
 
 from __future__ import annotations
 
+import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,14 +29,15 @@ _OVERFLOW = re.compile(r"context.(length|window|size)|(prompt|input) is too long
 _HALF = re.compile(rb"(?i)(\\ud[89ab]..\\ud[c-f]..|\\[^u])|\\ud[89a-f]..")
 _ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # change nothing if they are 0 or empty
 _SAMPLING = ("temperature", "top_p", "seed", *_ZERO)
-# The client's bookkeeping, which changes nothing about an answer.
+# The client's bookkeeping, which changes nothing about an answer, and options of what OpenAI keeps.
 _IGNORED = (
+    *("include", "truncation", "max_tool_calls", "client_metadata", "context_management"),
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention"),
 )
 # Unsupported fields, and the values that ask for what is done anyway.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "modalities": (["text"],),
+    "modalities": (["text"], []),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "function_call": ("none",),
@@ -58,6 +62,9 @@ def _without_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_null(one) for name, one in value.items() if one is not None}
     return list(map(_without_null, value)) if isinstance(value, list) else value
+
+
+Objects = Annotated[list[dict[str, Any]], BeforeValidator(_without_null)]
 
 
 @dataclass(eq=False)
@@ -134,9 +141,7 @@ class ChatRequest(Body):
     """
 
     model: str
-    messages: Annotated[list[dict[str, Any]], BeforeValidator(_without_null)] = Field(
-        min_length=1, max_length=10_000
-    )
+    messages: Objects = Field(min_length=1, max_length=10_000)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=1)
@@ -194,7 +199,7 @@ class ChatRequest(Body):
         """The call parameters that every model call is given, without those that change nothing."""
         given = {name: getattr(self, name) for name in _SAMPLING} | (self.model_extra or {})
         unsent = {*_NEUTRAL, *_IGNORED, *(name for name in _ZERO if not given[name])}
-        return {name: value for name, value in given.items() if value is not None and name not in unsent}
+        return {name: one for name, one in given.items() if one not in (None, {}, []) and name not in unsent}
 
     def langchain_messages(self) -> list[BaseMessage]:
         """The messages as LangChain's; refused if they are not in OpenAI's format."""
@@ -223,7 +228,7 @@ def with_whole_characters(text: bytes) -> bytes:
 def read_body_as(kind: type[T], body: bytes) -> T:
     """Reads a body in JSON as a ``kind``; refused if it is none."""
     try:
-        return kind.model_validate_json(with_whole_characters(body))
+        return kind.model_validate_json(with_whole_characters(body.removeprefix(BOM_UTF8)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
@@ -248,6 +253,8 @@ def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise ValueError(f"each message has a role, got {str(message)[:80]}")
+    if content is None and role == "assistant":
+        content = message.get("refusal")
     if content is not None and not isinstance(content, str | list):
         raise ValueError(f"the content of a message is text or a list of parts, got {type(content).__name__}")
     for part in content if isinstance(content, list) else ():
@@ -256,11 +263,24 @@ def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("each part of a message's content has a type")
         if kind in _PARTS and not isinstance(part.get(kind), _PARTS[kind]):
             raise ValueError(f"a part of type {kind!r} has no {kind!r} of the right type")
+        if isinstance(part.get("image_url"), str):
+            part["image_url"] = {"url": part["image_url"]}
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ValueError(f"the {role} message has no content")
-    converted = {"content": "", **message}
+    converted = {**message, "content": content or ""}
     calls = message.get("tool_calls")
     if isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls):
-        # So LangChain keeps calls with broken arguments, too.
-        converted |= {"tool_calls": None, "additional_kwargs": {"tool_calls": calls}}
+        converted["tool_calls"] = list(map(_make_call, calls))
     return converted
+
+
+def _make_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call as LangChain reads it; arguments that are no object in JSON become one argument."""
+    function = call["function"]
+    if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+        raise ValueError("each tool call has a function with a name")
+    given = function.get("arguments") or {}
+    with suppress(ValueError):
+        given = json.loads(with_whole_characters(given.encode())) if isinstance(given, str) else given
+    arguments = given if isinstance(given, dict) else {"arguments": given} if given else {}
+    return {"name": function["name"], "args": arguments, "id": call.get("id"), "type": "tool_call"}

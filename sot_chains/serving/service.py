@@ -30,6 +30,8 @@ from sot_chains.serving.stream import (
     while_connected,
 )
 
+PROBES = ("/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping")  # what monitors ask for
+
 
 @dataclass
 class Service:
@@ -78,7 +80,7 @@ class Service:
             Route("/v1/responses", self.respond, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
-            *(Route(path, self.health) for path in ("/health", "/healthz")),
+            *(Route(path, self.health) for path in PROBES),
             Route("/metrics", self.scrape),
         ]
 
@@ -92,6 +94,7 @@ class Service:
 
     async def refuse(self, request: Request, error: Any) -> Response:
         """The reply to a request that is not answered, for whatever reason."""
+        headers = getattr(error, "headers", None) or {}  # the methods that are allowed
         if isinstance(error, HTTPException):
             message = f"{request.method} {request.url.path[:200]}: {error.detail}"
             error = RefusedError(message, error.status_code)
@@ -101,7 +104,9 @@ class Service:
             error.is_counted = is_gone
         if not error.is_counted:
             self.metrics.requests.labels("", str(error.status)).inc()
-        return error_response(error)
+        response = error_response(error)
+        response.headers.update(headers)
+        return response
 
     async def models(self, request: Request) -> Response:
         """Lists the models."""

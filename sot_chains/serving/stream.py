@@ -50,6 +50,9 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
 async def read_body(request: Request, max_bytes: int, timeout_seconds: float) -> bytes:
     """Reads the body of a request, or refuses it if it is too long or does not arrive in time."""
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise RefusedError(f"bodies with the content-encoding {coding[:80]!r} are not supported", 415)
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,13 +13,13 @@ import httpx
 import openai
 import pytest
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage, convert_to_messages
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from sot_chains import Retries
 from sot_chains.providers import ProviderError, make_provider
-from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel
+from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel, answer_to, what
 from tests.sot_chains.server import MODEL, ChatServer, chat_server
 from tests.sot_chains.serving.models import ToolChatModel
 from tests.sot_chains.serving.running import Served, served
@@ -69,6 +70,14 @@ def _text(response: httpx.Response) -> str:
         {"stream": None, "stream_options": {"include_usage": None}, "temperature": None, "tools": None},
         {"logprobs": False, "top_logprobs": 0, "parallel_tool_calls": True, "user": "me", "stop": []},
         {"stop": None, "references": None, "tool_choice": None, "logprobs": None, "functions": None},
+        {"store": False, "metadata": {}, "service_tier": "auto", "modalities": [], "tool_choice": "none"},
+        {
+            "chat_template_kwargs": {},
+            "options": {},
+            "prediction": None,
+            "max_tokens": None,
+            "stream_options": {},
+        },
     ],
 )
 def test_what_changes_nothing_is_taken_by_every_model(running: Served, fields: dict[str, Any]) -> None:
@@ -219,6 +228,12 @@ def test_a_tool_without_a_name_is_refused() -> None:
             assert (told.status_code, told.json()["error"]["param"]) == (400, "tools")
 
 
+def test_a_call_in_a_system_message_is_refused(upstream: ChatServer) -> None:
+    with served(make_provider(f"openai:{MODEL}", base_url=upstream.url), name="m") as running:
+        content = [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]
+        assert _ask(running, messages=[{"role": "system", "content": content}, *ASKED]).status_code == 400
+
+
 def test_content_that_an_api_cannot_take_is_refused(upstream: ChatServer) -> None:
     with served(make_provider(f"anthropic:{MODEL}", base_url=upstream.anthropic_url), name="m") as running:
         for image in ({"url": ""}, {"url": "", "detail": "low"}):
@@ -258,7 +273,7 @@ def test_what_a_call_took_that_we_ended_is_counted() -> None:
         assert answered.usage.total_tokens > 10
 
 
-@pytest.mark.parametrize("path", ["/health", "/healthz"])
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/ready", "/livez", "/ping", "/health/"])
 def test_monitors_need_no_key(path: str) -> None:
     with served(PacedChatModel(), api_key="sesame") as running:
         assert httpx.get(running.url + path).json()["status"] == "ok"
@@ -384,3 +399,196 @@ def test_a_prompt_that_is_too_long_has_openais_code(said: str) -> None:
                 response = _ask(running, path, model="paced", stream=stream)
                 assert response.status_code == 400
                 assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("reason", "told"), [("length", "length"), ("content_filter", "content_filter"), ("stop", "stop")]
+)
+async def test_a_reply_without_text_is_one(wire: str, reason: str, told: str) -> None:
+    async with wire_server(whole_reply(wire, "", finish=reason)) as upstream:
+        url = f"http://127.0.0.1:{upstream.port}" + ("/v1" if wire == "openai" else "")
+        with served(make_provider(f"{wire}:x", base_url=url, api_key="k"), name="m") as running:
+            whole = await asyncio.to_thread(_ask, running)
+            assert _text(whole) == ""
+            assert whole.json()["choices"][0]["finish_reason"] == told
+            assert whole.json()["usage"]["total_tokens"] == 10
+            streamed = await asyncio.to_thread(_ask, running, stream=True)
+            assert f'"finish_reason": "{told}"' in streamed.text
+            answered = (await asyncio.to_thread(_ask, running, "responses")).json()
+            assert answered["status"] == ("completed" if told == "stop" else "incomplete")
+
+
+async def test_a_call_of_a_tool_that_nobody_offered_is_no_answer() -> None:
+    async with wire_server(whole_reply("openai", "", finish="tool_calls")) as upstream:
+        url = f"http://127.0.0.1:{upstream.port}/v1"
+        with served(make_provider("openai:x", base_url=url, api_key="k"), name="m") as running:
+            assert (await asyncio.to_thread(_ask, running)).status_code == 502
+
+
+async def test_an_answer_without_one_of_its_points_is_not_called_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Retries, "pause_seconds", lambda *given: 0.0)
+
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        asked = convert_to_messages(request["messages"])
+        return whole_reply("openai", answer_to(asked)) if what(asked) != "Dark room" else Reply([b""])
+
+    async with wire_server(reply) as upstream:
+        url = f"http://127.0.0.1:{upstream.port}/v1"
+        with served(make_provider("openai:x", base_url=url, api_key="k"), name="m") as running:
+            whole = await asyncio.to_thread(_ask, running, model="m:sot")
+            assert whole.json()["choices"][0]["finish_reason"] == "length"
+            assert "Less coffee" in _text(whole)
+            streamed = await asyncio.to_thread(_ask, running, model="m:sot", stream=True)
+            assert '"finish_reason": "stop"' not in streamed.text
+
+
+class PiecesChatModel(ToolChatModel):
+    """Calls tools in the given pieces: name, arguments, id and number of each."""
+
+    pieces: list[tuple[str | None, str | None, str | None, int | None]]
+    reason: str = "tool_calls"
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        for name, arguments, call_id, number in self.pieces:
+            piece = tool_call_chunk(name=name, args=arguments, id=call_id, index=number)
+            yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[piece]))
+        ended = AIMessageChunk(content="", response_metadata={"finish_reason": self.reason})
+        yield ChatGenerationChunk(message=ended)
+
+
+FIRST, SECOND = '{"city": "K\u00f6ln"}', '{"city": "Bonn"}'
+FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+
+
+def _calls(running: Served, path: str, *, stream: bool) -> list[tuple[str, str, str]]:
+    """The calls that a client is told: id, name and arguments."""
+    with openai.OpenAI(base_url=running.api, api_key="x", max_retries=0) as client:
+        if path == "responses":
+            asked: Any = {"model": "m", "input": QUESTION, "tools": [{"type": "function", **FUNCTION}]}
+            if not stream:
+                output: Any = client.responses.create(**asked).output
+            else:
+                with client.responses.stream(**asked) as events:
+                    output = events.get_final_response().output
+            return [(one.call_id, one.name, one.arguments) for one in output if one.type == "function_call"]
+        asked = {"model": "m", "messages": ASKED, "tools": [{"type": "function", "function": FUNCTION}]}
+        if not stream:
+            calls: Any = client.chat.completions.create(**asked).choices[0].message.tool_calls
+        else:
+            with client.chat.completions.stream(**asked) as chunks:
+                calls = chunks.get_final_completion().choices[0].message.tool_calls
+        return [(one.id, one.function.name, one.function.arguments) for one in calls]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [("weather", FIRST[:4], "a", None), (None, FIRST[4:], None, None), ("weather", SECOND, "b", None)],
+        [("weather", FIRST[:4], None, None), (None, FIRST[4:], None, None), ("weather", SECOND, None, None)],
+        [("weather", FIRST[:4], "a", None), (None, FIRST[4:], "a", None), ("weather", SECOND, "b", None)],
+        [
+            *(("weather", FIRST[:4], "a", None), ("weather", SECOND[:4], "b", None)),
+            *((None, FIRST[4:], "a", None), (None, SECOND[4:], "b", None)),
+        ],
+        [("weather", FIRST, "a", 0), ("weather", SECOND, "b", 0)],
+        [("weather", FIRST, "a", 0), ("weather", SECOND, "a", 1)],
+        [(None, None, "a", 0), ("weather", FIRST, None, 0), ("weather", SECOND, "", 1)],
+        [("wea", None, "a", 0), ("ther", FIRST, None, 0), ("weather", SECOND, None, 1)],
+    ],
+)
+def test_pieces_of_calls_are_joined_as_they_belong(pieces: Any, path: str, stream: bool) -> None:
+    with served(PiecesChatModel(pieces=pieces), name="m") as running:
+        calls = _calls(running, path, stream=stream)
+    assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [
+        *(("weather", {"city": "K\u00f6ln"}), ("weather", {"city": "Bonn"}))
+    ]
+    assert len({call_id for call_id, _, _ in calls} - {None, ""}) == 2
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_a_call_without_arguments_has_an_empty_object(path: str) -> None:
+    with served(PiecesChatModel(pieces=[("weather", None, "a", 0)]), name="m") as running:
+        for stream in (False, True):
+            assert _calls(running, path, stream=stream) == [("a", "weather", "{}")]
+
+
+def test_a_call_that_is_cut_is_not_called_whole() -> None:
+    model = PiecesChatModel(pieces=[("weather", FIRST[:9], "a", 0)], reason="length")
+    with served(model, name="m") as running:
+        for stream in (False, True):
+            tools = [{"type": "function", "function": FUNCTION}]
+            told = _ask(running, tools=tools, stream=stream)
+            assert '"finish_reason": "length"' in told.text
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_calls_of_a_model_that_does_not_stream_are_streamed(path: str) -> None:
+    pieces: Any = [("weather", FIRST, "a", 0), ("weather", SECOND, "b", 1)]
+    with served(PiecesChatModel(pieces=pieces, disable_streaming=True), name="m") as running:
+        assert [call_id for call_id, _, _ in _calls(running, path, stream=True)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "args"),
+    [
+        *(("", {}), (None, {}), ({"a": 1}, {"a": 1}), ("null", {}), ("[1]", {"arguments": [1]})),
+        *(('{"a": ', {"arguments": '{"a": '}), ('{"\\ud83d": 1}', {"\ufffd": 1})),
+    ],
+)
+def test_arguments_of_calls_in_a_history(arguments: Any, args: Any) -> None:
+    model = PacedChatModel(answer=_answer)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [*ASKED, {"role": "assistant", "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": "c", "content": "y"}, *ASKED]
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    items = [*ASKED, item, {"type": "function_call_output", "call_id": "c", "output": "y"}, *ASKED]
+    with served(model, name="m") as running:
+        for path, asked in (("chat/completions", {"messages": turns}), ("responses", {"input": items})):
+            assert _ask(running, path, **asked).status_code == 200
+            history: Any = model.requests[-1]
+            assert history[1].tool_calls == [{"name": "f", "args": args, "id": "c", "type": "tool_call"}]
+        del call["function"]["name"]  # type: ignore[attr-defined]  # a dict
+        assert _ask(running, messages=turns).status_code == 400
+
+
+def test_a_refusal_in_a_history_is_what_was_said() -> None:
+    model = PacedChatModel(answer=_answer)
+    with served(model, name="m") as running:
+        turns = [*ASKED, {"role": "assistant", "content": None, "refusal": "No."}, *ASKED]
+        assert _text(_ask(running, messages=turns)) == PLAIN
+    assert model.requests[-1][1].content == "No."
+
+
+def test_what_surrounds_a_body() -> None:
+    body = json.dumps({"model": "m", "messages": ASKED}).encode()
+    with served(PacedChatModel(answer=_answer), name="m") as running:
+        url = f"{running.api}/chat/completions"
+        assert _text(httpx.post(url, content=b"\xef\xbb\xbf" + body)) == PLAIN
+        assert _text(httpx.post(url, content=body, headers={"content-type": "text/plain"})) == PLAIN
+        for path in ("/v1/chat/completions/", "//v1//chat/completions"):
+            assert _text(httpx.post(running.url + path, content=body)) == PLAIN
+        packed = httpx.post(url, content=gzip.compress(body), headers={"content-encoding": "gzip"})
+        assert (packed.status_code, "gzip" in packed.json()["error"]["message"]) == (415, True)
+        assert httpx.get(url).headers["allow"] == "POST"
+        assert httpx.get(f"{running.api}/models/").json()["object"] == "list"
+        assert httpx.get(f"{running.api}/models/m:sot/").json()["id"] == "m:sot"
+        item = {"type": None, "role": "user", "content": QUESTION, "id": None}
+        assert _ask(running, "responses", input=[item], client_metadata={"x": "y"}).status_code == 200
+
+
+async def test_ends_of_a_chat_models_own_words_are_told() -> None:
+    for field, reason in (("done_reason", "length"), ("stopReason", "max_tokens")):
+        with served(EndingChatModel(reason=reason, field=field)) as running:
+            told = await asyncio.to_thread(_ask, running, model="paced")
+            assert told.json()["choices"][0]["finish_reason"] == "length"
