@@ -14,23 +14,17 @@ from typing import Any, cast
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from retrieval_copy.citations.citations import cite
+from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.support import NOT_HELD, is_supported
-from retrieval_copy.conversation import Conversation, StreamedReply, standalone, summed, text_of, usage_of
+from retrieval_copy.conversation import Conversation, StreamedReply, standalone, text_of
 from retrieval_copy.model_adapter import RETRIEVE, arguments, joined
 from retrieval_copy.options import AnswerOptions
-from retrieval_copy.references import (
-    RetrievalError,
-    SimilarAnswers,
-    Situation,
-    cleaned,
-    gathered,
-    retrieved,
-)
+from retrieval_copy.references import RetrievalError, SimilarAnswers, Situation, cleaned, gathered, retrieved
 from sot_chains.providers.loops import LoopGuard
 
 _log = logging.getLogger(__name__)
@@ -51,7 +45,7 @@ class Request:
 
     messages: list[BaseMessage]
     arguments: dict[str, Any]
-    question: str
+    asked: Question
     documents: list[Document]
     passages: list[str] | None  # what the prompt shows; None if nothing was to be retrieved
     trace: dict[str, Any]
@@ -62,27 +56,14 @@ class Request:
         return LoopGuard() if self.passages else None
 
 
+@dataclass(frozen=True)
 class Answering:
-    """Answers one question.
+    """Answers one question."""
 
-    Args:
-        options: The options of the chain.
-        model: Answers messages with a message.
-        config: The config of the chain's run.
-        given: The user's keyword arguments of the call.
-    """
-
-    def __init__(
-        self,
-        options: AnswerOptions,
-        model: Runnable[Any, Any],
-        config: RunnableConfig,
-        given: dict[str, Any],
-    ) -> None:
-        self.options = options
-        self._model = model
-        self._config = config
-        self._given = given
+    options: AnswerOptions  # of the chain
+    model: Runnable[Any, Any]  # answers messages with a message
+    config: RunnableConfig  # of the chain's run
+    given: dict[str, Any]  # the user's keyword arguments of the call
 
     async def answer(self, model_input: LanguageModelInput) -> AIMessage:
         """The whole answer.
@@ -91,7 +72,9 @@ class Answering:
             RetrievalError: The retriever failed.
         """
         request = await self.prepare(model_input)
-        reply = await self._ask(request.messages, request.arguments, is_held=self.options.holds_answers)
+        reply = await self._ask(
+            request.messages, request.arguments, is_held=self.options.on_unsupported != "mark"
+        )
         return await self._finish(request, reply)
 
     async def stream(self, model_input: LanguageModelInput) -> AsyncGenerator[AIMessageChunk, None]:
@@ -100,9 +83,10 @@ class Answering:
         Raises:
             RetrievalError: The retriever failed.
         """
-        request, holds = await self.prepare(model_input), self.options.holds_answers
+        request = await self.prepare(model_input)
+        holds = self.options.on_unsupported != "mark"  # the answer may be replaced
         reply = StreamedReply(request.guard())
-        pieces = self._model.astream(request.messages, self._run(is_held=holds), **request.arguments)
+        pieces = self.model.astream(request.messages, self._run(is_held=holds), **request.arguments)
         async with aclosing(cast("AsyncGenerator[Any, None]", pieces)):
             async for piece in pieces:
                 if (text := reply.add(piece)) and not holds:
@@ -128,21 +112,22 @@ class Answering:
         options, conversation = self.options, Conversation.of(model_input)
         question, usage = cleaned(conversation.question), None
         # 1. Condense a follow-up into a standalone question.
-        retriever = options.retriever if self._given.get(RETRIEVE, True) else None
+        retriever = options.retriever if self.given.get(RETRIEVE, True) else None
         if conversation.history and options.condense_prompt is not None and retriever is not None:
             reply = await self._condensed(conversation, options.condense_prompt)
-            question, usage = standalone(text_of(reply), question), usage_of(reply)
+            question, usage = standalone(text_of(reply), question), getattr(reply, "usage_metadata", None)
         # 2. Retrieve documents.
         query = " ".join(filter(None, (question, cleaned(conversation.begun_reply))))
         query = options.query(query).strip() or query
         documents: list[Document] = []
         if retriever is not None:
-            documents = await retrieved(retriever, query, self._config)
+            documents = await retrieved(retriever, query, self.config)
         # 3. Gather references.
-        texts = await self._references(Situation(question, conversation.history, documents, self._config))
+        texts = await self._references(Situation(question, conversation.history, documents, self.config))
         # 4. Build the request.
         messages, passages = options.messages(conversation, question, documents)
-        ours = {**options.bounds(passages, question, conversation), **arguments(options.transport, texts)}
+        asked = await options.asked(question, passages)
+        ours = {**options.bounds(passages, asked, conversation), **arguments(options.transport, texts)}
         trace = {
             "question": question,
             "query": query if retriever is not None else None,
@@ -152,7 +137,7 @@ class Answering:
             "copied_as": options.transport if texts else None,
         }
         shown = passages if retriever is not None else None
-        return Request(messages, joined(ours, self._given), question, documents, shown, trace, usage)
+        return Request(messages, joined(ours, self.given), asked, documents, shown, trace, usage)
 
     async def _condensed(self, conversation: Conversation, prompt: BasePromptTemplate[Any]) -> object:
         request = prompt.invoke(
@@ -177,17 +162,12 @@ class Answering:
         return gathered(texts, max_characters=_MAX_REFERENCE_CHARACTERS)
 
     async def _finish(self, request: Request, reply: object) -> AIMessage:
-        """The final message; acts on a reply that the passages do not support, and remembers the answer."""
+        """The final message; remembers the answer."""
         options, message = self.options, self._message(request, reply)
-        if (
-            message.response_metadata["retrieval"]["supported"] is False
-            and options.on_unsupported == "refuse"
-        ):
-            message = self._message(request, reply, refused=True)
         for source in options.sources:
             if isinstance(source, SimilarAnswers) and source.remember:
                 try:
-                    await source.aadd(request.question, str(message.text))
+                    await source.aadd(request.asked.text, str(message.text))
                 except Exception:  # whatever a store raises: the user has the answer
                     _log.warning("the answer could not be kept for similar questions", exc_info=True)
         return message
@@ -195,26 +175,27 @@ class Answering:
     async def _ask(
         self, messages: list[BaseMessage], given: dict[str, Any], *, is_held: bool, name: str | None = None
     ) -> object:
-        return await self._model.ainvoke(messages, self._run(is_held=is_held, name=name), **given)
+        return await self.model.ainvoke(messages, self._run(is_held=is_held, name=name), **given)
 
     def _run(self, *, is_held: bool, name: str | None = None) -> RunnableConfig:
         """The config of a call; ``is_held`` if its reply is not the answer, or not sure to be it."""
         if not is_held:
-            return self._config
-        tags = [*(self._config.get("tags") or []), _TAG_NOSTREAM]
-        return {**self._config, "tags": tags, **({"run_name": name} if name else {})}
+            return self.config
+        tags = [*(self.config.get("tags") or []), _TAG_NOSTREAM]
+        return {**self.config, "tags": tags, **({"run_name": name} if name else {})}
 
-    def _message(self, request: Request, reply: object, *, refused: bool = False) -> AIMessage:
-        """The final message, with citations."""
+    def _message(self, request: Request, reply: object) -> AIMessage:
+        """The final message, with citations; acts on a reply that the passages do not support."""
         text, guard = text_of(reply), request.guard()
         if guard is not None:
             text = guard.feed(text) + ("" if guard.is_over else guard.end())
-        if refused:
-            text = NOT_HELD
         citations = cite(text, request.documents, min_tokens=self.options.min_citation_tokens)
         supported = None
         if request.passages is not None:
-            supported = not refused and is_supported(text, request.question, request.passages, citations)
+            supported = is_supported(text, request.asked, request.passages, citations)
+        refused = supported is False and self.options.on_unsupported == "refuse"
+        if refused:
+            text, citations = NOT_HELD, []
         trace = {
             **request.trace,
             "supported": supported,
@@ -222,10 +203,13 @@ class Answering:
             "stopped_by": "loop" if guard is not None and guard.is_over else None,
         }
         known = reply if isinstance(reply, AIMessage) else AIMessage("")
+        used = known.usage_metadata
         return AIMessage(
             content=text,
             id=known.id,
-            usage_metadata=summed(request.usage, known.usage_metadata),
+            usage_metadata=add_usage(request.usage, used)
+            if request.usage and used
+            else request.usage or used,
             response_metadata={
                 **known.response_metadata,
                 "model_provider": PROVIDER,

@@ -35,11 +35,7 @@ from retrieval_copy.model_adapter import (
 )
 from retrieval_copy.options import AnswerOptions, OnUnsupported
 from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT, bounds
-from retrieval_copy.references import (
-    EarlierTurns,
-    ReferenceSource,
-    RetrievedDocuments,
-)
+from retrieval_copy.references import EarlierTurns, ReferenceSource, RetrievedDocuments
 from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.providers import Provider, make_provider

@@ -28,6 +28,7 @@ from rich.text import Text
 
 from retrieval_copy.chain import RetrievalCopyChain
 from retrieval_copy.display import CitedAnswer, CitedPassage, find_citations
+from retrieval_copy.prompting import in_context
 from retrieval_copy.stores.files import PARSERS, from_home
 from retrieval_copy.stores.folder_index import FORMAT, FolderIndex, IndexReport
 from retrieval_copy.stores.stores import BM25Retriever, HybridRetriever, SentenceEmbeddings, qdrant_store
@@ -41,6 +42,7 @@ HELP = "a question, or a footnote's number to see its passage; q leaves, Ctrl-C 
 _PROMPT = "> "
 _LEAVE = frozenset({"q", "quit", "exit"})
 _MAX_TURNS = 3  # earlier turns that the model sees
+_MOST_NEAREST = 3  # passages that are shown where none surely answers
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--k", type=int, default=4, help="passages to retrieve")
     add("--max-tokens", type=int, help="maximum tokens of an answer (256)")
-    add("--min-citation-tokens", type=int, default=8, help="minimum words in a citation")
+    add("--min-citation-tokens", type=int, default=3, help="minimum words in a citation")
     return arguments
 
 
@@ -218,9 +220,13 @@ class Session:
             return
         self._answer = answer = cast("AIMessage", message_chunk_to_message(whole))
         self._context = listener.of_chain
-        self._console.print(CitedAnswer(answer))
         if answer.response_metadata["retrieval"].get("supported") is False:
-            self._console.print("the passages do not support this answer", style="yellow")
+            self._console.print("nothing here answers this for sure; the nearest passages:", style="yellow")
+            for passage in self._context[:_MOST_NEAREST]:
+                source = (f"{passage.metadata.get('source', '')}\n", "bold")
+                self._console.print(Text.assemble(source, in_context(passage), "\n"))
+        else:
+            self._console.print(CitedAnswer(answer))
         if decoding := answer.response_metadata.get("decoding"):
             forwards, tokens = decoding["num_forwards"], decoding["tokens_per_forward"]
             self._console.print(f"{forwards} forwards, {tokens:.1f} tokens each", style="dim")

@@ -19,7 +19,6 @@ from langchain_core.messages import (
     convert_to_messages,
     get_buffer_string,
 )
-from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.prompt_values import PromptValue
 
@@ -103,16 +102,6 @@ def text_of(reply: object) -> str:
         f"the model must answer with an AIMessage or text, got {type(reply).__name__}: {reply!r:.80}; "
         "parsers belong after RetrievalCopyChain"
     )
-
-
-def usage_of(reply: object) -> UsageMetadata | None:
-    """Token usage of a model's reply, if reported."""
-    return reply.usage_metadata if isinstance(reply, AIMessage) else None
-
-
-def summed(one: UsageMetadata | None, other: UsageMetadata | None) -> UsageMetadata | None:
-    """The usage of two calls together."""
-    return add_usage(one, other) if one and other else one or other
 
 
 def standalone(written: str, question: str) -> str:

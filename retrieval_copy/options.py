@@ -13,12 +13,16 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import run_in_executor
 
+from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.quoting import quoting_grammar
+from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.conversation import Conversation
 from retrieval_copy.model_adapter import Transport
 from retrieval_copy.prompting import DOCUMENT_PROMPT, excerpts, in_context
 from retrieval_copy.references import ReferenceSource, cleaned
+from retrieval_copy.stores.stores import HybridRetriever
 
 # Tokens reserved for the answer, for the wording of the request, and for the markup around each document and
 # message; and the document budget if the model does not report its context length.
@@ -61,11 +65,6 @@ class AnswerOptions:
                 f"on_unsupported must be one of {get_args(OnUnsupported)}, got {self.on_unsupported!r}"
             )
 
-    @property
-    def holds_answers(self) -> bool:
-        """Whether an answer is shown only when it is whole, since it may be replaced."""
-        return self.on_unsupported != "mark"
-
     def messages(
         self, conversation: Conversation, question: str, documents: Sequence[Document]
     ) -> tuple[list[BaseMessage], list[str]]:
@@ -95,13 +94,20 @@ class AnswerOptions:
         messages = [*conversation.system, *prompt.to_messages(), *conversation.after]
         return messages, [excerpt.text for excerpt in shown]
 
-    def bounds(self, passages: Sequence[str], question: str, conversation: Conversation) -> dict[str, Any]:
+    async def asked(self, question: str, passages: Sequence[str]) -> Question:
+        """What ``question`` asks for, and how near ``passages`` are to it if the retriever knows meanings."""
+        if not isinstance(self.retriever, HybridRetriever):
+            return Question(question)
+        shown = [one.in_context for passage in passages for one in placed_sentences(passage)]
+        return Question(question, await run_in_executor(None, self.retriever.likeness, question, shown))
+
+    def bounds(self, passages: Sequence[str], asked: Question, conversation: Conversation) -> dict[str, Any]:
         """Arguments of the model call that bound an answer from ``passages``."""
         if not passages:
             return {}
         if not self.quotes or conversation.after:  # a grammar cannot bound a reply that is begun
             return self.limits
-        grammar = quoting_grammar(passages, question)
+        grammar = quoting_grammar(passages, asked)
         return {**self.limits, **({"grammar": grammar} if grammar else {})}
 
     def _laid_out(self, document: Document, text: str, number: int) -> str:

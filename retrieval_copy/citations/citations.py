@@ -137,9 +137,10 @@ def document_name(passage: Passage) -> str:
 
 
 def document_and_page(passage: Passage) -> str:
-    """The document's name and, if it has pages, the page."""
-    page = passage["metadata"].get("page")
-    return document_name(passage) if page is None else f"{document_name(passage)}, page {page}"
+    """The document's name and, if they are known, the page and the heading."""
+    page, heading = map(passage["metadata"].get, ("page", "heading"))
+    parts = (document_name(passage), page and f"page {page}", heading and heading.rpartition(" > ")[2])
+    return ", ".join(filter(None, parts))
 
 
 def citation_annotations(citations: Sequence[Citation]) -> list[CitationAnnotation]:

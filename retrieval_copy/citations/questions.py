@@ -5,6 +5,7 @@ Knows texts, and the question words of five languages; of others the words alone
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import regex
@@ -38,17 +39,23 @@ _KINDS = [
     (_any_of("person"), regex.compile(r"(?<=[\w,:;] )\p{Lu}\p{Ll}+"), regex.compile(r"\w+")),
 ]
 _SURE, _MAYBE, _ABOVE, _CONTINUED, _MIN_SHARE = 0.5, 0.3, 0.6, 0.2, 0.5
+# What words and kinds weigh beside the cosines of all-MiniLM-L6-v2, and the least score of an answer.
+_WORDS, _KIND, _MIN_SCORE = 0.7, 0.4, 0.98
 
 
 class Question:
     """What a question asks for.
 
+    Args:
+        text: The question.
+        likeness: How near sentences are to it in meaning, by their text in context; without, words count.
+
     Attributes:
         terms: Its words that name the topic.
     """
 
-    def __init__(self, text: str) -> None:
-        topic = text
+    def __init__(self, text: str, likeness: Mapping[str, float] | None = None) -> None:
+        self.text, self._likeness, topic = text, likeness or {}, text
         for asks, _, _ in _KINDS:
             topic = asks.sub(" ", topic)
         self._kind = next((kind[1:] for kind in _KINDS if kind[0].search(text)), _KINDS[-1][1:])
@@ -59,11 +66,17 @@ class Question:
         """How well ``sentence`` answers it, to compare sentences by."""
         continued = self.among(sentence.before) if self.among(sentence.text) else ()
         share = self.share(sentence) + _CONTINUED * len(continued) / max(1, len(self.terms))
-        return share + self._kind_of(sentence.text)
+        kind, likeness = self._kind_of(sentence.text), self._likeness.get(sentence.in_context)
+        return share + kind if likeness is None else _WORDS * share + _KIND * kind + likeness
 
     def is_answered_by(self, sentence: Sentence) -> bool:
-        """Whether ``sentence`` has most of its words; or of three half, and surely what is asked."""
+        """Whether ``sentence`` has most of its words; or of three half, and surely what is asked.
+
+        If its likeness is known, whether its score is high enough.
+        """
         kind, share = self._kind_of(sentence.text), self.share(sentence)
+        if sentence.in_context in self._likeness:
+            return kind > 0 and self.score(sentence) >= _MIN_SCORE
         is_half_enough = kind == _SURE and len(self.terms) > 2
         is_enough = share > _MIN_SHARE or (is_half_enough and share == _MIN_SHARE)
         return is_enough and kind > 0 and bool(self.among(sentence.text))

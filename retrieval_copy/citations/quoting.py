@@ -18,14 +18,13 @@ _NEARLY = 0.05  # what the scores of sentences to choose from may differ by
 _MOST_QUOTATIONS = 40  # the time to read a grammar grows with its length
 
 
-def quoting_grammar(passages: Sequence[str], question: str) -> str | None:
+def quoting_grammar(passages: Sequence[str], asked: Question) -> str | None:
     """The grammar of one to three consecutive sentences of a passage; ``None`` if there are no sentences.
 
-    The first is one that answers the question nearly as well as the best, by its words and the kind of answer
-    that is asked for. It also allows :data:`~retrieval_copy.citations.support.NOT_HELD` if the passages are
-    about something else than the question: small models say so of many that hold the answer.
+    The first is one that answers the question nearly as well as the best, by its score. It also allows
+    :data:`~retrieval_copy.citations.support.NOT_HELD` if the passages are about something else than the
+    question: small models say so of many that hold the answer.
     """
-    asked = Question(question)
     quotations: list[tuple[float, str]] = []
     for passage in passages:
         parts = placed_sentences(passage)
@@ -44,5 +43,5 @@ def quoting_grammar(passages: Sequence[str], question: str) -> str | None:
         return None
     best = max(score for score, _ in quotations)
     chosen = list(dict.fromkeys(run for score, run in quotations if score >= best - _NEARLY))
-    otherwise = "" if are_about(passages, question) else f" | {json.dumps(NOT_HELD)}"
+    otherwise = "" if are_about(passages, asked) else f" | {json.dumps(NOT_HELD)}"
     return f"start: QUOTATION{otherwise}\nQUOTATION: {' | '.join(chosen[:_MOST_QUOTATIONS])}"

@@ -8,7 +8,7 @@ import regex
 
 from retrieval_copy.citations.words import LANGUAGES, terms
 
-_LONGEST_SENTENCE, _FEWEST_WORDS = 600, 3
+_LONGEST_SENTENCE, _FEWEST_WORDS, _BREAK = 600, 3, "\n"
 # A sentence ends at its mark, unless that is the one of a number, an initial or an abbreviation, and where a
 # paragraph, a heading or an item of a list ends. Two sentences taken for one do less harm than half of one.
 _ABBREVIATIONS = "|".join(word for language in LANGUAGES for word in language["abbreviations"].split())
@@ -32,6 +32,11 @@ class Sentence(NamedTuple):
     may_follow: bool  # whether it may be quoted after another: a heading or a question may not
     may_answer: bool  # whether it may be quoted by itself: a fragment may not, either
 
+    @property
+    def in_context(self) -> str:
+        """The text below the last heading, to compare by meaning."""
+        return f"{self.headings.rpartition(_BREAK)[2]} {self.text}".strip()
+
 
 def sentences(text: str) -> list[str]:
     """The sentences of ``text`` on one line each, without those too long to be any or with rubbish."""
@@ -48,7 +53,7 @@ def placed_sentences(passage: str) -> list[Sentence]:
             continue
         may_follow = not part.lstrip().startswith("#") and not _QUESTION.search(text)
         is_long = len(terms(text)) >= _FEWEST_WORDS
-        found.append(Sentence(text, f"{first}\n{heading}", before, may_follow, may_follow and is_long))
+        found.append(Sentence(text, f"{first}{_BREAK}{heading}", before, may_follow, may_follow and is_long))
         first, before = first or text, text
         if not found[-1].may_answer:
             heading, before = text, ""

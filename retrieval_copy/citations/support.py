@@ -15,12 +15,13 @@ from retrieval_copy.citations.words import terms
 NOT_HELD = "The passages do not hold the answer."
 """What a model is asked to say if it finds no answer."""
 
-_MIN_COPIED_WORDS = 8
-_MIN_SHARE_OF_QUESTION, _MIN_SHARE_OF_ANSWER = 0.5, 0.7
+_MIN_COPIED_WORDS, _MIN_SHARE_OF_QUESTION, _MIN_SHARE_OF_ANSWER = 8, 0.5, 0.7
 
 
-def is_supported(answer: str, question: str, passages: Sequence[str], citations: Sequence[Citation]) -> bool:
-    """Whether ``answer`` was taken from ``passages`` and is about ``question``.
+def is_supported(
+    answer: str, asked: Question, passages: Sequence[str], citations: Sequence[Citation]
+) -> bool:
+    """Whether ``answer`` was taken from ``passages`` and is about what is ``asked``.
 
     That is, it shares eight words in a row with them, or most of its rare words; and the passages have most
     of the question's rare words. What is copied also has to have them, or stand below them, and to hold the
@@ -28,22 +29,19 @@ def is_supported(answer: str, question: str, passages: Sequence[str], citations:
     """
     if not passages or not answer.strip() or NOT_HELD.rstrip(".").casefold() in answer.casefold():
         return False
-    if not are_about(passages, question):
-        return False
-    known = COMMON.union(terms(question))
-    new = frozenset(terms(answer)) - known or frozenset(terms(answer))
+    new = frozenset(terms(answer)) - COMMON.union(terms(asked.text)) or frozenset(terms(answer))
     is_taken = any(citation["num_tokens"] >= _MIN_COPIED_WORDS for citation in citations) or (
         len(new & _all_terms(passages)) >= _MIN_SHARE_OF_ANSWER * len(new)
     )
-    return is_taken and (not _are_comparable(passages, question) or _answers(answer, question, passages))
+    is_taken = is_taken and are_about(passages, asked)
+    return is_taken and (not _are_comparable(passages, asked) or _answers(answer, asked, passages))
 
 
-def _answers(answer: str, question: str, passages: Sequence[str]) -> bool:
-    """Whether a sentence of ``passages`` that ``answer`` repeats, or a part of it, answers ``question``.
+def _answers(answer: str, asked: Question, passages: Sequence[str]) -> bool:
+    """Whether a sentence of ``passages`` that ``answer`` repeats, or a part of it, answers what is asked.
 
     An answer that repeats none is in the model's own words, which are not judged.
     """
-    asked = Question(question)
     said = [frozenset(terms(part)) for part in sentences(answer)]
     repeated = [
         sentence
@@ -54,16 +52,17 @@ def _answers(answer: str, question: str, passages: Sequence[str]) -> bool:
     return not repeated or any(map(asked.is_answered_by, repeated))
 
 
-def are_about(passages: Sequence[str], question: str) -> bool:
-    """Whether ``passages`` have most of the words of ``question``, or are in another script."""
-    asked = Question(question)
+def are_about(passages: Sequence[str], asked: Question) -> bool:
+    """Whether ``passages`` have most of the question's words or an answer, or are in another script."""
     share = len(asked.among("\n".join(passages))) / max(1, len(asked.terms))
-    return share >= _MIN_SHARE_OF_QUESTION or not _are_comparable(passages, question)
+    if share >= _MIN_SHARE_OF_QUESTION or not _are_comparable(passages, asked):
+        return True
+    return any(asked.is_answered_by(one) for passage in passages for one in placed_sentences(passage))
 
 
-def _are_comparable(passages: Sequence[str], question: str) -> bool:
-    """Whether any letter of ``question`` is one of ``passages``."""
-    return not set("".join(terms(question))).isdisjoint("".join(_all_terms(passages)))
+def _are_comparable(passages: Sequence[str], asked: Question) -> bool:
+    """Whether any letter of the question is one of ``passages``."""
+    return not set("".join(terms(asked.text))).isdisjoint("".join(_all_terms(passages)))
 
 
 def _all_terms(texts: Iterable[str]) -> set[str]:

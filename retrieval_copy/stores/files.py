@@ -130,7 +130,7 @@ class PdfParser(BaseBlobParser):
                 try:
                     text = reader.pages[number].extract_text().strip()
                 except Exception as error:  # pypdf raises many types for broken pages
-                    _log.warning("page %d of %s is left out: %s", number + 1, _name_of(blob), _said(error))
+                    _log.warning("page %d of %s is left out: %s", number + 1, blob.source, _said(error))
                     continue
                 if text:
                     yield _document(blob, MarkedUp(text, title=str(title or "")), page=number + 1)
@@ -219,12 +219,8 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _name_of(blob: Blob) -> str:
-    return str(blob.source or "the file")
-
-
 def _text(blob: Blob, *, declared: str | None = None) -> str:
-    text = decoded(blob.as_bytes(), name=_name_of(blob), declared=declared)
+    text = decoded(blob.as_bytes(), name=str(blob.source), declared=declared)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

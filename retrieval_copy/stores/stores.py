@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
+from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -90,15 +92,21 @@ class HybridRetriever(BM25Retriever):
 
     store: VectorStore
 
+    def likeness(self, question: str, texts: Sequence[str]) -> dict[str, float]:
+        """How near ``texts`` are to ``question``: the cosines of unit vectors, if the store has such."""
+        embeddings = self.store.embeddings
+        asked, *vectors = embeddings.embed_documents([question, *texts]) if embeddings else [[]]
+        return {text: sum(map(mul, asked, vector)) for text, vector in zip(texts, vectors, strict=False)}
+
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
         wanted = self._wanted(k)
         num_candidates = max(_NUM_CANDIDATES, wanted)
         by_words = super()._get_relevant_documents(query, run_manager=run_manager, k=num_candidates)
-        by_meaning = self.store.similarity_search(query, num_candidates)
+        similar = self.store.similarity_search(query, num_candidates)
+        ids = [one.id or one.metadata.get("_id") for one in similar]  # the latter is Qdrant's
         known = {document.id: document for document in self.documents}
-        ids = [one.id or one.metadata.get("_id") for one in by_meaning]  # the latter is Qdrant's
         scores: dict[str, float] = {}  # of texts
         found: dict[str, Document] = {}
         for ranked in (by_words, [known[name] for name in ids if name in known]):

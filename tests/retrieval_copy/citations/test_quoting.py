@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.quoting import quoting_grammar
 from retrieval_copy.citations.sentences import sentences
 from retrieval_copy.citations.support import NOT_HELD
@@ -39,10 +40,12 @@ def test_sentences(text: str, expected: list[str]) -> None:
 
 
 def test_a_quotation_is_up_to_three_sentences_in_a_row() -> None:
-    grammar = quoting_grammar(["One is first here. Two is next. Three. Four is last here."], "which is first")
+    grammar = quoting_grammar(
+        ["One is first here. Two is next. Three. Four is last here."], Question("which is first")
+    )
     assert grammar is not None
     assert NOT_HELD not in grammar
-    other = quoting_grammar(["One is first here. Two is next."], "why does sourdough rise")
+    other = quoting_grammar(["One is first here. Two is next."], Question("why does sourdough rise"))
     assert other is not None
     assert NOT_HELD in other
     assert '"One is first here." (" Two is next." (" Three.")?)?' in grammar
@@ -65,26 +68,30 @@ def test_the_sentence_that_answers_comes_first(question: str, first: str) -> Non
     library += "A member may borrow five books. A member pays 20 cents a day for a late book."
     minutes = "4. Summer fair. It takes place on 20 July. The fair has a brass band. Old books are sold."
     garden = "# Minutes\nThe garden is watered in the evening in August. Henrik waters the garden in August."
-    grammar = quoting_grammar([library, minutes, garden], question)
+    grammar = quoting_grammar([library, minutes, garden], Question(question))
     assert grammar is not None
     assert grammar.split("QUOTATION: ")[1].startswith(f'"{first}"')
     assert " | " not in grammar
 
 
 def test_a_question_is_no_answer() -> None:
-    grammar = quoting_grammar(["When is it open? It opens at nine each day. Why so late? Ask us."], "open")
+    grammar = quoting_grammar(
+        ["When is it open? It opens at nine each day. Why so late? Ask us."], Question("open")
+    )
     assert grammar is not None
     assert grammar.endswith('QUOTATION: "It opens at nine each day."')
 
 
 def test_without_sentences_there_is_no_grammar() -> None:
-    assert quoting_grammar([], "what") is None
-    assert quoting_grammar(["", "- \n\n***"], "what") is None
+    assert quoting_grammar([], Question("what")) is None
+    assert quoting_grammar(["", "- \n\n***"], Question("what")) is None
 
 
 def test_of_long_passages_the_nearest_sentences_can_be_quoted() -> None:
     filler = " ".join(f"Line {number} speaks of other things." for number in range(5_000))
-    grammar = quoting_grammar([f"{filler} The porcupine sleeps by day."], "When does a porcupine sleep?")
+    grammar = quoting_grammar(
+        [f"{filler} The porcupine sleeps by day."], Question("When does a porcupine sleep?")
+    )
     assert grammar is not None
     assert "porcupine" in grammar
     assert len(grammar) < 25_000
@@ -93,5 +100,5 @@ def test_of_long_passages_the_nearest_sentences_can_be_quoted() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=80), max_size=3))
 def test_any_text_gives_a_valid_grammar(passages: list[str]) -> None:
-    grammar = quoting_grammar(passages, "what")
+    grammar = quoting_grammar(passages, Question("what"))
     assert grammar is None or not LLMatcher.validate_grammar(grammar)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 
 from retrieval_copy.citations.citations import cite
+from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.support import NOT_HELD, is_supported
 
 HARBOUR = [
@@ -21,7 +22,9 @@ BREAD = [
 
 
 def supported(answer: str, question: str, passages: list[str]) -> bool:
-    return is_supported(answer, question, passages, cite(answer, [Document(text) for text in passages]))
+    return is_supported(
+        answer, Question(question), passages, cite(answer, [Document(text) for text in passages])
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ RULES = [
 )
 def test_a_quotation_answers_what_is_asked(question: str, answer: str, is_right: bool) -> None:
     documents = [Document(text) for text in RULES]
-    assert is_supported(answer, question, RULES, cite(answer, documents, min_tokens=4)) is is_right
+    assert is_supported(answer, Question(question), RULES, cite(answer, documents, min_tokens=4)) is is_right
 
 
 @settings(max_examples=50)

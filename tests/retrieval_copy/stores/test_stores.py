@@ -36,6 +36,8 @@ from retrieval_copy import (
     Situation,
     qdrant_store,
 )
+from retrieval_copy.citations.questions import Question
+from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.stores.files import load_file
 from retrieval_copy.stores.folder_index import FORMAT
 from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, QuotingModel, assert_literal
@@ -682,3 +684,24 @@ def test_sentences_of_like_meaning_lie_close(embeddings: SentenceEmbeddings) -> 
     assert dot[0] > dot[1] + 0.2
     assert abs(sum(value * value for value in query) - 1) < 1e-5
     assert embeddings.embed_documents([]) == []
+
+
+def test_sentences_are_ranked_and_judged_by_meaning_too(embeddings: SentenceEmbeddings) -> None:
+    passages = [
+        "# Rates\nThe yearly subscription is 210 pounds for adults. Families pay 380 pounds.",
+        "# Rooms\nThe whole library costs 60 pounds to hire. The hall costs 200 pounds.",
+        "# Squad\nThe trainer, Tomas Varga, expects everybody ten minutes early.",
+    ]
+    found = HybridRetriever(documents=[Document("x", id="1")], store=InMemoryVectorStore(embeddings))
+    sentences = [one for passage in passages for one in placed_sentences(passage)]
+    for question, expected in (
+        ("How much does it cost for a whole family?", "Families pay 380 pounds."),
+        ("Who coaches the young ones?", "The trainer, Tomas Varga, expects everybody ten minutes early."),
+    ):
+        likeness = found.likeness(question, [one.in_context for one in sentences])
+        asked = Question(question, likeness)
+        assert max(filter(lambda one: one.may_answer, sentences), key=asked.score).text == expected
+        assert not any(map(Question(question).is_answered_by, sentences[-1:]))
+    for question in ("How much does a massage cost?", "Who is the gardener?", "When does the pool open?"):
+        asked = Question(question, found.likeness(question, [one.in_context for one in sentences]))
+        assert not any(map(asked.is_answered_by, sentences))
