@@ -58,6 +58,16 @@ def test_every_mark_of_a_citation_is_explained(tmp_path: Path, capsys: pytest.Ca
     assert bool(marks) == any(path.name in shown for path in notes.iterdir())
 
 
+@pytest.mark.parametrize("store", ["qdrant", "bm25"])
+def test_in_doubt_the_nearest_passages_stand_in_place_of_an_answer(
+    store: str, docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(docs, "Who painted the kiln?", "--store", store, "--index", tmp_path / "index") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("for sure; the nearest passages:\nkilns.md\n# Kilns\n") == 1
+    assert "[1]" not in shown
+
+
 def test_by_default_the_index_lies_in_the_cache_folder_of_the_user(
     docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
