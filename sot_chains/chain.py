@@ -37,8 +37,8 @@ from sot_chains.calls.rate_limits import Limits, limiter_for
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, load_vocabulary
 from sot_chains.prompts.conversation import Conversation
-from sot_chains.prompts.examples import Detail
 from sot_chains.prompts.profile import ModelProfile
+from sot_chains.prompts.templates import Detail
 from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.callbacks import NO_CALLBACKS, ChatRun, chat_run, wants_tokens, without_callbacks
 

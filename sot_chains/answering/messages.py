@@ -24,21 +24,15 @@ _MARK_WORDS = 4  # of "(needs 2, 3)"
 
 
 class Messages:
-    """Makes the requests of both stages.
-
-    Attributes:
-        templates: The wording, in the language of the question.
-        max_points: How many points an answer has at most.
-        marks_needs: Whether the outline may mark what points build on.
-    """
+    """Makes the requests of both stages."""
 
     def __init__(self, options: AnswerOptions, conversation: Conversation) -> None:
         self._options = options
         self._profile = options.profile
         self._conversation = conversation
         self.templates = self._profile.prompts.for_question(conversation.question)
-        self.max_points = options.max_points or self._profile.max_points
-        self.marks_needs = options.dependencies
+        self.max_points = options.max_points or self._profile.max_points  # of an answer
+        self.marks_needs = options.dependencies  # whether the outline may mark what points build on
         wrapped = options.provider if isinstance(options.provider, LangChainProvider) else None
         self._local = wrapped.local if wrapped else None
         self._own = wrapped.parameters if wrapped else {}

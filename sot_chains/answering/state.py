@@ -1,13 +1,14 @@
-"""The parts of an answer while they are written. Knows calls by what is recorded of them."""
+"""The parts of an answer while they are written, and what is taken over from an earlier answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Literal, NamedTuple
 
-from sot_chains.calls.trace import Call, PointTrace, Status, StoppedBy
+from sot_chains.calls.trace import Call, PointTrace, SotTrace, Status, StoppedBy
 from sot_chains.outline.skeleton import Point
 
 
@@ -72,3 +73,30 @@ class Part:
             needs=list(self.point.needs) if self.point else [],
             **(self.call or Call("", "points")).trace(),
         )
+
+
+def points_of(trace: SotTrace) -> list[Point]:
+    """The points of the skeleton of an earlier answer."""
+    needs = {point["number"]: tuple(point["needs"]) for point in trace["points"]}
+    return [Point(number, text, needs.get(number, ())) for number, text in enumerate(trace["skeleton"], 1)]
+
+
+def whole_points(trace: SotTrace | None, points: Sequence[Point]) -> Mapping[str, PointTrace]:
+    """By heading, those of ``points`` that the earlier answer has whole, and all they were written from."""
+    earlier = {point["label"]: point for point in trace["points"]} if trace else {}
+    texts = {point.number: point.text for point in points}
+    whole: dict[str, PointTrace] = {}
+    needs = {point.text: [texts[number] for number in point.needs] for point in points}
+    for text in TopologicalSorter(needs).static_order() if earlier else ():
+        point = earlier.get(text)
+        if point and point["status"] == "complete" and all(need in whole for need in needs[text]):
+            whole[text] = point
+    return whole
+
+
+def take_over(part: Part, earlier: PointTrace | None) -> Part:
+    """Gives ``part`` the text that it has in an earlier answer, if that is complete."""
+    if earlier is not None and earlier["status"] == "complete":
+        part.pieces, part.resumed = [earlier["text"]], earlier
+        part.end("complete")
+    return part

@@ -17,8 +17,8 @@ from sot_chains.calls.trace import SotTrace
 from sot_chains.calls.usage import Price, price_for
 from sot_chains.outline.skeleton import Point
 from sot_chains.outline.thoughts import Thought
-from sot_chains.prompts.examples import Detail
 from sot_chains.prompts.profile import PROFILES, ModelProfile
+from sot_chains.prompts.templates import Detail
 from sot_chains.providers.base import Provider
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider

@@ -36,18 +36,25 @@ _UNLIMITED = sys.maxsize
 class Limits:
     """Rate limits of an account. ``None`` means no limit.
 
-    Chains with the same ``key`` share them. Without a key, chains do that call the same model on the same
-    server with the same API key, or that use this same object with a LangChain model.
+    Attributes:
+        requests_per_minute: Requests started in any window of ``window_seconds``, retries included.
+        tokens_per_minute: Tokens in any such window: estimated when a call starts, corrected when its usage
+            is known.
+        max_concurrent: Calls in flight at once.
+        key: Names the account. Chains with the same key share the limits. Without a key, chains share them
+            if they call the same model on the same server with the same API key, or if they use this same
+            object with a LangChain model.
+        window_seconds: Length of the window; change it if the vendor does not count per minute.
 
     Raises:
         ValueError: A limit is not positive.
     """
 
-    requests_per_minute: int | None = None  # started in any window, retries included
-    tokens_per_minute: int | None = None  # in any window: first as estimated, then as reported
-    max_concurrent: int | None = None  # calls in flight
-    key: str | None = None  # of the account
-    window_seconds: float = 60.0  # if the vendor does not count per minute
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+    key: str | None = None
+    window_seconds: float = 60.0
     _identity: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

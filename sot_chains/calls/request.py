@@ -38,8 +38,7 @@ class Request:
             messages = list(self.conversation.messages)
         else:
             text = self.text if prefill else self.text + self.opening
-            turns: list[tuple[str, str]] = []
-            for asked, begun, unbegun in self.examples if shows_examples else ():
-                turns.append((asked, begun) if prefill else (asked + self.opening, unbegun))
+            shown = self.examples if shows_examples else ()
+            turns = [(asked, begun if prefill else unbegun) for asked, begun, unbegun in shown]
             messages = self.conversation.asking(text, examples=turns)
         return [*messages, AIMessage(content=start)] if start else messages

@@ -13,16 +13,20 @@ from sot_chains.providers.errors import is_quota_used_up, status_error
 class Retries:
     """Retry policy of a call. Every attempt counts against the rate limits and is in the trace.
 
+    Attributes:
+        max_attempts: Attempts in total, including the first.
+        first_pause_seconds: Backoff before the second attempt; doubled for each further one.
+        longest_pause_seconds: Longest backoff. If the server asks for a longer pause, that one applies.
+        longest_wait_seconds: Longest pause that the server may ask for; for a longer one the call fails.
+
     Raises:
         ValueError: ``max_attempts`` is below 1, or a pause is negative.
     """
 
-    max_attempts: int = 5  # in total, including the first
-    first_pause_seconds: float = 0.5  # before the second attempt; doubled for each further one
-    longest_pause_seconds: float = 20.0  # if the server asks for a longer pause, that one applies
-    longest_wait_seconds: float = (
-        60.0  # if the server asks for a longer one, the call fails and says how long
-    )
+    max_attempts: int = 5
+    first_pause_seconds: float = 0.5
+    longest_pause_seconds: float = 20.0
+    longest_wait_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:

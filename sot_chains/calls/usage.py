@@ -29,14 +29,19 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a model per million tokens, in any currency."""
+    """The price of a model per million tokens, in any currency.
+
+    Attributes:
+        input: Input tokens.
+        output: Output tokens.
+        cached_input: Input tokens read from the vendor's cache; by default the price of ``input``.
+        cache_write: Input tokens written to the cache; by default the price of ``input``.
+    """
 
     input: float
     output: float
-    cached_input: float | None = (
-        None  # tokens read from the vendor's cache; by default the price of ``input``
-    )
-    cache_write: float | None = None  # tokens written to it; by default the price of ``input``
+    cached_input: float | None = None
+    cache_write: float | None = None
 
     def of(self, tokens: Tokens) -> float:
         """The price of ``tokens``."""

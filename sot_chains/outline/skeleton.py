@@ -1,32 +1,36 @@
 """The skeleton of an answer: its points, and how they are read from a list.
 
-The skeleton stage of Skeleton-of-Thought (arXiv 2307.15337, section 2.1) asks for a numbered list.
+The skeleton stage of Skeleton-of-Thought (arXiv 2307.15337, section 2.1) asks for a numbered list. At the end
+of a heading a mark may say what the point builds on: "4. Total cost (needs 2, 3)". Only earlier points count,
+so no cycle can arise; other numbers in a mark are ignored.
 The module knows nothing of messages, models or prompts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
 from sot_chains.outline.list_parser import OutlineParser, read_marker
 
+_MARK = re.compile(
+    r"[ \t]{0,4}[(（] ?(?:needs|需要) ?[:：]? ?(?:points? )?"
+    r"(?P<numbers>none|无|\d{1,3}(?:(?: ?(?:[,，、&]|and|和)){1,2} ?\d{1,3}){0,30}) ?[)）][.。]?$",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\d+")
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of a skeleton.
+    """One point of a skeleton."""
 
-    Attributes:
-        number: Its place in the answer, counted from 1.
-        text: Its heading, on one line and without list marker or emphasis.
-        needs: The numbers of the points that must be written before it.
-    """
-
-    number: int
-    text: str
-    needs: tuple[int, ...] = ()
+    number: int  # its place in the answer, counted from 1
+    text: str  # its heading, on one line and without list marker or emphasis
+    needs: tuple[int, ...] = ()  # the numbers of the points that must be written before it
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,19 @@ def split_number(body: str) -> tuple[int | None, str]:
     """The number ``body`` begins with, if any, and what follows."""
     marker = read_marker(body)
     return (marker.number, body[marker.end :]) if marker and marker.number else (None, body)
+
+
+def read_mark(point: Point, earlier: Iterable[Point]) -> Point:
+    """Returns the point without its mark, unless it would be called as an earlier one, with what it needs."""
+    text, needs = parse_needs(point.text, point.number)
+    is_new = text.casefold() not in [other.text.casefold() for other in earlier]
+    return replace(point, text=text if is_new else point.text, needs=needs)
+
+
+def parse_needs(heading: str, number: int) -> tuple[str, tuple[int, ...]]:
+    """Returns the heading of point ``number`` without its mark, and the numbers of the points it needs."""
+    mark = _MARK.search(heading)
+    if mark is None or not mark.start():
+        return heading, ()
+    named = {int(one) for one in _NUMBER.findall(mark["numbers"])}
+    return heading[: mark.start()], tuple(sorted(one for one in named if 1 <= one < number))

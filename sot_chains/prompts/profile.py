@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias, get_args
 
-from sot_chains.prompts.examples import Detail
-from sot_chains.prompts.templates import Prompts
+from sot_chains.prompts.templates import Detail, Prompts
 
 Filter: TypeAlias = Literal["heading", "overrun", "loop"]
 

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from string import Formatter
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from sot_chains.outline.skeleton import Point, Skeleton
-from sot_chains.prompts.examples import Detail, Example
+from sot_chains.outline.words import SENTENCE_END
+
+Detail: TypeAlias = Literal["brief", "normal", "full"]
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
@@ -42,6 +44,29 @@ def language_of(text: str) -> str:
 def load_wording(language: str) -> dict[str, Any]:
     """What models are asked in ``language``, which is data beside this module."""
     return tomllib.loads(files("sot_chains.prompts").joinpath(f"{language}.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question with the skeleton of its answer and the expansion of one point.
+
+    Shown to small models as earlier chat turns, since they copy examples that are part of the request.
+    """
+
+    question: str
+    skeleton: Skeleton
+    number: int  # of the expanded point
+    text: str  # its expansion
+
+    @property
+    def point(self) -> Point:
+        """The expanded point."""
+        return self.skeleton.points[self.number - 1]
+
+    def expansion(self, detail: Detail) -> str:
+        """The expansion in a level of detail."""
+        end = SENTENCE_END.search(self.text) if detail == "brief" else None
+        return self.text[: end.end()] if end else self.text
 
 
 _ENGLISH = load_wording("en")["small"]

@@ -227,13 +227,18 @@ def with_whole_characters(text: bytes) -> bytes:
 
 def read_body_as(kind: type[T], body: bytes) -> T:
     """Reads a body in JSON as a ``kind``; refused if it is none."""
+    text = with_whole_characters(body.removeprefix(BOM_UTF8))
     try:
-        return kind.model_validate_json(with_whole_characters(body.removeprefix(BOM_UTF8)))
+        read = kind.model_validate_json(text)
+        json.dumps(json.loads(text), allow_nan=False)  # no server takes what is no number in JSON
+        return read
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
         message = f"{field or 'the body is not a valid request'}: {first['msg']}"
         raise RefusedError(message, param=field or None) from None
+    except ValueError as error:
+        raise RefusedError(f"the body is not valid JSON: {error}") from None
 
 
 def read_request(body: bytes) -> ChatRequest:

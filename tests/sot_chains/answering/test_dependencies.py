@@ -9,8 +9,8 @@ import pytest
 from langchain_core.messages import BaseMessage
 
 from sot_chains import Limits, Point, ProviderError, Retries, Thought, ThoughtGraph
-from sot_chains.outline import marks as dependencies
-from sot_chains.outline.marks import parse_needs
+from sot_chains.outline import skeleton as dependencies
+from sot_chains.outline.skeleton import parse_needs
 from sot_chains.rendering import make_lane
 from sot_chains.router import PromptedRouter
 from tests.sot_chains.fakes import (

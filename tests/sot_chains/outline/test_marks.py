@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.outline.marks import parse_needs, read_mark
-from sot_chains.outline.skeleton import Point, Skeleton
+from sot_chains.outline.skeleton import Point, Skeleton, parse_needs, read_mark
 
 
 def with_needs(skeleton: Skeleton) -> Skeleton:

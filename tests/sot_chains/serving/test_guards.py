@@ -72,6 +72,8 @@ BODIES = [
     *(b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "paced", "messages": "x"}'),
     *(b"[" * 100_000, b'{"model": ' + b"[" * 50_000, b'{"model": "paced", "messages": [1]}'),
     b'{"model": "paced", "messages": [{"role": "user", "content": "\\ud83d"}], "temperature": NaN}',
+    b'{"model": "paced", "messages": [{"role": "user", "content": "x"}], "output_config": {"a": NaN}}',
+    b'{"model": "paced", "messages": [{"role": "user", "content": "x"}], "top_k": 1e999}',
     b'{"model": {"a": 1}, "messages": [{"role": "user", "content": "x"}]}',
     b'{"model": "paced", "messages": [{"role": "assistant", "tool_calls": 5}]}',
     b'{"model": "paced", "messages": [{"role": "user", "content": [{"type": 5}]}]}',
