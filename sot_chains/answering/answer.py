@@ -38,14 +38,11 @@ class Answer:
         options: How answers are written.
         call_options: Options of this answer.
         conversation: The question and what stands before it.
-
-    Attributes:
-        message_id: The id of the finished message.
     """
 
     def __init__(self, options: AnswerOptions, call_options: CallOptions, conversation: Conversation) -> None:
         self.conversation = conversation
-        self.message_id = call_options.message_id
+        self.message_id = call_options.message_id  # of the finished message
         self._options = options
         self._call_options = call_options
         self._conclusion = options.conclusion

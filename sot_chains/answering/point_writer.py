@@ -81,8 +81,8 @@ class PointWriter:
         try:
             await self._caller.make(call, asked, take)
             self._add_rest(part, text, is_cut=call.is_cut_off)
-            for one in self._beside(part) if part in self._runs else ():  # it must not repeat them
-                await one.wait()
+            if part in self._runs:
+                await self._settle(part)
             if not part.pieces and call.reply_start is not None:
                 # The model had nothing to add to what was begun for it: it begins its own reply. Or all it
                 # had is what other points say: it goes on with a sentence that its heading begins.
@@ -92,6 +92,8 @@ class PointWriter:
                 take(None)
                 await self._caller.make(call, asked, take, may_prefill=bool(begun))
                 self._add_rest(part, text, is_cut=call.is_cut_off)
+                if part in self._runs:
+                    await self._settle(part)
         except Exception as error:  # the failure policy decides what happens to the part
             self._add_rest(part, text)
             self._fail(part, call, error)
@@ -162,6 +164,12 @@ class PointWriter:
         """The points that are read before ``part`` and written at the same time."""
         parts = self._record.parts
         return [one for one in parts[: parts.index(part)] if one.kind == "point" and not one.needs]
+
+    async def _settle(self, part: Part) -> None:
+        """Waits until what ``part`` must not repeat is written, unless it has nothing left by now."""
+        for one in self._beside(part):
+            if part.pieces:
+                await one.wait()
 
     def _filter_again(self) -> None:
         """Compares what is being written with what is read before it and has been written meanwhile."""

@@ -30,9 +30,6 @@ class Pipeline:
 
     Args:
         make_filters: Makes the filters, when the text begins.
-
-    Attributes:
-        ended_by: The filter that has ended the text.
     """
 
     def __init__(self, make_filters: Callable[[], Sequence[TextFilter]]) -> None:
@@ -41,7 +38,7 @@ class Pipeline:
         self._is_begun = False
         self._fed: list[str] = []
         self._is_cut: bool | None = None  # once the text has ended
-        self.ended_by: TextFilter | None = None
+        self.ended_by: TextFilter | None = None  # what has ended the text
 
     def restart(self) -> None:
         """Forgets the text, because another one follows."""

@@ -48,10 +48,7 @@ def load_wording(language: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Example:
-    """A question with the skeleton of its answer and the expansion of one point.
-
-    Shown to small models as earlier chat turns, since they copy examples that are part of the request.
-    """
+    """A question with the skeleton of its answer and one point written out, shown as an earlier chat turn."""
 
     question: str
     skeleton: Skeleton

@@ -325,9 +325,9 @@ async def test_no_pause_outlasts_the_deadline() -> None:
 
 async def test_at_the_deadline_calls_end_even_if_nobody_is_reading() -> None:
     provider = FakeProvider(between=lambda asked: 10.0 if asked == "Less coffee" else 0.0)
-    async with aclosing(sot_over(provider).astream(QUESTION, deadline_seconds=0.05)) as chunks:
+    async with aclosing(sot_over(provider).astream(QUESTION, deadline_seconds=0.5)) as chunks:
         await anext(chunks)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.8)
         assert provider.num_running == 0
         rest = [chunk async for chunk in chunks]
     assert rest[-1].response_metadata["sot"]["failures"][0]["label"] == "Less coffee"
