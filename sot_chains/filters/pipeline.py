@@ -45,7 +45,7 @@ class Pipeline:
         self._is_begun, self._fed, self._is_cut, self.ended_by = False, [], None, None
 
     def again(self) -> str:
-        """The text so far, filtered anew."""
+        """The text so far, filtered once more."""
         fed, is_cut = "".join(self._fed), self._is_cut
         self.restart()
         text = self.feed(fed) if fed else ""
