@@ -29,7 +29,7 @@ def wait_for(expected):
 def settled():
     counts = [num_threads()]
     while counts[-50:] != counts[-1:] * 50:
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks at the threads
         counts.append(num_threads())
     return counts[-1]
 
