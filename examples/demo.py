@@ -40,18 +40,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show(chat: ChatLocal, question: str) -> None:
-    """Print both answers with their times and forwards."""
+    """Print both answers with their times."""
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=PIPED_WIDTH, highlight=False)
     chat.invoke("Hello", max_tokens=2)  # the first forward is slow; it should not count against either
-    stats = chat.engine.stats
-    asyncio.run(
-        compare(
-            chat,
-            question,
-            console=console,
-            forwards=lambda: stats.num_forwards + stats.num_prefill_forwards,
-        )
-    )
+    asyncio.run(compare(chat, question, console=console))
 
 
 if __name__ == "__main__":

@@ -127,8 +127,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     ) -> None:
         if "deadline_seconds" in options:
             raise TypeError("deadline_seconds belongs to a call: use chain.bind(deadline_seconds=...)")
-        if moved := options.keys() & {"prompts", "loop_guard"}:
-            raise TypeError(f"{sorted(moved)} belong to the profile: use profile=ModelProfile(...)")
         if isinstance(model, str) and "max_retries" in options:  # as the SDKs call it, but counted by us
             retries = retries or Retries(max_attempts=options.pop("max_retries") + 1)
         from sot_chains.router import make_router  # NumPy and a tokenizer, which an import need not wait for

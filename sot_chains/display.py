@@ -7,7 +7,7 @@ written, without control characters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
@@ -33,7 +33,6 @@ _COLORS = {_PLAIN: "blue", _SOT: "green"}
 _FRAMES_PER_SECOND = 12
 _CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 _Texts: TypeAlias = dict[str, dict[Point | None, str]]  # of each point so far, by title; None: a plain answer
-_Run: TypeAlias = tuple[AIMessage, int | None]  # an answer, and its forward passes if they are counted
 
 
 async def compare(
@@ -41,7 +40,6 @@ async def compare(
     question: str,
     *,
     console: Console,
-    forwards: Callable[[], int] | None = None,
     plain: bool = True,
 ) -> tuple[AIMessage | None, AIMessage]:
     """Answers ``question`` plainly and by Skeleton-of-Thought and shows both, then a table.
@@ -50,7 +48,6 @@ async def compare(
         model: A ``SkeletonOfThought``, or a model to make one from.
         question: The question.
         console: Where to show the answers.
-        forwards: Returns the number of forward passes the model has made so far.
         plain: Whether to run plain decoding at all.
 
     Returns:
@@ -66,27 +63,26 @@ async def compare(
     chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     texts: _Texts = {title: {} for title in chains}
-    runs: dict[str, _Run] = {}
+    runs: dict[str, AIMessage] = {}
     frame = partial(_board, texts)
     live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True, get_renderable=frame)
     with live if console.is_terminal else nullcontext():
         for title, chain in chains.items():
-            num_before, so_far = forwards() if forwards else 0, texts[title]
+            so_far = texts[title]
             if not console.is_terminal:
-                message = await _write(console, title, chain, question)
+                runs[title] = await _write(console, title, chain, question)
             else:
                 async with aclosing(chain.astream_points(question)) as stream:
                     async for point, text in stream:
                         so_far[point] = so_far.get(point, "") + text
-                message = stream.message
-            runs[title] = message, forwards() - num_before if forwards else None
+                runs[title] = stream.message
     if console.is_terminal:
         console.print(_board(texts))
     console.print(_table(runs))
-    trace = _read_trace(runs[_SOT][0])
+    trace = _read_trace(runs[_SOT])
     route = "answered plainly" if trace["route"] == "plain" else "Skeleton-of-Thought"
     console.print(Text(f"Model: {sot.provider.model_name}. Route: {route}; {trace['route_reason']}."))
-    return (runs[_PLAIN][0] if plain else None), runs[_SOT][0]
+    return runs.get(_PLAIN), runs[_SOT]
 
 
 async def _write(console: Console, title: str, chain: SkeletonOfThought, question: str) -> AIMessage:
@@ -116,21 +112,20 @@ def _board(texts: _Texts) -> Table:
     return grid
 
 
-def _table(runs: Mapping[str, _Run]) -> Table:
-    names = ("seconds", "tokens", "forwards", "first text", "critical path", "speed-up")
+def _table(runs: Mapping[str, AIMessage]) -> Table:
+    names = ("seconds", "tokens", "first text", "critical path", "speed-up")
     numbers = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(Column(no_wrap=True), *numbers)
     # Two plain answers are the same, so that a speed-up of one would be noise.
-    is_plain = _read_trace(runs[_SOT][0])["route"] == "plain"
-    plain_seconds = _read_trace(runs[_PLAIN][0])["seconds"] if _PLAIN in runs and not is_plain else None
-    for title, (message, num_forwards) in runs.items():
+    is_plain = _read_trace(runs[_SOT])["route"] == "plain"
+    plain_seconds = _read_trace(runs[_PLAIN])["seconds"] if _PLAIN in runs and not is_plain else None
+    for title, message in runs.items():
         trace, usage = _read_trace(message), message.usage_metadata
         speed_up = plain_seconds / trace["seconds"] if plain_seconds and trace["seconds"] else None
         table.add_row(
             title,
             f"{trace['seconds']:.2f}",
             str(usage["output_tokens"]) if usage else "-",
-            "-" if num_forwards is None else str(num_forwards),
             *(_number(trace[name], " s") for name in ("first_text_seconds", "critical_path_seconds")),
             _number(speed_up, "x"),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,12 +25,12 @@ class Tasks:
         self._ended: asyncio.Future[None] | None = None
         self._context = copy_context()  # of the callbacks: one instead of a copy for each
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts ``work``."""
+    def start(self, work: Coroutine[Any, Any, None], *, is_needed: bool = True) -> None:
+        """Starts ``work``, which is cancelled, unless it is needed, once all else has ended."""
         task = asyncio.create_task(work)
         self._tasks.append(task)
-        self._num_running += 1
-        task.add_done_callback(self._note_end, context=self._context)
+        self._num_running += is_needed
+        task.add_done_callback(partial(self._note_end, is_needed), context=self._context)
 
     async def join(self) -> None:
         """Waits until all have ended, be it because the first error or a cancellation has ended them.
@@ -42,13 +43,13 @@ class Tasks:
                 self._ended = asyncio.get_running_loop().create_future()
                 await self._ended
         finally:
-            if self._num_running:
+            if not all(map(asyncio.Task.done, self._tasks)):
                 await cancel_and_wait(self._tasks)
         if self._error is not None:
             raise self._error
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        self._num_running -= 1
+    def _note_end(self, was_needed: bool, task: asyncio.Task[None]) -> None:
+        self._num_running -= was_needed
         if not task.cancelled():
             error = task.exception()  # asked for, it counts as seen
             self._error = self._error or error

@@ -55,6 +55,7 @@ class Answer:
         self._order = ReadingOrder(self._record.parts)
         self._writer = PointWriter(options, self._caller, self._record, self._order, call_options.arrivals)
         self._given = self._given_points() if options.thoughts or call_options.resume else ()
+        self._short_answer = None if self._given or self._caller.is_limited else self._messages.short_answer
         self._whole = whole_points(call_options.resume, self._given) if call_options.resume else {}
 
     async def write(self) -> AIMessage:
@@ -65,7 +66,7 @@ class Answer:
             ProviderError: Nothing could be written. Its ``trace`` holds what had been paid for.
         """
         async with self._recorded():
-            tasks = Tasks()
+            tasks, plain = Tasks(), Part(kind="plain")
 
             def write_points(points: Sequence[Point]) -> None:
                 # Stage 2: all points are written at once, each by a call of its own.
@@ -84,12 +85,14 @@ class Answer:
                 reason_for_plain = await self._reason_for_plain()
                 if reason_for_plain is None:
                     tasks.start(write_outline())
+                    if self._short_answer and self._options.expectations.num_answers == 1:
+                        tasks.start(self._writer.race(self._short_answer), is_needed=False)
                     await tasks.join()
                     reason_for_plain = self._fault
-            except PlainInsteadError as failed:
-                reason_for_plain = str(failed)
+            except PlainInsteadError as instead:
+                reason_for_plain, plain = instead.args
             if reason_for_plain is not None:
-                plain = self._record.begin_plain(reason_for_plain)
+                self._record.begin_plain(reason_for_plain)
                 self._writer.announce(plain)
                 await self._writer.write(plain, self._request_for)
         return self.message()  # in reading order; a stream is read so meanwhile, see `read`
@@ -244,7 +247,8 @@ class Answer:
             DeadlineError: The deadline passed before there was anything to return.
             Exception: The error of a call, if nothing was written.
         """
-        record = self._record
+        record, expectations = self._record, self._options.expectations
+        expectations.num_answers += 1
         try:
             try:
                 async with asyncio.timeout(self._call_options.deadline_seconds) as deadline:
@@ -263,6 +267,8 @@ class Answer:
             record.end_parts(str(error))
             error.trace = record.trace()
             raise
+        finally:
+            expectations.num_answers -= 1
         record.seconds = self._caller.now()
 
     def _cut_short(self) -> None:

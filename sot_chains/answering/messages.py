@@ -36,6 +36,11 @@ class Messages:
         wrapped = options.provider if isinstance(options.provider, LangChainProvider) else None
         self._local = wrapped.local if wrapped else None
         self._own = wrapped.parameters if wrapped else {}
+        bounds = self._profile.short_answer
+        # Asks a local model what the user asks, to see how short the answer is.
+        self.short_answer = (
+            Request(conversation, bounds=bounds) if self._local and bounds.max_tokens else None
+        )
         self._caches_prefix = isinstance(options.provider, VendorProvider)
 
     def outline(self) -> Request:

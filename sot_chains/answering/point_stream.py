@@ -24,9 +24,7 @@ class PointStream:
     """
 
     def __init__(
-        self,
-        arrivals: asyncio.Queue[PointDelta | None],
-        write: Callable[[], Coroutine[Any, Any, AIMessage]],
+        self, arrivals: asyncio.Queue[PointDelta | None], write: Callable[[], Coroutine[Any, Any, AIMessage]]
     ) -> None:
         self._message: AIMessage | None = None
         self._deltas = self._read(arrivals, write)

@@ -25,10 +25,7 @@ _STOPPED_BY: dict[type, StoppedBy] = {OverrunFilter: "overrun", LoopGuard: "loop
 
 
 class PlainInsteadError(Exception):
-    """A point failed, and the failure policy wants a plain answer instead of all points."""
-
-    def __init__(self, call: Call, error: Exception) -> None:
-        super().__init__(f"{call.name} failed, so the answer is plain: {error}")
+    """A plain answer takes the place of all points: why, and the answer, which may be whole already."""
 
 
 class PointWriter:
@@ -64,6 +61,19 @@ class PointWriter:
         self._record.parts.append(part)
         self._tell(part, part.text)
 
+    async def race(self, asked: Request) -> None:
+        """Writes the plain answer beside the points, for which it may be too short.
+
+        Raises:
+            PlainInsteadError: It is whole, and nothing of them has been read.
+        """
+        plain = Part(kind="plain")
+        await self.write(plain, lambda _: asked)
+        is_read = self._order.has_begun or (self._arrivals and self._record.parts)
+        if plain.status == "complete" and not plain.stopped_by and not is_read:
+            self._record.parts.clear()  # at once: they end with the text they have, which is not to be read
+            raise PlainInsteadError("the plain answer was whole before the points", plain)
+
     async def write(self, part: Part, request_for: Callable[[Part], Request]) -> None:
         """Writes ``part``, unless it is whole already.
 
@@ -83,14 +93,14 @@ class PointWriter:
             self._add_rest(part, text, is_cut=call.is_cut_off)
             if part in self._runs:
                 await self._settle(part)
-            if not part.pieces and call.reply_start is not None:
-                # The model had nothing to add to what was begun for it: it begins its own reply. Or all it
-                # had is what other points say: it goes on with a sentence that its heading begins.
-                begun = part.point.text if part.point and isinstance(text.ended_by, LoopGuard) else ""
+            if not part.pieces and call.reply_start is not None and part.point:
+                # The model had nothing to add to what was begun for it, or nothing of its own: it goes on
+                # with a sentence that the heading begins.
+                begun = part.point.text
                 call, take = self._begin(part), partial(self._take, part, text, begun)
                 asked = replace(asked, reply_start=f"{asked.reply_start} {begun}")
                 take(None)
-                await self._caller.make(call, asked, take, may_prefill=bool(begun))
+                await self._caller.make(call, asked, take)
                 self._add_rest(part, text, is_cut=call.is_cut_off)
                 if part in self._runs:
                     await self._settle(part)
@@ -201,6 +211,8 @@ class PointWriter:
             self._tell(part, rest)
 
     def _tell(self, part: Part, text: str) -> None:
+        if part not in self._record.parts:  # a plain answer on trial
+            return
         if text and self._record.first_text_seconds is None:
             self._record.first_text_seconds = self._caller.now()
         if self._arrivals:
@@ -222,7 +234,10 @@ class PointWriter:
             case "plain" if self._order.has_begun or self._arrivals:
                 part.end("omitted", f"{error}; the answer has been read too far to be given plainly instead")
             case "plain":
-                raise PlainInsteadError(call, error)
+                self._record.parts.clear()
+                raise PlainInsteadError(
+                    f"{call.name} failed, so the answer is plain: {error}", Part(kind="plain")
+                )
             case "omit":
                 part.end("omitted", reason)
             case _:

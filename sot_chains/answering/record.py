@@ -12,13 +12,7 @@ from langchain_core.messages.ai import UsageMetadata
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace
-from sot_chains.calls.usage import (
-    as_usage,
-    compute_cost,
-    count_tokens,
-    total_tokens,
-    total_usage,
-)
+from sot_chains.calls.usage import as_usage, compute_cost, count_tokens, total_tokens, total_usage
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -40,11 +34,10 @@ class AnswerRecord:
     seconds: float = 0.0
     first_text_seconds: float | None = None
 
-    def begin_plain(self, reason: str) -> Part:
+    def begin_plain(self, reason: str) -> None:
         """Drops all parts, because the answer is to be plain. Their calls stay recorded."""
         self.parts.clear()
         self.route_reason, self.is_outlined, self.first_text_seconds = reason, True, None
-        return Part(kind="plain")
 
     @property
     def is_plain(self) -> bool:
@@ -131,11 +124,8 @@ class AnswerRecord:
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""
-        longest, has_needs = 0.0, False
-        for part in self.parts:
-            longest, has_needs = max(longest, part.seconds), has_needs or bool(part.needs)
-        if not has_needs:
-            return longest
+        if not any(map(attrgetter("needs"), self.parts)):
+            return max(map(attrgetter("seconds"), self.parts), default=0.0)
         by_id = {id(part): part for part in self.parts}
         needs = {id(part): [id(needed) for needed in part.needs] for part in self.parts}
         ends: dict[int, float] = {}

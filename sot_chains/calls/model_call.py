@@ -50,14 +50,14 @@ class Caller:
         # The user's values of parameters: of the model, bound to it, or for this call.
         self._own = dict(filter(itemgetter(1), (*own.items(), *call_options.parameters.items())))
         self._limiter = limiter if limiter and not limiter.is_unlimited else None
-        self._is_limited = self._limiter is not None or call_options.limit is not None
+        self.is_limited = self._limiter is not None or call_options.limit is not None
         self._is_heard = not nobody_listens(call_options.config)
 
     def now(self) -> float:
         """Seconds since the answer was begun."""
         return time.perf_counter() - self._begin
 
-    async def make(self, call: Call, request: Request, take: Take, *, may_prefill: bool = True) -> None:
+    async def make(self, call: Call, request: Request, take: Take) -> None:
         """Makes ``call`` and hands its text to ``take``, piece by piece.
 
         If an attempt fails whose text has been read, the next one continues it, if the model continues
@@ -70,17 +70,15 @@ class Caller:
         while True:
             num_attempts += 1
             refused = self._options.expectations.refused
-            prefill = may_prefill and self._options.prefills
-            messages = request.messages(
-                prefill=prefill, written=read, shows_examples="examples" not in refused
-            )
+            prefill, shows_examples = self._options.prefills, "examples" not in refused
+            messages = request.messages(prefill=prefill, written=read, shows_examples=shows_examples)
             is_begun = prefill and bool(request.reply_start or read)
             call.reply_start = request.reply_start if is_begun else None
             reply = ReplyReader(
                 read, is_continued=prefill, is_open=not is_begun and self._options.opens_reasoning
             )
             try:
-                async with self._admitted(call, request, messages) if self._is_limited else _AT_ONCE:
+                async with self._admitted(call, request, messages) if self.is_limited else _AT_ONCE:
                     await self._send(call, request, messages, reply, take)
                 return
             except Exception as error:  # whether it is worth another attempt is decided below

@@ -49,17 +49,13 @@ def markdown(evaluation: Evaluation) -> str:
             f"## {escape(model)}",
             f"{len(results)} questions, {len(failures)} of them failed; `questions.csv` has a line for each.",
         ]
-        speed, rates = [], []
+        rows = []
         for category in (None, *evaluation.categories(model)):
             for mode in evaluation.modes:
-                row: dict[str, Any] = {"category": category or "all", "mode": NAMES[mode]}
                 figures = dict(vars(evaluation.figures(model, mode, category)))
-                by_criterion = figures.pop("net_win_rates")
-                speed.append(row | figures)
-                rates.append(row | {name: by_criterion.get(name) for name in CRITERIA})
-        parts.append(_table(speed))
-        if evaluation.judge:
-            parts += ["### Net win rates", _table(rates)]
+                judged_by = dict.fromkeys(CRITERIA if evaluation.judge else ()) | figures.pop("net_win_rates")
+                rows.append({"category": category or "all", "mode": NAMES[mode], **figures, **judged_by})
+        parts.append(_table(rows))
         parts += [f"Failed: {escape(failure)}" for failure in dict.fromkeys(failures)]
     return "\n\n".join(parts) + "\n"
 
@@ -84,13 +80,10 @@ def _row(result: QuestionResult) -> dict[str, Any]:
         "failed": result.failure,
     }
     for mode, answer in result.answers.items():
-        row[f"{mode}_seconds"] = round(answer.seconds, 4)
-        row[f"{mode}_words"] = answer.num_words
-        row[f"{mode}_points"] = answer.num_points
-        row[f"{mode}_input_tokens"] = answer.input_tokens
+        row |= {f"{mode}_seconds": round(answer.seconds, 4), f"{mode}_words": answer.num_words}
+        row |= {f"{mode}_points": answer.num_points, f"{mode}_input_tokens": answer.input_tokens}
     for name, comparison in result.comparisons.items():
-        row[f"{name}_sot_first"] = comparison.ours_first
-        row[f"{name}_sot_second"] = comparison.ours_second
+        row |= {f"{name}_sot_first": comparison.ours_first, f"{name}_sot_second": comparison.ours_second}
     return row
 
 

@@ -26,10 +26,7 @@ _BLOCKS = {
 }
 # Plain words, which begin reasoning only if the closing follows: gpt-oss behind a server that drops special
 # tokens; Granite.
-_UNCERTAIN_BLOCKS = {
-    "analysis": "assistantfinal",
-    "Here is my thought process:": "Here is my response:",
-}
+_UNCERTAIN_BLOCKS = {"analysis": "assistantfinal", "Here is my thought process:": "Here is my response:"}
 # What may stand around the answer that follows reasoning.
 _ANSWER_STARTS = (
     *("<answer>", "<response>", "<|begin_of_solution|>", "<|START_RESPONSE|>"),

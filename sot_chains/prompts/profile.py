@@ -43,6 +43,8 @@ class ModelProfile:
         outline: Bounds of the outline.
         points: Bounds of a point, by level of detail.
         conclusion: Bounds of the conclusion.
+        short_answer: Bounds of the plain answer that a local model writes beside outline and points: if it is
+            whole before they are, it is the answer. Without ``max_tokens`` there is none.
         max_points: How many points an answer has at most; ``None`` for no bound.
         heading_words: How many words a heading has, at most, for models that take a grammar. ``None`` lets
             the model write what it likes.
@@ -59,6 +61,7 @@ class ModelProfile:
         default_factory=lambda: dict.fromkeys(get_args(Detail), ReplyBounds())
     )
     conclusion: ReplyBounds = ReplyBounds()
+    short_answer: ReplyBounds = ReplyBounds()
     max_points: int | None = None
     heading_words: int | None = None
     most_alike: float = 1.0
@@ -82,6 +85,7 @@ ModelProfile.SMALL = ModelProfile(
         "full": ReplyBounds(max_tokens=400, presence_penalty=1.0),
     },
     conclusion=ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=20, presence_penalty=1.0),
+    short_answer=ReplyBounds(max_tokens=40),
     max_points=5,
     heading_words=8,
     most_alike=0.7,

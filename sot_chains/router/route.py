@@ -55,9 +55,7 @@ class Router(BlockingRunnable[LanguageModelInput, Route]):
         """
 
         async def decide(
-            question: LanguageModelInput,
-            run_manager: AsyncCallbackManagerForChainRun,
-            config: RunnableConfig,
+            question: LanguageModelInput, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
         ) -> Route:
             config = patch_config(config, callbacks=run_manager.get_child())
             return await self.adecide(Conversation.of(question), config)

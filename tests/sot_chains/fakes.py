@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -15,7 +15,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
-from sot_chains import Delta, ProviderError, SkeletonOfThought
+from sot_chains import Delta, ModelProfile, ProviderError, SkeletonOfThought
+from sot_chains.prompts.profile import ReplyBounds
 from sot_chains.prompts.templates import CHINESE, ENGLISH, SHORT_CHINESE, SHORT_ENGLISH
 
 QUESTION = "How do I sleep well?"
@@ -35,6 +36,10 @@ USAGE = UsageMetadata(input_tokens=10, output_tokens=5, total_tokens=15)
 BROKEN = ProviderError("the line broke", is_retryable=True)
 REFUSED = ProviderError("no such model", status=404)
 BUSY = ProviderError("come back later", is_retryable=True, was_refused=True, status=429)
+
+
+# Without a plain answer beside the outline, of which the fakes know no length.
+POINTS_ONLY = replace(ModelProfile.SMALL, short_answer=ReplyBounds())
 
 
 def sot_of(model: Any, **options: Any) -> SkeletonOfThought:

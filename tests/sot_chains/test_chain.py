@@ -19,6 +19,7 @@ from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,
     PLAIN,
+    POINTS_ONLY,
     QUESTION,
     FakeProvider,
     LocalChatModel,
@@ -259,7 +260,7 @@ async def test_replies_are_begun_for_models_that_continue_them() -> None:
         model.with_retry(),
         model | RunnableLambda(lambda x: x),
     ):
-        message = await sot_of(wrapped).ainvoke(QUESTION)
+        message = await sot_of(wrapped, profile=POINTS_ONLY).ainvoke(QUESTION)
         assert message.content == "1. **Fixed hours**: It helps.\n\n2. **Dark room**: It helps."
     starts = {str(request[-1].text) for request in model.requests if request[-1].type == "ai"}
     assert starts == {"1.", "1. Fixed hours:", "2. Dark room:"}

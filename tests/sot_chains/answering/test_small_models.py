@@ -17,6 +17,7 @@ from tests.sot_chains.fakes import (
     EXPANSIONS,
     OUTLINE,
     PLAIN,
+    POINTS_ONLY,
     QUESTION,
     FakeProvider,
     LocalChatModel,
@@ -86,11 +87,50 @@ async def test_a_point_that_says_what_others_say_begins_anew_with_its_heading() 
             return OUTLINE.removeprefix("1.")
         return " helps a great deal." if not start.endswith(":") else f" {LINE}and slept."
 
-    message = await sot_of(LocalChatModel(answer=answer)).ainvoke(QUESTION)
+    message = await sot_of(LocalChatModel(answer=answer), profile=POINTS_ONLY).ainvoke(QUESTION)
     points = message.response_metadata["sot"]["points"]
     assert [point["status"] for point in points] == ["complete"] * 3
     assert sum(LINE.strip() in point["text"] for point in points) == 2
     assert sum(point["text"] == f"{point['label']} helps a great deal." for point in points) == 1
+
+
+@pytest.mark.parametrize("num_words", [12, 80])
+async def test_a_local_model_that_answers_shortly_answers_plainly(num_words: int) -> None:
+    class Bounded(LocalChatModel):
+        async def _astream(
+            self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> Any:
+            most = kwargs.get("max_tokens") or 1000
+            given = 0
+            async for chunk in super()._astream(messages, stop, run_manager, **kwargs):
+                given += bool(chunk.text)
+                if given > most:
+                    chunk.message.content = ""
+                    chunk.message.response_metadata = {"finish_reason": "length"}
+                yield chunk
+                if given > most:
+                    return
+
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        start = str(messages[-1].text)
+        if start == QUESTION:
+            return " ".join(f"word{n}" for n in range(num_words))
+        return (
+            OUTLINE.removeprefix("1.") if start == "1." else f" {' '.join(start + str(n) for n in range(9))}."
+        )
+
+    model = Bounded(answer=answer, pause=0.001)
+    trace = await both(sot_of(model))
+    assert trace["route"] == ("plain" if num_words == 12 else "sot")
+
+    def num_tried() -> int:
+        return [str(request[-1].text) for request in model.requests].count(QUESTION)
+
+    assert num_tried() == 2
+    await sot_of(model).ainvoke(QUESTION, {"max_concurrency": 2})
+    assert num_tried() == 2
+    await sot_of(model).abatch([QUESTION] * 4)  # beside others it would take their place
+    assert num_tried() == 3
 
 
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
@@ -107,13 +147,13 @@ async def test_an_empty_point_is_asked_once_more_and_then_left_out() -> None:
             return " It helps." if "Dark room" in start else ""
         if start == "1.":
             return OUTLINE.removeprefix("1.")
-        return "" if "Your point is 3" in start else EXPANSIONS["Fixed hours"]
+        return "" if start.endswith("Less coffee") else " gives rest."
 
     model = LocalChatModel(answer=answer)
-    message = await sot_of(model).ainvoke(QUESTION)
+    message = await sot_of(model, profile=POINTS_ONLY).ainvoke(QUESTION)
     points = message.response_metadata["sot"]["points"]
     assert [point["status"] for point in points] == ["complete", "complete", "omitted"]
-    assert points[0]["text"] == EXPANSIONS["Fixed hours"]
+    assert points[0]["text"] == "Fixed hours gives rest."
     assert "3." not in message.text
 
 
@@ -122,7 +162,7 @@ async def test_no_more_points_are_asked_for_than_an_answer_may_have() -> None:
         return OUTLINE.removeprefix("1.") if str(messages[-1].text) == "1." else " It helps."
 
     model = LocalChatModel(answer=answer)
-    message = await sot_of(model, max_points=3).ainvoke(QUESTION)
+    message = await sot_of(model, max_points=3, profile=POINTS_ONLY).ainvoke(QUESTION)
     assert len(message.response_metadata["sot"]["points"]) == 3
     assert len(model.requests) == 4
 
@@ -202,7 +242,7 @@ async def test_an_outline_that_copies_the_examples_costs_no_more_than_itself() -
 
 async def test_parameters_that_the_user_has_set_are_left_alone() -> None:
     model, bounds = LocalChatModel(), ModelProfile.SMALL.points["normal"]
-    await sot_of(model, max_points=3).ainvoke(QUESTION)
+    await sot_of(model, max_points=3, profile=POINTS_ONLY).ainvoke(QUESTION)
     assert [p["min_tokens"] for p in model.parameters[-3:]] == [bounds.min_tokens] * 3
     assert [p["presence_penalty"] for p in model.parameters[-3:]] == [bounds.presence_penalty] * 3
     await sot_of(model.bind(min_tokens=5, presence_penalty=0.5), max_points=3).ainvoke(QUESTION)
