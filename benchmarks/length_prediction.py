@@ -30,11 +30,10 @@ from benchmarks.length_errors import LengthErrors
 from benchmarks.length_training import LengthExample, fit_lengths, read_lengths
 from benchmarks.paper_scheduling.perception import PerceptionInAdvance
 from benchmarks.results import save
+from benchmarks.trained_lengths import HiddenStates, LengthLog
 from benchmarks.workloads import add_model_argument, chapters
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.langchain.chat_format import chat_prompt
-from local_backend.lengths.length_log import LengthLog
-from local_backend.lengths.trained import HiddenStates
 from local_backend.offline.jsonl import read_lines
 from local_backend.scheduling.lengths import (
     MAX_QUANTILE,

@@ -2,7 +2,7 @@
 
 ``train`` learns from prompts and the lengths of their answers, ``evaluate`` measures a stored predictor. DATA
 is JSON lines with a ``prompt``, ``messages`` or ``prompt_ids`` and ``num_tokens``, e.g. what an engine logged
-(:class:`~local_backend.lengths.length_log.LengthLog`). Both print one JSON line: the errors of the predictor
+(:class:`~benchmarks.trained_lengths.LengthLog`). Both print one JSON line: the errors of the predictor
 and of the best constant.
 
 The networks predict several quantiles at once, in ascending order by construction, and are trained with the
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.length_errors import LengthErrors
-from local_backend.lengths.trained import QUANTILES, Features, HiddenStates, QuantileNetwork, TrainedLengths
+from benchmarks.trained_lengths import QUANTILES, Features, HiddenStates, QuantileNetwork, TrainedLengths
 from local_backend.models.loading import load
 from local_backend.offline.jsonl import read_lines
 from local_backend.offline.prompt_file import read_prompts

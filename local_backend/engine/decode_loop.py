@@ -19,13 +19,14 @@ from torch import Tensor
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.engine.verification import most_likely, token_chooser, verify
+from local_backend.engine.choosing import choose_tokens, most_likely
+from local_backend.engine.verification import verify
 from local_backend.models.architecture import Architecture
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.runner import ModelRunner, decode_width, widest_within
 from local_backend.scheduling.running_batch import RunningBatch
 from local_backend.scheduling.scheduler import Scheduler
-from local_backend.sequences.outputs import EngineStats
+from local_backend.sequences.outputs import EngineStats, token_logprob
 from local_backend.sequences.sequence import Row, notify_safely
 
 # Merge the last prefill with the first decode only if it wastes at most this many columns: padding of shorter
@@ -164,12 +165,17 @@ class DecodeLoop:
 
     def _verify(self, rows: Sequence[Row], drafts: Sequence[Draft], logits: Tensor) -> list[Outcome]:
         """Accept, per row, the longest path of its draft that the model itself would write."""
-        likeliest = most_likely(logits).tolist()  # [rows, 1 + longest draft]
+        chosen = choose_tokens(rows, drafts, logits, ahead=logits.device.type != "cpu")
         outcomes = []
-        for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            predictions = likeliest[number][: 1 + len(draft)]
-            choose = token_chooser(row, draft, logits, number, predictions)
-            outcomes.append(verify(draft, choose, predictions))
+        for row, row_logits, draft, tokens in zip(rows, logits, drafts, chosen, strict=True):
+            outcome = verify(draft, partial(_token_after, tokens), tokens)
+            outcomes.append(outcome)
+            if row.params.logprobs is not None:
+                nodes = (-1, *outcome.accepted)
+                row.logprobs += [
+                    token_logprob(row_logits[node + 1], token, row.params.logprobs)
+                    for node, token in zip(nodes, outcome.token_ids, strict=True)
+                ]
         return outcomes
 
     def _commit(self, rows: Sequence[Row], drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> None:
@@ -208,3 +214,7 @@ class DecodeLoop:
                 if row.finish_reason == "stop":
                     self.scheduler.observe(row)
                 notify_safely(row, partial(row.finish, row.finish_reason))
+
+
+def _token_after(chosen: Sequence[int], node: int) -> int:
+    return chosen[node + 1]

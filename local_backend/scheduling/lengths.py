@@ -184,7 +184,7 @@ class Scheduling:
             in full when first needed. With ``None`` it grows to what ``max_rows`` rows need.
         max_overtakes: How many later rows may be admitted before a waiting row.
         length_log: Logs prompts and answer lengths, to train a predictor on, e.g. the ``add`` of a
-            :class:`~local_backend.lengths.length_log.LengthLog`.
+            ``LengthLog`` of ``benchmarks.trained_lengths``.
 
     Raises:
         ValueError: The policy is unknown or a number is out of range.

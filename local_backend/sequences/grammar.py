@@ -2,6 +2,7 @@
 
 The library ``llguidance`` reads the grammar and says which tokens may follow. It remembers the tokens it was
 given, but what it says is a pure function of them, so the rule is applied to drafted tokens like any other.
+It says so in bits, which are applied to the scores of all rows at once.
 
 Knows tokenizers and grammars. Does not know rows or the model.
 """
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
+from torch.nn.functional import pad
 
 from local_backend.sequences.tokenizing import cached_by_tokenizer, without_surrogates
 
@@ -32,6 +35,7 @@ _JSON_OPTIONS = {
     "coerce_one_of": True,
     "lenient": True,  # what a grammar cannot express is named by `ignored_keywords`
 }
+_BITS = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little")).bool()
 _START = re.compile(r"^start\s*:", re.MULTILINE)
 _QUIET = LLParserLimits(verbose_errors=False)
 _MAPS_OF_SCHEMAS = {"$defs", "definitions", "patternProperties", "properties"}
@@ -109,7 +113,7 @@ def _closed(schema: Any) -> Any:
 
 
 class GrammarRule:
-    """A logits processor that leaves the tokens a grammar allows, and end tokens where the text is complete.
+    """Which tokens a grammar allows after an answer, and end tokens where the text is complete.
 
     Raises:
         ValueError: The grammar or the tokenizer cannot be used, or there is no end token.
@@ -119,13 +123,11 @@ class GrammarRule:
         self,
         tokenizer: PreTrainedTokenizerBase,
         grammar: str,
-        num_prompt_tokens: int,
         end_token_ids: Collection[int],
         vocabulary_size: int,
     ) -> None:
         if not end_token_ids:
             raise ValueError("a grammar needs a token that ends the answer: set stop_token_ids")
-        self._num_prompt_tokens = num_prompt_tokens
         self._end_token_ids = sorted(end_token_ids)
         tokens = _make_tokens(tokenizer, vocabulary_size)
         if tokens.decode_str(tokenizer.encode("a", add_special_tokens=False)).startswith(" "):
@@ -137,24 +139,16 @@ class GrammarRule:
             raise ValueError(f"this grammar cannot bound an answer: {error}")
         self._read: list[int] = []  # by the matcher
 
-    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores ``[1, vocabulary]`` of the token after ``token_ids``, ``[1, tokens]``."""
-        answer: list[int] = token_ids[0, self._num_prompt_tokens :].tolist()
+    def __call__(self, answer: list[int]) -> npt.NDArray[np.uint8] | None:
+        """One bit for each token, the lowest of a byte first; ``None`` if ``answer`` has ended."""
         if answer and answer[-1] in self._end_token_ids:  # at the end of a draft: nothing follows
-            return scores
+            return None
         self._read_to(answer)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = torch.zeros(scores.shape[-1], dtype=torch.bool)
-        known = np.unpackbits(bits, bitorder="little").view(bool)
-        known[self._tokenizer_end] = False  # which tokens end an answer depends on the row
-        allowed[: len(known)] = torch.from_numpy(known[: len(allowed)])
-        allowed[self._end_token_ids] = self._matcher.is_accepting()
-        ruled_out = ~allowed.to(scores.device)
-        bounded = scores.masked_fill(ruled_out, -torch.inf)
-        if (bounded > -torch.inf).any():
-            return bounded
-        # Other processors leave nothing, e.g. because the text is complete before it has its fewest tokens.
-        return torch.zeros_like(scores).masked_fill(ruled_out, -torch.inf)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8).copy()
+        _set_bit(bits, self._tokenizer_end, False)  # which tokens end an answer depends on the row
+        for token in self._end_token_ids:
+            _set_bit(bits, token, self._matcher.is_accepting())
+        return bits
 
     def _read_to(self, answer: list[int]) -> None:
         if answer[: len(self._read)] != self._read:
@@ -162,7 +156,26 @@ class GrammarRule:
             self._read = []
         if not self._matcher.consume_tokens(answer[len(self._read) :]):
             raise ValueError(f"the answer left its grammar: {self._matcher.get_error()}")
-        self._read = answer
+        self._read = list(answer)
+
+
+def bound_scores(scores: Tensor, bits: npt.NDArray[np.uint8]) -> Tensor:
+    """Scores ``[positions, vocabulary]`` of the tokens whose bits are set, and -inf for the others.
+
+    Where other rules leave none of them, e.g. because the text is complete before it has its fewest tokens,
+    all allowed tokens are equally likely.
+    """
+    numbers = torch.from_numpy(bits).to(scores.device).flatten().int()
+    allowed = _BITS.to(scores.device).index_select(0, numbers).view(len(scores), -1)
+    allowed = pad(allowed, (0, scores.shape[-1] - allowed.shape[-1]))
+    bounded = scores.masked_fill(~allowed, -torch.inf)
+    is_empty = bounded.amax(-1, keepdim=True) == -torch.inf
+    return bounded.masked_fill_(is_empty & allowed, 0)
+
+
+def _set_bit(bits: npt.NDArray[np.uint8], token: int, value: bool) -> None:
+    bit = np.uint8(1 << (token & 7))
+    bits[token >> 3] = bits[token >> 3] | bit if value else bits[token >> 3] & ~bit
 
 
 @cached_by_tokenizer

@@ -3,7 +3,8 @@
 ``transformers`` builds the processors; here they are built for one row at a time and applied to one node of
 its draft at a time, after the row's tokens and the path to that node. So they must be pure functions of the
 preceding tokens and the scores. Others (guidance, which runs the model again; watermarks with state; beams)
-are refused when the engine is created.
+are refused when the engine is created. Penalties and least lengths are no processors: a row names the tokens
+they concern, and those of all rows are applied at once.
 
 Knows ``transformers``' generation config and processors. Does not know drafts or how a token is chosen.
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 LogitsProcessorLike = Callable[[Tensor, Tensor], Tensor]
 """A ``LogitsProcessor`` or function: token ids ``[1, tokens]`` and scores ``[1, vocabulary]`` to scores."""
 
+Array = npt.NDArray[Any]
 _FIRST_TOKENS = 256
 # Processors of `transformers` that are no function of the preceding tokens and the scores, and why.
 _REFUSED = {
@@ -77,26 +81,50 @@ class RowLogits:
         return self._token_ids[:, :size]
 
 
-def answer_penalties(num_prompt_tokens: int, presence: float, frequency: float) -> LogitsProcessorLike:
-    """Subtracts from the logits of tokens that the answer, behind the prompt, has; OpenAI's formula."""
+class TokenBiases:
+    """What one row adds to the scores of single tokens.
 
-    def penalize(token_ids: Tensor, scores: Tensor) -> Tensor:
-        seen, counts = token_ids[0, num_prompt_tokens:].unique(return_counts=True)
-        return scores.index_add(1, seen, -(presence + frequency * counts)[None].to(scores))
+    Tokens of the answer are penalized by OpenAI's formula: ``presence`` once and ``frequency`` for each
+    occurrence. Until prompt and answer have ``min_length`` tokens, those of ``ending`` are ruled out.
+    ``num_before`` tokens come before the answer.
+    """
 
-    return penalize
+    def __init__(
+        self, num_before: int, presence: float, frequency: float, min_length: int, ending: Sequence[int]
+    ) -> None:
+        self._presence, self._frequency, self._min_length = presence, frequency, min_length
+        self._num_ending, self._num_read = len(ending), num_before
+        self._slots: dict[int, int] = {}  # of each token of the answer
+        # First those of ``ending``, then those of the answer, in order of appearance.
+        self._ids = np.array([*ending, *[0] * _FIRST_TOKENS], np.int64)
+        self._amounts = np.full(len(self._ids), -np.inf, np.float32)
 
+    def __call__(self, token_ids: Sequence[int], path: Sequence[int]) -> tuple[Array, Array]:
+        """Tokens and what is added to their scores after ``token_ids`` and a ``path`` in a draft.
 
-def min_length(num_tokens: int, ending: Iterable[int]) -> LogitsProcessorLike:
-    """Rules out the token ids ``ending`` until prompt and answer have ``num_tokens`` tokens."""
-    ruled_out = torch.tensor(sorted(ending), dtype=torch.long)
+        A token may occur several times. Between calls ``token_ids`` may only grow.
+        """
+        is_penalized = bool(self._presence or self._frequency)
+        for token in token_ids[self._num_read :] if is_penalized else ():
+            if token not in self._slots:
+                self._begin(token)
+            self._amounts[self._slots[token]] -= self._frequency
+        self._num_read = len(token_ids)
+        is_short = len(token_ids) + len(path) < self._min_length
+        known = slice(0 if is_short else self._num_ending, self._num_ending + len(self._slots))
+        ids, amounts = self._ids[known], self._amounts[known]
+        if path and is_penalized:
+            is_new = [token not in self._slots and token not in path[:at] for at, token in enumerate(path)]
+            added = -self._frequency - self._presence * np.array(is_new, np.float32)
+            ids, amounts = np.concatenate([ids, np.array(path)]), np.concatenate([amounts, added])
+        return ids, amounts
 
-    def require_more(token_ids: Tensor, scores: Tensor) -> Tensor:
-        if token_ids.shape[1] >= num_tokens:
-            return scores
-        return scores.index_fill(1, ruled_out.to(scores.device), -torch.inf)
-
-    return require_more
+    def _begin(self, token: int) -> None:
+        slot = self._slots[token] = self._num_ending + len(self._slots)
+        if slot == len(self._ids):
+            self._ids = np.resize(self._ids, 2 * slot)
+            self._amounts = np.resize(self._amounts, 2 * slot)
+        self._ids[slot], self._amounts[slot] = token, -self._presence
 
 
 class LogitsRules:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from local_backend.sequences.detokenizing import Detokenizer
 from local_backend.sequences.grammar import GrammarRule
-from local_backend.sequences.logits import LogitsProcessorLike, LogitsRules, answer_penalties, min_length
+from local_backend.sequences.logits import LogitsRules, TokenBiases
 from local_backend.sequences.outputs import Update
 from local_backend.sequences.sampling import SamplingParams
 from local_backend.sequences.sequence import STREAM_INTERVAL_SECONDS, Row
@@ -171,8 +171,7 @@ class RowMaker:
         if not params.ignore_end:
             end_token_ids |= self.rules.end_token_ids
         stop = params.stop + self.rules.stop
-        processors = self._processors(params, len(prompt), num_before, end_token_ids, stop)
-        return Row(
+        row = Row(
             prompt_token_ids=prompt,
             params=params,
             end_token_ids=end_token_ids,
@@ -182,9 +181,13 @@ class RowMaker:
             ),
             listener=listener,
             references=self._reference_tokens(references),
-            logits=self.rules.for_row(prompt, max_length, processors),
+            logits=self.rules.for_row(prompt, max_length, params.logits_processors),
             min_interval_seconds=min_interval_seconds,
         )
+        row.biases = self._biases(row, num_before)
+        if params.grammar is not None:
+            row.grammar = GrammarRule(self.tokenizer, params.grammar, end_token_ids, self.vocabulary_size)
+        return row
 
     def _checked(self, prompt: Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, str | int):
@@ -197,26 +200,17 @@ class RowMaker:
         self.require_memory(len(prompt) + 1)
         return prompt
 
-    def _processors(
-        self,
-        params: SamplingParams,
-        num_prompt_tokens: int,
-        num_before: int,
-        end_token_ids: frozenset[int],
-        stop: tuple[str, ...],
-    ) -> list[LogitsProcessorLike]:
-        """The processors that ``params`` ask for, in the order in which they are applied."""
-        processors: list[LogitsProcessorLike] = []
-        if params.presence_penalty or params.frequency_penalty:
-            processors.append(answer_penalties(num_before, params.presence_penalty, params.frequency_penalty))
-        processors += params.logits_processors
-        if params.min_tokens:
-            ending = end_token_ids | self._tokens_with(stop)
-            processors.append(min_length(num_prompt_tokens + params.min_tokens, ending))
-        if params.grammar is not None:
-            bounds = (num_prompt_tokens, end_token_ids, self.vocabulary_size)
-            processors.append(GrammarRule(self.tokenizer, params.grammar, *bounds))
-        return processors
+    def _biases(self, row: Row, num_before: int) -> TokenBiases | None:
+        """What the parameters of ``row`` add to single scores, if anything."""
+        params = row.params
+        if not (params.presence_penalty or params.frequency_penalty or params.min_tokens):
+            return None
+        ending = (
+            row.end_token_ids | self._tokens_with(row.detokenizer.stops.stop) if params.min_tokens else ()
+        )
+        known = [token for token in ending if 0 <= token < self.vocabulary_size]
+        min_length = row.num_prompt_tokens + params.min_tokens
+        return TokenBiases(num_before, params.presence_penalty, params.frequency_penalty, min_length, known)
 
     def _tokens_with(self, stop: Sequence[str]) -> frozenset[int]:
         """The tokens whose text contains one of ``stop``."""

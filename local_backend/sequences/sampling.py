@@ -1,20 +1,26 @@
 """How a row's tokens are chosen: sampling parameters, and logits to probabilities.
 
-Knows logits of single positions. Does not know drafts, rows or the model.
+Knows logits of single positions, any number of them at once. Does not know drafts, rows or the model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
-_LEAST_TEMPERATURE = 1e-30  # in a calculation
+_LEAST_TEMPERATURE, _LOW_TEMPERATURE = 1e-30, 1e-3  # in a calculation
+_BLOCK, _CACHED = 256, 2**17  # tokens
+_BELOW_ONE = 1 - 2**-40
 # Of each number: its kind, its least and greatest value, and these in words.
 _BOUNDS: dict[str, tuple[Any, float, float, str]] = {
     "max_tokens": (Integral, 1, math.inf, "at least 1"),
@@ -96,6 +102,11 @@ class SamplingParams:
             raise ValueError(f"stop must be a tuple of non-empty strings, got {self.stop!r}")
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether only some of the tokens may be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
@@ -103,34 +114,154 @@ class SamplingParams:
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """Float32 distribution a row samples from, of one position; filters in the order of ``transformers``."""
-    scores = logits.float()
-    # In relation to the highest score: near a temperature of 0 others overflow.
-    scores = (scores - scores.max()) / max(params.temperature, _LEAST_TEMPERATURE)
-    if 0 < params.top_k < scores.numel():
-        scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -torch.inf)
-    if params.top_p < 1:
-        ordered, order = scores.sort(descending=True)
-        mass_before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        scores = scores.index_fill(0, order[mass_before >= params.top_p], -torch.inf)
-    probability = scores.softmax(-1)
-    if params.min_p > 0:
-        probability = probability.where(probability >= params.min_p * probability.max(), 0)
-        probability = probability / probability.sum()
-    return probability
+    weights, _ = _weights(logits[None].float().clone(), [params])
+    return _filtered(weights, [params])[0]
 
 
-def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    """Draw one token from ``logits`` ``[vocabulary]``, with one uniform number from ``generator``.
+def sample(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
+    """Draw a token at each of several positions, each by its parameters and its uniform number.
 
-    The number is looked up in the cumulative distribution in double precision, so the result does not
-    depend on what else is in the batch.
+    The number is looked up in the cumulative distribution in double precision and in the order of ids, so the
+    result does not depend on what else is in the batch.
 
-    Raises:
-        ValueError: No token can be drawn, because the scores hold NaN or rule out every token.
+    Args:
+        scores: ``[positions, vocabulary]``, float32; overwritten.
+        params: One for each position, with a temperature above 0.
+        uniforms: One for each position, from 0 to below 1.
+
+    Returns:
+        Token ids ``[positions]`` on the device of ``scores``; -1 where no token can be drawn, because the
+        scores hold NaN or rule out every token.
     """
-    cumulated = probabilities(logits, params).double().cumsum(-1)
-    if not cumulated[-1] > 0:
-        raise ValueError("no token can be sampled: the scores hold NaN or rule out every token")
-    uniform = torch.rand((), generator=generator, dtype=torch.float64) * cumulated[-1].cpu()
-    token = torch.searchsorted(cumulated, uniform.to(cumulated.device), right=True)
-    return min(int(token), cumulated.numel() - 1)
+    weights, sums = _weights(scores, params)
+    if scores.device.type == "cpu":
+        return _look_up_and_refuse(weights, sums, params, uniforms)
+    if any(one.is_filtered for one in params):
+        return _look_up(_filtered(weights, params), uniforms)
+    return _look_up(weights, uniforms, sums)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None]
+
+
+def _weights(scores: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """Probabilities at each temperature, in place of ``scores``, and the sums of their blocks."""
+    temperatures = [max(one.temperature, _LEAST_TEMPERATURE) for one in params]
+    if min(temperatures) < _LOW_TEMPERATURE:
+        scores -= scores.amax(-1, keepdim=True)  # others would overflow
+    factors = 1 / _column(temperatures, scores)
+    sums = scores.new_empty(len(scores), -(-scores.shape[-1] // _BLOCK))
+    # On a CPU, few positions at once: the next operation finds them in the processor's cache.
+    count = max(1, _CACHED // scores.shape[-1]) if scores.device.type == "cpu" else len(scores)
+    for part, factor, of_part in zip(
+        scores.split(count), factors.split(count), sums.split(count), strict=True
+    ):
+        torch.softmax(part.mul_(factor), -1, out=part)
+        torch.sum(_blocks(part), -1, out=of_part)
+    return scores, sums
+
+
+def _filtered(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Probabilities of the tokens that ``top_k``, then ``top_p`` and then ``min_p`` leave; 0 for others."""
+    counts = [one.top_k if one.top_k < weights.shape[-1] else 0 for one in params]
+    if any(counts):
+        place = (_column(counts, weights).long() - 1).clamp(min=0)
+        least = weights.topk(max(counts)).values.gather(1, place)
+        weights = weights.masked_fill((weights < least) & (_column(counts, weights) > 0), 0)
+    if any(one.top_p < 1 for one in params):
+        ordered, order = weights.sort(descending=True, stable=True)
+        cumulated = ordered.double().cumsum(-1)
+        mass = _column([one.top_p for one in params], cumulated) * cumulated[:, -1:]
+        weights = weights.scatter(1, order, ordered.masked_fill(cumulated - ordered >= mass, 0))
+    shares = _column([one.min_p for one in params], weights)
+    weights = weights.masked_fill(weights < shares * weights.amax(-1, keepdim=True), 0)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _blocks(weights: Tensor) -> Tensor:
+    """``[positions, blocks, tokens of a block]``; the last block may be filled up with zeros."""
+    num_missing = -weights.shape[-1] % _BLOCK
+    return (pad(weights, (0, num_missing)) if num_missing else weights).view(len(weights), -1, _BLOCK)
+
+
+def _look_up(weights: Tensor, uniforms: Sequence[float], sums: Tensor | None = None) -> Tensor:
+    """The token at each share of the cumulated weights: first its block, then the token in the block."""
+    blocks = _blocks(weights)
+    ends = (blocks.sum(-1) if sums is None else sums).double().cumsum(-1)  # [positions, blocks]
+    total = ends[:, -1:]
+    target = _column(uniforms, ends) * _BELOW_ONE * total
+    block = torch.searchsorted(ends, target, right=True).clamp_(max=blocks.shape[1] - 1)
+    inside = blocks[torch.arange(len(blocks), device=weights.device), block[:, 0]].double().cumsum(-1)
+    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0)
+    # Both sums round: what is looked up must lie within the block.
+    rest = (target - before).clamp_(min=0).minimum(inside[:, -1:] * _BELOW_ONE)
+    token = block * _BLOCK + torch.searchsorted(inside, rest, right=True)
+    return torch.where(total > 0, token, -1)[:, 0]
+
+
+def _look_up_and_refuse(
+    weights: Tensor, sums: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> Tensor:
+    """A token of those that the filters leave, without sorting; overwrites ``weights``.
+
+    On a CPU, sorting takes ten times as long as all the rest. So a token is looked up among all; if a filter
+    leaves it out, it and those less likely get no weight, and another is looked up. What is taken in the end
+    has the same distribution. Further uniform numbers are derived from the first.
+    """
+    draws = {
+        number: _Draw.of(each, one, uniform)
+        for number, (each, one, uniform) in enumerate(zip(weights.numpy(), params, uniforms, strict=True))
+        if one.is_filtered
+    }
+    tokens = _look_up(weights, uniforms, None if any(one.top_k for one in params) else sums)
+    while True:
+        drawn = tokens.tolist()
+        draws = {number: draw for number, draw in draws.items() if draw.refuses(drawn[number])}
+        if not draws:
+            return tokens
+        tokens[[*draws]] = _look_up(weights[[*draws]], [draw.next_uniform() for draw in draws.values()])
+
+
+@dataclass(slots=True)
+class _Draw:
+    """What may be drawn at one position."""
+
+    weights: NDArray[np.float32]
+    total: float  # weight of the tokens that ``top_k`` leaves
+    mass: float  # part of it that the tokens before an accepted one do not have
+    least: float  # weight that ``top_k`` and ``min_p`` leave
+    uniform: float
+    more: random.Random | None = None
+
+    @classmethod
+    def of(cls, weights: NDArray[np.float32], params: SamplingParams, uniform: float) -> _Draw:
+        """The draws from ``weights``, which are 1 in sum; those that ``top_k`` leaves out become 0."""
+        least, total, size = 0.0, 1.0, len(weights)
+        if 0 < params.top_k < size:
+            least = float(np.partition(weights, size - params.top_k)[size - params.top_k])
+            total = float(np.multiply(weights, weights >= least, out=weights).sum())
+        mass = params.top_p * total if params.top_p < 1 else math.inf
+        if params.min_p:
+            least = max(least, params.min_p * float(weights.max()))
+        return cls(weights, total, mass, least, uniform)
+
+    def refuses(self, token: int) -> bool:
+        """Whether a filter leaves ``token`` out; if so, it and those after it get no weight."""
+        weights, weight = self.weights, float(self.weights[token])
+        if token < 0 or (
+            weight >= self.least and self.total - weight < self.mass
+        ):  # no token, or no need to sum
+            return False
+        if weight >= self.least:
+            before = np.dot(weights, weights > weight) + weight * np.count_nonzero(weights[:token] == weight)
+            if before < self.mass:
+                return False
+            weights[token:] *= weights[token:] != weight
+        np.multiply(weights, weights >= max(weight, self.least), out=weights)
+        return True
+
+    def next_uniform(self) -> float:
+        """Derived from the first one."""
+        self.more = self.more or random.Random(self.uniform)
+        return self.more.random()

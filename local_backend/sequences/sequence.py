@@ -13,11 +13,13 @@ from enum import Enum
 import torch
 
 from local_backend.sequences.detokenizing import Detokenizer
-from local_backend.sequences.logits import RowLogits
+from local_backend.sequences.grammar import GrammarRule
+from local_backend.sequences.logits import RowLogits, TokenBiases
 from local_backend.sequences.outputs import Completion, FinishReason, Stats, TokenLogprob, Update
 from local_backend.sequences.sampling import SamplingParams
 
 STREAM_INTERVAL_SECONDS = 0.02
+_UNIFORMS_AT_ONCE = 64
 
 
 class State(Enum):
@@ -40,6 +42,8 @@ class Row:
         max_length: Maximum length of ``token_ids``.
         min_interval_seconds: Minimum time between two updates before the last one.
         logits: Its logits processors, if there are any.
+        biases: What it adds to the scores of single tokens, if anything.
+        grammar: What its answer must follow, if anything.
         error: The error that ends the row at the end of the step.
         logprobs: One for each emitted token, if requested.
     """
@@ -52,6 +56,8 @@ class Row:
     listener: Callable[[Update], None]
     references: tuple[tuple[int, ...], ...] = ()
     logits: RowLogits | None = None
+    biases: TokenBiases | None = None
+    grammar: GrammarRule | None = None
     state: State = State.WAITING
     token_ids: list[int] = field(init=False)
     num_cached: int = 0
@@ -63,6 +69,7 @@ class Row:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     _generator: torch.Generator | None = None
+    _uniforms: list[float] = field(default_factory=list)
     _undecoded: list[int] = field(default_factory=list)
     _num_sent: int = 0
     _num_sent_tokens: int = 0
@@ -94,19 +101,21 @@ class Row:
 
     @property
     def takes_most_likely(self) -> bool:
-        """Whether decoding is plain greedy, without logits processors or log probabilities."""
-        return self.logits is None and self.params.is_greedy and self.params.logprobs is None
+        """Whether decoding is plain greedy, by the model's own scores."""
+        return self.params.is_greedy and self.logits is None and self.biases is None and self.grammar is None
 
-    @property
-    def generator(self) -> torch.Generator:
-        """The row's own random generator."""
+    def uniform(self, place: int) -> float:
+        """The row's own random number from 0 to below 1 for the token at ``place`` in its answer."""
         if self._generator is None:
             self._generator = torch.Generator()
             if self.params.seed is None:
                 self._generator.seed()
             else:
                 self._generator.manual_seed(int(self.params.seed))
-        return self._generator
+        while place >= len(self._uniforms):
+            drawn = torch.rand(_UNIFORMS_AT_ONCE, generator=self._generator, dtype=torch.float64)
+            self._uniforms += drawn.tolist()
+        return self._uniforms[place]
 
     def append(self, token_ids: Sequence[int]) -> int:
         """Append emitted tokens until the row ends; returns how many were appended.

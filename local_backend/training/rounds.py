@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -19,7 +18,6 @@ import torch
 from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from local_backend.drafting.drafter import require_at_least
-from local_backend.models.architecture import Architecture
 from local_backend.models.loading import bf16_is_fast, load
 from local_backend.offline.prompt_file import check_tokenizer
 from local_backend.sequences.outputs import Trajectory
@@ -57,8 +55,6 @@ class TuneOptions:
         accumulation_steps: Forwards per optimizer step.
         learning_rate: Its peak, after a warm-up and before a cosine decay to a tenth, in each round.
         lora_rank: Of adapters that are trained instead of all weights; ``None`` trains all weights.
-        last_layers: Train only so many last layers, which saves the backward pass of the others; ``None``
-            trains all, and the embeddings.
         bf16: Whether to train in mixed precision; by default if the machine is fast at it.
         activation_checkpointing: Whether to recompute activations in the backward pass, to save memory.
         max_hours: Pause after this long, measuring included; another call trains the model further.
@@ -78,7 +74,6 @@ class TuneOptions:
     accumulation_steps: int = 1
     learning_rate: float = 1e-3
     lora_rank: int | None = None
-    last_layers: int | None = None
     bf16: bool = field(default_factory=bf16_is_fast)
     activation_checkpointing: bool = False
     max_hours: float | None = None
@@ -231,7 +226,7 @@ def stored_dtype(path: str | Path) -> torch.dtype:
 
 
 def trainable(model: PreTrainedModel, options: TuneOptions) -> Any:
-    """The model with adapters if there is a rank, and with all but its last layers frozen if asked for."""
+    """The model, with adapters if there is a rank."""
     trained: Any = model
     if rank := options.lora_rank:
         from peft import LoraConfig, get_peft_model
@@ -242,22 +237,4 @@ def trainable(model: PreTrainedModel, options: TuneOptions) -> Any:
             # peft still uses the name from before transformers 6.
             warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
             trained = get_peft_model(model, config)
-    if options.last_layers:
-        layers = last_layers_of(model, options.last_layers)
-        for name, parameter in trained.named_parameters():
-            layer = re.search(r"\.(\d+)\.", name)  # none: embeddings, the last norm, the output layer
-            if not layer or int(layer[1]) not in layers:
-                parameter.requires_grad_(False)
     return trained
-
-
-def last_layers_of(model: PreTrainedModel, count: int) -> range:
-    """Numbers of the last ``count`` layers.
-
-    Raises:
-        ValueError: The model has fewer.
-    """
-    num_layers = Architecture.of(model).num_layers
-    if count > num_layers:
-        raise ValueError(f"last_layers is {count}, but the model has {num_layers} layers")
-    return range(num_layers - count, num_layers)

@@ -33,7 +33,6 @@ from local_backend.training.packing import PackedForward
 from local_backend.training.rounds import (
     WITHOUT_EFFECT,
     TuneOptions,
-    last_layers_of,
     load_for_training,
     stored_dtype,
     train_round,
@@ -143,7 +142,6 @@ def _prepare(
     if output.resolve() == Path(model_path).resolve():
         raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
     model, tokenizer = load_for_training(model_path)
-    last_layers_of(model, options.last_layers or 0)
     limits, max_tokens = prompt_limits(model), options.collect.max_tokens
     token_ids = read_prompts(
         prompts, tokenizer, **limits, max_tokens=max_tokens, limit=limit, template=template

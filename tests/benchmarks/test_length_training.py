@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from benchmarks import length_training
+from benchmarks import trained_lengths as trained
 from benchmarks.length_errors import LengthErrors
 from benchmarks.length_training import LengthExample, fit_lengths, fit_quantiles, main, pinball, read_lengths
+from benchmarks.trained_lengths import HiddenStates, LengthLog, TrainedLengths, ascending_tokens
 from local_backend import SamplingParams
-from local_backend.lengths import trained
-from local_backend.lengths.length_log import LengthLog
-from local_backend.lengths.trained import HiddenStates, TrainedLengths, ascending_tokens
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
 

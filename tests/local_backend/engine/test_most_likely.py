@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from local_backend.engine.verification import most_likely
+from local_backend.engine.choosing import most_likely
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

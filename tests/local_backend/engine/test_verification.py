@@ -76,19 +76,22 @@ def test_sampling_through_drafts_has_the_models_distribution() -> None:
     params = SamplingParams(temperature=0.7, top_k=3)
     logits = torch.randn(1 + vocabulary, vocabulary, generator=torch.Generator().manual_seed(1))
     rng = random.Random(2)
-    generator = torch.Generator().manual_seed(3)
     counts = torch.zeros(vocabulary, vocabulary)
+
+    def draw(row: int) -> int:
+        return int(sample(logits[row : row + 1].clone(), [params], [rng.random()]))
+
     for _ in range(draws):
         children = rng.sample(range(vocabulary), rng.randrange(0, 3))
         draft = Draft(tuple(children), (-1,) * len(children))
 
         def choose(place: int, draft: Draft = draft) -> int:
             row = 0 if place < 0 else 1 + draft.token_ids[place]
-            return sample(logits[row], params, generator)
+            return draw(row)
 
         token_ids = list(verify(draft, choose).token_ids)
         if len(token_ids) == 1:  # the next forward
-            token_ids.append(sample(logits[1 + token_ids[0]], params, generator))
+            token_ids.append(draw(1 + token_ids[0]))
         counts[token_ids[0], token_ids[1]] += 1
     first = probabilities(logits[0], params)
     expected = (

@@ -15,9 +15,9 @@ from benchmarks.length_training import read_lengths
 from benchmarks.router_training.labels import read_labels
 from benchmarks.scheduling import GENERATED, SIBLINGS, read_answers
 from benchmarks.sot_models import read
+from benchmarks.trained_lengths import LengthLog
 from benchmarks.workloads import questions
 from local_backend import Engine
-from local_backend.lengths.length_log import LengthLog
 from local_backend.offline.jsonl import read_lines
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 

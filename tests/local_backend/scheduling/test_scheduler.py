@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from benchmarks.trained_lengths import LengthLog
 from local_backend import Completion, Engine, SamplingParams
 from local_backend.caching.kv_cache import RaggedKVCache
-from local_backend.lengths.length_log import LengthLog
 from local_backend.scheduling.lengths import AdmissionPolicy, Prediction, Scheduling
 from local_backend.scheduling.memory import MemoryBudget
 from local_backend.scheduling.running_batch import RunningBatch

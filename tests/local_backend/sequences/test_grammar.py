@@ -19,6 +19,7 @@ from local_backend.sequences.grammar import (
     Alternative,
     GrammarRule,
     alternatives_grammar,
+    bound_scores,
     ignored_keywords,
     json_grammar,
 )
@@ -49,13 +50,15 @@ def _tokenizer(kind: str) -> PreTrainedTokenizerFast:
     )
 
 
-def _rule(tokenizer: PreTrainedTokenizerFast, grammar: str, num_prompt_tokens: int = 2) -> GrammarRule:
-    return GrammarRule(tokenizer, grammar, num_prompt_tokens, {tokenizer.eos_token_id}, len(tokenizer) + 9)
+def _rule(tokenizer: PreTrainedTokenizerFast, grammar: str) -> GrammarRule:
+    return GrammarRule(tokenizer, grammar, {tokenizer.eos_token_id}, len(tokenizer) + 9)
 
 
 def _allowed(rule: GrammarRule, answer: list[int], size: int) -> set[int]:
-    """Tokens that may follow an answer to a prompt of two tokens."""
-    scores = rule(torch.tensor([[3, 3, *answer]]), torch.zeros(1, size))
+    """Tokens that may follow an answer."""
+    if (bits := rule(answer)) is None:
+        return set(range(size))
+    scores = bound_scores(torch.zeros(1, size), bits[None])
     return set((scores[0] == 0).nonzero()[:, 0].tolist())
 
 
@@ -136,7 +139,7 @@ def test_nothing_is_said_of_what_follows_the_end() -> None:
 def test_an_end_token_that_is_text_ends_only_a_whole_text() -> None:
     tokenizer = tiny_tokenizer()
     (letter,) = tokenizer.encode("e", add_special_tokens=False)
-    rule = GrammarRule(tokenizer, json_grammar({"type": "string"}), 2, {letter}, 500)
+    rule = GrammarRule(tokenizer, json_grammar({"type": "string"}), {letter}, 500)
     begun = tokenizer.encode('"abc', add_special_tokens=False)
     assert letter not in _allowed(rule, begun, 500)
     assert _allowed(rule, [*begun, *tokenizer.encode('"', add_special_tokens=False)], 500) == {letter}
@@ -144,7 +147,7 @@ def test_an_end_token_that_is_text_ends_only_a_whole_text() -> None:
 
 def test_a_model_without_an_end_token_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a token that ends the answer"):
-        GrammarRule(tiny_tokenizer(), json_grammar(SCHEMA), 2, (), 500)
+        GrammarRule(tiny_tokenizer(), json_grammar(SCHEMA), (), 500)
 
 
 def test_the_grammar_wins_over_processors_that_leave_nothing() -> None:

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from local_backend import Engine, SamplingParams
-from local_backend.sequences.logits import answer_penalties
+from local_backend.sequences.logits import TokenBiases
 from local_backend.sequences.sampling import probabilities
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.local_backend.engine.test_engine import RandomTrees
@@ -361,11 +361,16 @@ def test_min_p_keeps_tokens_by_their_share_of_the_likeliest() -> None:
 
 
 def test_penalties_are_openais_and_count_the_answer_alone() -> None:
-    token_ids, scores = torch.tensor([[1, 1, 2, 2, 3]]), torch.zeros(1, 5)
-    penalized = answer_penalties(2, presence=0.5, frequency=0.25)(token_ids, scores)
-    torch.testing.assert_close(penalized, torch.tensor([[0.0, 0.0, -1.0, -0.75, 0.0]]))
-    assert not scores.any()
-    assert not answer_penalties(5, presence=0.5, frequency=0.25)(token_ids, scores).any()
+    def penalties(biases: TokenBiases, token_ids: list[int], path: list[int]) -> list[float]:
+        ids, amounts = map(torch.from_numpy, biases(token_ids, path))
+        return torch.zeros(5).index_add(0, ids, amounts).tolist()
+
+    biases = TokenBiases(2, 0.5, 0.25, 0, ())
+    assert penalties(biases, [1, 1, 2, 2], []) == [0, 0, -1, 0, 0]
+    assert penalties(biases, [1, 1, 2, 2, 3], []) == [0, 0, -1, -0.75, 0]
+    assert penalties(biases, [1, 1, 2, 2, 3], [3, 4, 4]) == [0, 0, -1, -1, -1]  # a draft counts where it is
+    assert penalties(biases, [1, 1, 2, 2, 3], []) == [0, 0, -1, -0.75, 0]
+    assert penalties(TokenBiases(5, 0.5, 0.25, 0, ()), [1, 1, 2, 2, 3], []) == [0] * 5
     with pytest.raises(ValueError, match="presence_penalty must be from -2 to 2"):
         SamplingParams(presence_penalty=2.5)
 

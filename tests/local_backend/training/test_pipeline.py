@@ -279,18 +279,12 @@ def test_chat_local_and_transformers_load_what_was_tuned(tmp_path: Path) -> None
     assert answer == reader.decode(generated, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("rank", [None, 2])
-def test_only_the_last_layers_are_trained(folder: Path, rank: int | None) -> None:
-    options = replace(TOY, num_rounds=1, last_layers=1, lora_rank=rank, accumulation_steps=2)
-    _tune(folder, options)
+def test_adapters_of_linear_layers_are_trained_and_merged(folder: Path) -> None:
+    _tune(folder, replace(TOY, num_rounds=1, lora_rank=2, accumulation_steps=2))
     changed = _changed(folder)
     assert changed
-    assert all(".layers.1." in name for name in changed)  # of two
-    if rank:  # adapters of linear layers alone, which are merged
-        assert all("proj" in name for name in changed)
-        assert (folder / "tuned" / "work" / "round-0" / "adapter" / "adapter_config.json").exists()
-    with pytest.raises(ValueError, match="the model has 2 layers"):
-        _tune(folder, replace(options, last_layers=3), "other")
+    assert all("proj" in name for name in changed)
+    assert (folder / "tuned" / "work" / "round-0" / "adapter" / "adapter_config.json").exists()
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(3, [0, 1, 3, 4]), (9, [0, 1, 2, 3, 4])])

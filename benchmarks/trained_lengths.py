@@ -1,4 +1,4 @@
-"""Predicts answer lengths by small networks over features of the prompt, as stored by ``save``.
+"""Predicts answer lengths by small networks over features of the prompt, and logs lengths to fit them to.
 
 Knows a ``transformers`` model's hidden states. Does not know how networks are fitted, which
 ``benchmarks.length_training`` does.
@@ -6,7 +6,9 @@ Knows a ``transformers`` model's hidden states. Does not know how networks are f
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -185,3 +187,33 @@ class TrainedLengths:
         except RuntimeError as error:
             raise ValueError(f"{path} holds no length predictor of this version: train it again") from error
         return predictor
+
+
+class LengthLog:
+    """Appends one line for each answer, with ``prompt_ids`` and ``num_tokens``; thread-safe.
+
+    Args:
+        path: The file; created if it does not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+
+    def add(
+        self, prompt_ids: Sequence[int], num_tokens: int, params: SamplingParams | None = None, **more: Any
+    ) -> None:
+        """Write one line.
+
+        Args:
+            prompt_ids: Token ids of the prompt.
+            num_tokens: Tokens of the answer. Do not log cancelled answers: their full length is unknown.
+            params: How it was sampled; temperature and ``max_tokens`` are logged.
+            more: Further JSON values to log, e.g. the kind of request.
+        """
+        record: dict[str, Any] = {"prompt_ids": list(prompt_ids), "num_tokens": num_tokens, **more}
+        if params is not None:
+            record |= {"temperature": params.temperature, "max_tokens": params.max_tokens}
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")

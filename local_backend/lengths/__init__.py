@@ -1,1 +1,0 @@
-"""A trained predictor of answer length, and the log it is trained on."""
