@@ -35,7 +35,7 @@ from sot_chains.answering.state import PointDelta
 from sot_chains.calls.options import AnswerOptions, CallOptions, OnFailure, calls_limit, choose_profile
 from sot_chains.calls.rate_limits import Limits, limiter_for
 from sot_chains.calls.retries import Retries
-from sot_chains.calls.usage import Price, load_vocabulary
+from sot_chains.calls.usage import Price
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ModelProfile
 from sot_chains.prompts.templates import Detail
@@ -147,8 +147,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             prices=prices,
             router=make_router(router),
         )
-        if self.options.limiter and self.options.limiter.counts_tokens:
-            load_vocabulary()
 
     @property
     def provider(self) -> Provider:

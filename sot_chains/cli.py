@@ -19,6 +19,7 @@ from sot_chains.serving.loading import LOCAL, Extras, add_model_arguments, find_
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 _PIPED_WIDTH = 100
+_JUDGEMENTS_AT_ONCE = 8
 _KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
 
 
@@ -112,8 +113,6 @@ def _add_eval(commands: Any) -> None:
     add("--judge-base-url", "URL", "a compatible server for the judge")
     add("--judge-api-key-env", "NAME", "environment variable with the judge's key")
     add("--judge-timeout", "SECONDS", "for one judgement (120)", type=float, default=120.0)
-    add("--judge-concurrency", "N", "judgements at once (8)", type=int, default=8)
-    parser.add_argument("--general-only", action="store_true", help="omit the five aspects")
     routers = ("shipped", "rules", "none")
     add("--router", None, "decides for SoT-R (shipped)", choices=routers, default="shipped")
     add("--limit", "N", "only the first N questions", type=int)
@@ -125,7 +124,7 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
     from rich.progress import track
 
     from sot_chains.calls.rate_limits import Limits
-    from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store, evaluate, read_questions, write
+    from sot_chains.evaluation import Judge, Store, evaluate, read_questions, write
     from sot_chains.router import RulesRouter, auto_router
 
     if options.limit is not None and options.limit < 1:
@@ -143,7 +142,7 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
             store=store,
             label=options.judge,
             timeout_seconds=options.judge_timeout,
-            limits=Limits(max_concurrent=options.judge_concurrency),
+            limits=Limits(max_concurrent=_JUDGEMENTS_AT_ONCE),
         )
     evaluation = await evaluate(
         questions,
@@ -151,7 +150,6 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
         store=store,
         router=routers[options.router],
         judge=judge,
-        criteria=(GENERAL,) if options.general_only else CRITERIA,
         watch=partial(track, console=Console(stderr=True), transient=True),
     )
     report = write(evaluation, options.out)

@@ -84,6 +84,9 @@ _KNOWN = frozenset(
     {*PARAMETERS, "max_new_tokens", "references", "grammar", "logprobs", "top_logprobs", "stream"}
     | {"response_format", "tools", "tool_choice", "strict", "parallel_tool_calls"}
 )
+# Other engines' parameters that are off at 1, or at 0, false or empty.
+_OFF_AT_ONE = ("n", "best_of", "repetition_penalty", "repeat_penalty", "typical_p", "tfs_z", "length_penalty")
+_OFF_AT_ZERO = ("logit_bias", "functions", "echo", "suffix", "ignore_eos", "use_beam_search", "mirostat")
 
 
 def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[str, Any]) -> SamplingParams:
@@ -95,16 +98,18 @@ def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[s
     given = {name: value for name, value in arguments.items() if value is not None}
     if "max_new_tokens" in given:
         bound = given.pop("max_new_tokens")
-        if given.setdefault("max_tokens", bound) != bound:
-            raise ValueError(
-                f"max_tokens={given['max_tokens']} and max_new_tokens={bound} set the same limit: give one"
-            )
+        if (other := given.setdefault("max_tokens", bound)) != bound:
+            raise ValueError(f"max_tokens={other} and max_new_tokens={bound} set the same limit: give one")
     if given.pop("model", model.model_name) != model.model_name:
         raise ValueError(
             f"this runs {model.model_name!r} and cannot switch to {arguments['model']!r}: load a second one"
         )
-    if unknown := given.keys() - _KNOWN:
+    off = {name for name in _OFF_AT_ZERO if not given.get(name)}
+    off |= {name for name in _OFF_AT_ONE if given.get(name) == 1}
+    if unknown := given.keys() - _KNOWN - off:
         raise ValueError(f"unknown arguments {sorted(unknown)}; there are {sorted(_KNOWN)} and stop")
+    if given.get("top_k") == -1:  # as vLLM and llama.cpp say it
+        given["top_k"] = 0
     stop = stop or model.stop or ()
     num_top = given.get("top_logprobs", model.top_logprobs)
     return SamplingParams(

@@ -112,16 +112,11 @@ def _check_whole(result: list[Generation]) -> None:
         json.loads(text)
     except json.JSONDecodeError as error:
         num_tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else "some"
-        cause = (
-            "max_tokens or the model's positions were reached: raise max_tokens, or ask for less"
-            if reason == "length"
-            else "a stop string ended it: call without stop"
+        ended = (
+            "a stop string ended it: omit stop" if reason != "length" else "raise max_tokens, or ask for less"
         )
-        raise OutputParserException(
-            f"the answer was cut off after {num_tokens} tokens, before its JSON was complete; {cause}. "
-            f"It ends with {text[-200:]!r}",
-            llm_output=text,
-        ) from error
+        said = f"the answer was cut off after {num_tokens} tokens, before its JSON was complete; {ended}"
+        raise OutputParserException(f"{said}; it ends with {text[-200:]!r}", llm_output=text) from error
 
 
 class _WholeJson(JsonOutputParser):

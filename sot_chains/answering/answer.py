@@ -194,6 +194,8 @@ class Answer:
         if fault and not record.parts:
             self._fault, record.skeleton = fault, Skeleton.of(reader.headings)
             return
+        if call.is_cut_off:
+            record.cut = f"the outline was cut: it ended with {call.finish_reason!r}"
         write_points(points)
         record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{self._router_reason}"
 
@@ -277,6 +279,6 @@ class Answer:
             what = "the model wrote anything" if record.is_outlined else "there was an outline"
             raise DeadlineError(f"the deadline of {seconds:g} s passed before {what}; raise deadline_seconds")
         if not record.is_outlined:
-            record.is_cut, record.route_reason = True, "the outline was cut at the deadline"
+            record.cut = record.route_reason = "the outline was cut at the deadline"
             record.skeleton = Skeleton(tuple([part.point for part in record.parts if part.point]))
         record.end_parts(f"the deadline of {seconds} s passed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages.ai import UsageMetadata
 
@@ -28,7 +28,7 @@ class AnswerRecord:
     skeleton_reply: str | None = None  # once it is whole
     is_graph: bool = False  # whether points may build on each other because the router, or the user, says so
     is_outlined: bool = False  # whether the route is known, and all points with it
-    is_cut: bool = False  # whether the outline is not whole
+    cut: str = ""  # why the outline is not whole
     has_failed: bool = False  # whether the answer ended with an error
     route_reason: str = ""
     seconds: float = 0.0
@@ -73,7 +73,7 @@ class AnswerRecord:
         failures: list[Failure] = []
         is_graph = self.is_graph
         for part in self.parts:
-            traced = part.trace()
+            traced: Any = part.trace()
             if part.point:
                 points.append(traced)
                 is_graph = is_graph or bool(part.needs)
@@ -83,17 +83,17 @@ class AnswerRecord:
             else:
                 conclusion = traced
             if traced["status"] != "complete" and (part.status or not plain):
-                number, label, status = traced["number"], traced["label"], traced["status"]
-                reason = traced["reason"] or ""
-                failures.append(Failure(number=number, label=label, status=status, reason=reason))
+                failures.append(cast("Failure", {name: traced[name] for name in Failure.__annotations__}))
         call, usages = self.skeleton_call, self._usages()
+        if self.cut:
+            failures.append(Failure(number=0, label="outline", status="cut", reason=self.cut))
         estimates = list(filter(None, map(attrgetter("estimated"), self.calls)))
         estimated = total_tokens(estimates) if estimates else None
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
         return SotTrace(
             route="plain" if plain else "graph" if is_graph else "sot",
             route_reason=self.route_reason,
-            is_complete=not failures and not self.is_cut and not self.has_failed,
+            is_complete=not failures and not self.has_failed,
             failures=failures,
             skeleton=list(map(attrgetter("text"), self.skeleton.points)),
             skeleton_reply=self.skeleton_reply,

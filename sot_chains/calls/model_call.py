@@ -180,11 +180,7 @@ class Caller:
         return num_message_tokens(messages) + (most if isinstance(most, int) else expected)
 
     def _learn(self, call: Call, reply: ReplyReader) -> None:
-        """Learns from a reply that has come to its end, and refuses one that is nothing but reasoning.
-
-        Raises:
-            ProviderError: The tokens went into reasoning, or the model says that it has failed.
-        """
+        """Learns from a reply that has ended; raises if all was reasoning or the model says it has failed."""
         if find_ending(call.finish_reason) == "failed":
             raise broke_off(self._options.provider.model_name, f"it ended with {call.finish_reason!r}")
         if call.usage is not None:
@@ -198,11 +194,7 @@ class Caller:
             raise without_answer(model, call.finish_reason, num_written)
 
     def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
-        """How long to wait before the next attempt; ``None`` if there is to be none.
-
-        Raises:
-            ProviderError: The server asks to wait longer than that.
-        """
+        """The wait before the next attempt, unless it is too long; ``None`` if there is to be none."""
         deadline, failure = self._call_options.deadline_seconds, as_provider_error(error)
         if not failure.is_retryable:
             return None

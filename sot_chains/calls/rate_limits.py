@@ -238,11 +238,7 @@ class Limiter:
                 self._closed_until, self._asked_seconds = until, seconds
 
     def _check_pause(self, longest_wait_seconds: float) -> float:
-        """Seconds that are left of the pause that the server has asked for.
-
-        Raises:
-            ProviderError: They are more than ``longest_wait_seconds``.
-        """
+        """Seconds left of the pause that the server has asked for; raises if they are too many."""
         left = self._closed_until - time.monotonic()
         if left > longest_wait_seconds:
             raise ProviderError(

@@ -54,8 +54,8 @@ class PointTrace(CallTrace):
 class Failure(TypedDict):
     """A point that is not, or not wholly, in the answer."""
 
-    number: int
-    label: str
+    number: int  # 0 for what is no point
+    label: str  # of the point, or "outline", "plain answer", "conclusion"
     status: Status
     reason: str
 
@@ -66,7 +66,7 @@ class SotTrace(TypedDict):
     route: Literal["sot", "graph", "plain"]  # "graph" where points build on each other, or were to
     route_reason: str
     is_complete: bool  # whether nothing failed, was cut or was left out
-    failures: list[Failure]  # what did, and why; a plain answer that was cut has the number 0
+    failures: list[Failure]  # what did, and why; what is no point has the number 0
     skeleton: list[str]  # the headings of the points; on the plain route, of what little was found
     skeleton_reply: str | None  # None if the model was not asked
     skeleton_call: CallTrace | None

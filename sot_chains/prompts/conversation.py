@@ -90,12 +90,8 @@ def _cleaned(message: BaseMessage) -> BaseMessage:
     if isinstance(message.content, str) and message.content.isascii() and not calls and not broken:
         return message  # the usual case
     update = {"content": without_surrogates(message.content)}
-    if calls or broken:  # of broken arguments the text is the one argument: a result must have its call
-        texts = [{"arguments": call["args"]} if call["args"] else {} for call in broken]
-        repaired = [
-            {**call, "type": "tool_call", "args": args} for call, args in zip(broken, texts, strict=True)
-        ]
-        update |= {"tool_calls": without_surrogates([*calls, *repaired]), "invalid_tool_calls": []}
+    if calls or broken:
+        update |= {"tool_calls": without_surrogates(calls), "invalid_tool_calls": without_surrogates(broken)}
     return message.model_copy(update=update)
 
 

@@ -70,11 +70,23 @@ class AnthropicProvider(VendorProvider):
         return Delta()
 
 
+# Parameters that the API does not know, or not beside others, are off at 1, or at 0, false or empty.
+_OFF_AT_ONE = ("n", "best_of", "top_p", "typical_p", "repetition_penalty", "length_penalty")
+_OFF_AT_ZERO = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "top_k", "min_p"),
+    *("min_tokens", "echo", "suffix", "ignore_eos", "use_beam_search", "stop"),
+)
+
+
 def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters under the API's names."""
-    fields = dict(parameters)
-    if fields.pop("seed", None) is not None:  # a wish: nobody promises to answer alike
+    """Parameters under the API's names, without those that change nothing, of which it knows few."""
+    if parameters.get("seed") is not None:  # a wish: nobody promises to answer alike
         warn_once("Anthropic's API takes no seed: it is left out")
+    fields = {
+        name: value
+        for name, value in parameters.items()
+        if name != "seed" and (value or name not in _OFF_AT_ZERO) and (value != 1 or name not in _OFF_AT_ONE)
+    }
     if stop := fields.pop("stop", None):
         fields["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
     if "max_completion_tokens" in fields:
@@ -143,14 +155,13 @@ def _blocks(message: BaseMessage) -> list[dict[str, Any]]:
     """The content of ``message`` in the API's form, with its tool calls."""
     content = message.content
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    calls = message.tool_calls if isinstance(message, AIMessage) else []
-    ids = {call["id"] for call in calls}
-    blocks = [block for part in parts if (block := _block(part, message)) and block.get("id", 0) not in ids]
+    blocks = list(filter(None, (_block(part, message) for part in parts)))
+    if isinstance(message, AIMessage):
+        for call in message.tool_calls:
+            given = {"id": call["id"], "name": call["name"], "input": call["args"]}
+            blocks.append({"type": "tool_use", **given})
     if not isinstance(message, ToolMessage):
-        return blocks + [
-            {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]}
-            for call in calls
-        ]
+        return blocks
     result = {"type": "tool_result", "tool_use_id": message.tool_call_id}
     failed = {"is_error": True} if message.status == "error" else {}
     return [{**result, "content": content if isinstance(content, str) else blocks, **failed}]
@@ -170,8 +181,6 @@ def _block(given: Any, message: BaseMessage) -> dict[str, Any] | None:
             source = {"type": "url", "url": url}
         case {"type": "image" | "file", "base64": data}:
             source = {"type": "base64", "media_type": part.get("mime_type"), "data": data}
-        case {"type": "tool_call"}:  # which is read from the message itself
-            return None
         case {"value": {"type": kind}} | {"type": kind}:
             said = f"a message holds content of type {kind!r}, which Anthropic's API does not support"
             if not isinstance(message, AIMessage):

@@ -19,7 +19,6 @@ from langchain_core.callbacks import (
     AsyncCallbackManager,
     AsyncCallbackManagerForLLMRun,
     BaseCallbackHandler,
-    UsageMetadataCallbackHandler,
 )
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
@@ -79,13 +78,8 @@ class ChatRun:
 
     async def end(self) -> None:
         """Reports the end of the run."""
-        manager, result = _narrowed(self._manager, "on_llm_end"), self._result()
-        counting = [one for one in manager.handlers if type(one) is UsageMetadataCallbackHandler]
-        for handler in counting:
-            handler.on_llm_end(result)  # adds up numbers: not worth a thread
-        manager.handlers = [one for one in manager.handlers if one not in counting]
-        if manager.handlers:
-            await manager.on_llm_end(result)
+        if (manager := _narrowed(self._manager, "on_llm_end")).handlers:
+            await manager.on_llm_end(self._result())
 
     async def fail(self, error: BaseException) -> None:
         """Reports that the run failed with ``error``."""

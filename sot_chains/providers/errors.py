@@ -1,4 +1,4 @@
-"""What a failed request means: its status, the server's words, and whether asking again may help.
+"""What a failed request means: its status, the server's words, and whether and when to ask again.
 
 Pure. Servers report errors with an HTTP status, as an event within a stream that began well, or as a page in
 place of a stream; and many in forms of their own.
@@ -7,13 +7,16 @@ place of a stream; and many in forms of their own.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from itertools import product
 from typing import Any
 
 import httpx2
 
 from sot_chains.providers.base import ProviderError
-from sot_chains.providers.headers import parse_pause
 
 REFUSED_STATUSES = frozenset({429, 503, 529})  # too busy: no work was done
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
@@ -45,6 +48,9 @@ _STATUSES = [
 ]
 _NUM_FOR_MESSAGES = 3
 _INVISIBLE = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
+
+_FORMS = ("x-ratelimit-{field}-{unit}", "anthropic-ratelimit-{unit}-{field}")  # of OpenAI and Anthropic
+_WANTED = (("requests", 1), ("tokens", 1000))
 
 
 class ReportedError(Exception):
@@ -187,3 +193,34 @@ def without_answer(model: str, finish_reason: str | None, num_tokens: int | None
         f"{model} wrote no answer: {tokens} went into reasoning (it ended with {finish_reason!r}); raise "
         "max_tokens, or switch reasoning off"
     )
+
+
+def parse_pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds until the next request may be sent; ``None`` if ``headers`` ask for no pause.
+
+    That is what ``retry-after-ms`` or ``retry-after`` say, or else the time in which an exhausted rate limit
+    refills by a request and its tokens. Vendors count per minute and refill continuously.
+    """
+    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    if (seconds := _number(value)) is not None:
+        return seconds
+    with suppress(TypeError, ValueError, OverflowError):
+        return max(0.0, parsedate_to_datetime(value or "").timestamp() - time.time())
+    pauses = [0.0]
+    for form, (unit, wanted) in product(_FORMS, _WANTED):
+        left, limit = (
+            _number(headers.get(form.format(field=one, unit=unit))) for one in ("remaining", "limit")
+        )
+        if left == 0 and limit:
+            pauses.append(wanted / limit * 60)
+    return max(pauses) or None
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value or "")
+    except ValueError:
+        return None
+    return number if 0 <= number < float("inf") else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
+from traceback import clear_frames
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -15,6 +16,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from sot_chains.providers.base import Delta
+from sot_chains.providers.histories import with_results
 from sot_chains.providers.local import ContinuesReplies, LocalChatModel, WrapsModel
 
 _REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason")  # the last of Amazon's Converse
@@ -95,14 +97,18 @@ class LangChainProvider:
             )
         usage: UsageMetadata | None = None
         metadata: dict[str, Any] = {}
-        answer = self.runnable.astream(list(messages), config, **kwargs)
-        async with aclosing(cast("AsyncGenerator[Any, None]", answer)) as chunks:
-            async for chunk in chunks:
-                delta = self._delta(chunk)
-                usage, delta.usage = _with_usage(usage, delta.usage), None
-                if isinstance(chunk, AIMessageChunk):
-                    metadata |= chunk.response_metadata
-                yield delta
+        answer = self.runnable.astream(with_results(messages), config, **kwargs)
+        try:
+            async with aclosing(cast("AsyncGenerator[Any, None]", answer)) as chunks:
+                async for chunk in chunks:
+                    delta = self._delta(chunk)
+                    usage, delta.usage = _with_usage(usage, delta.usage), None
+                    if isinstance(chunk, AIMessageChunk):
+                        metadata |= chunk.response_metadata
+                    yield delta
+        except Exception as error:  # holds the streams below, which are to end in this event loop
+            clear_frames(error.__traceback__)
+            raise
         yield Delta(usage=usage, finish_reason=find_finish_reason(metadata, is_streamed=True))
 
     def _delta(self, chunk: object) -> Delta:

@@ -81,7 +81,6 @@ class OpenAIProvider(VendorProvider):
 
 
 _PARTS = {"assistant": ("text", "refusal"), "tool": ("text",), "system": ("text",)}  # of these roles' content
-_CALLS = ("tool_call", "tool_use", "function_call")  # which are read from the message itself
 
 
 def _in_openais_form(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
@@ -95,6 +94,6 @@ def _in_openais_form(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         if isinstance(content, str) or role not in _PARTS:
             continue
         message["content"] = [part for part in content if part.get("type") in _PARTS[role]] or ""
-        for kind in {part.get("type") for part in content}.difference(_PARTS[role], _CALLS):
+        for kind in {part.get("type") for part in content}.difference(_PARTS[role]):
             warn_once(f"OpenAI's API takes no {kind!r} in messages of the role {role!r}: it is left out")
     return converted

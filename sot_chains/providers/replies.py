@@ -190,12 +190,7 @@ async def _with_blank_line(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes
 
 
 def _load(name: str, data: str) -> Mapping[str, Any]:
-    """The JSON object of an event; an empty one for another value.
-
-    Raises:
-        ReportedError: It is an error.
-        JSONDecodeError: It is not JSON.
-    """
+    """The JSON object of an event; an empty one for another value. Raises what it reports as an error."""
     try:
         payload = json.loads(data)
     except ValueError:

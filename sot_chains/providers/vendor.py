@@ -19,16 +19,11 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from pydantic import SecretStr
 
-from sot_chains.providers.base import (
-    Delta,
-    PrefillRefusedError,
-    ProviderError,
-    SharedPrefix,
-)
+from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
 from sot_chains.providers.callbacks import nobody_listens, reported
 from sot_chains.providers.clients import find_client
-from sot_chains.providers.errors import ReportedError, broke_off, explain
-from sot_chains.providers.headers import parse_pause
+from sot_chains.providers.errors import ReportedError, broke_off, explain, parse_pause
+from sot_chains.providers.histories import with_results
 from sot_chains.providers.replies import Reply, read
 
 _PREFILL_REFUSED = re.compile(
@@ -149,7 +144,7 @@ class VendorProvider:
     async def _deltas(
         self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
     ) -> AsyncGenerator[Delta, None]:
-        request = self._request(messages, parameters, prefix)
+        request = self._request(with_results(messages), parameters, prefix)
         client = await self._client()
         reply = Reply(self._model)
         headers: Mapping[str, str] = {}

@@ -99,6 +99,7 @@ class Answer:
     parameters: Mapping[str, Any]  # of the call
     limit: TextLimit = field(default_factory=TextLimit)  # where its text ends, if the calls are not told
     reason: str | None = None  # why it is written this way, if that was decided for the client
+    may_call: bool = False  # whether tools are offered
     # Finds citations beside the reported ones.
     cite: Callable[[str], Sequence[Mapping[str, Any]]] | None = None
     text: str = ""  # so far
@@ -123,22 +124,20 @@ class Answer:
         self.calls = [call for call in self.calls if call.name]
         for call in self.calls:
             call.arguments = call.arguments or "{}"
-        if (pieces := _untold(self.calls)) or rest:
+        if (pieces := _untold(self.calls, is_last=True)) or rest:
             yield rest, pieces
         await self._end()
 
     async def write(self) -> None:
         """Writes it as a whole."""
+        if self.may_call:  # LangChain joins pieces of calls by their numbers, which some models do not give
+            async for _ in self.stream():
+                pass
+            return
         try:
             self._read(await self.answers.ainvoke(self.messages, **self.parameters))
         except ProviderError as error:
             self._take_empty(error)
-        if not all(call.name for call in self.calls):
-            # LangChain has torn calls apart whose pieces have no number. In the stream they are in order.
-            self.text, self.calls = "", []
-            async for _ in self.stream():
-                pass
-            return
         self.text += self.limit.end()
         await self._end()
 
@@ -163,16 +162,21 @@ class Answer:
     def _read_call(self, piece: ToolCallChunk) -> ToolCall:
         """Takes in a piece of a tool call; returns the call.
 
-        Models that number no pieces begin each call with its name, or give it an id.
+        Models that number no pieces, or all alike, give each call an id or begin it with its name; and some
+        repeat the name in each piece.
         """
         number, own_id, name, arguments = piece["index"], piece["id"] or None, piece["name"], piece["args"]
-        same = [one for one in self.calls if one.number == number and own_id in (None, one.own_id)]
-        if not same or (name and same[-1].name and number is None and own_id is None):
+        ids = (None,) if name or number is None else (None, own_id)  # some give each piece another id
+        same = [one for one in self.calls if one.number == number and own_id in (*ids, one.own_id)]
+        call = same[-1] if same else None
+        if call and call.name and name and own_id is None:
+            is_written, is_named_again = _is_json(call.arguments), name == call.name
+            if (is_written and (arguments or not is_named_again)) or (number is None and not is_named_again):
+                call = None
+        if call is None:
             call = self._begin(own_id, name, number=number)
-        else:
-            call = same[-1]
-            if name and name != call.name and not call.arguments:
-                call.name += name
+        elif name and name != call.name and not call.arguments:
+            call.name += name
         call.arguments += arguments or ""
         return call
 
@@ -223,11 +227,13 @@ class Answer:
                 return [reason]
             failures = {one["label"]: one["reason"] for one in trace["failures"]}
             return [(trace["plain_stopped_by"] and "stop") or failures.get("plain answer")]
-        # A point that was shortened to whole sentences is complete.
-        cut = [one for one in trace["points"] if one["status"] in ("cut", "failed") and not one["stopped_by"]]
+        # A point that was left out, or shortened to whole sentences, is no fault.
+        cut = [one for one in trace["failures"] if one["status"] in ("cut", "failed")]
+        calls: dict[int, Any] = {0: trace["skeleton_call"], **{one["number"]: one for one in trace["points"]}}
+        ended = [calls[one["number"]]["finish_reason"] for one in cut]
         return [
-            one["reason"] if find_ending(one["finish_reason"]) == "whole" else one["finish_reason"]
-            for one in cut
+            one["reason"] if find_ending(reason) == "whole" else reason
+            for one, reason in zip(cut, ended, strict=True)
         ]
 
     @property
@@ -253,14 +259,24 @@ class Answer:
         return {"sot": {**{name: trace[name] for name in _TRACE_FIELDS}, "route_reason": reason}}
 
 
-def _untold(calls: Sequence[ToolCall]) -> list[tuple[ToolCall, str]]:
+def _untold(calls: Sequence[ToolCall], *, is_last: bool = False) -> list[tuple[ToolCall, str]]:
     """The arguments that are to be told, of calls whose name is known."""
     pieces: list[tuple[ToolCall, str]] = []
     for call in calls:
-        if call.name and (piece := call.arguments[call.num_told :]):
+        is_half = not is_last and "\ud800" <= call.arguments[-1:] <= "\udbff"
+        end = len(call.arguments) - is_half
+        if call.name and (piece := call.arguments[call.num_told : end]):
             pieces.append((call, piece))
-            call.num_told = len(call.arguments)
+            call.num_told = end
     return pieces
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _make_annotation(citation: Mapping[str, Any]) -> dict[str, Any]:

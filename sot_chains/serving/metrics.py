@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from traceback import clear_frames
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -47,6 +48,7 @@ class Metrics:
                 status, refused.is_counted = refused.status, True
                 if status >= 500:
                     _log.warning("a request for %s failed: %s", model, refused, exc_info=error)
+                clear_frames(error.__traceback__)  # ends the model's streams here, not in any thread
                 raise refused from error
             finally:
                 self.requests.labels(model, str(status)).inc()

@@ -12,6 +12,7 @@ from sot_chains.calls.usage import Price, num_tokens, price_for
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.prompts.profile import UNFILTERED, ModelProfile
 from sot_chains.providers import Provider, VendorProvider, make_provider
+from sot_chains.providers.histories import with_results
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
 from sot_chains.router.rules import PLAINLY
@@ -57,7 +58,7 @@ class ServedModel:
         Raises:
             RefusedError: The mode does not support what it requests.
         """
-        messages, name = request.langchain_messages(), self.provider.model_name
+        messages, name = with_results(request.langchain_messages()), self.provider.model_name
         parameters = self._sampling(request)
         options: dict[str, Any] = {}
         if request.references:
@@ -82,6 +83,7 @@ class ServedModel:
             parameters["response_format"] = request.form
         if request.callable_tools:
             answers = self._with_tools(request)
+            options["may_call"] = True
         elif "reason" in options and not request.is_in_one_piece:  # repetition ends the text, as in the chain
             answers = self.guarded
         else:

@@ -40,7 +40,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"], []),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "function_call": ("none",),
+    "function_call": ("none", "auto"),
     "functions": ([],),
     "continue_final_message": (True,),
     "add_generation_prompt": (False,),

@@ -182,6 +182,11 @@ def test_what_would_be_passed_over_is_an_error(chat: ChatLocal) -> None:
         with pytest.raises((ValueError, TypeError), match=words):
             chat.invoke(QUESTION, **arguments)  # type: ignore[arg-type]  # the mistakes under test
     assert chat.invoke(QUESTION, model="tiny", top_k=None, max_tokens=2).text
+    off = {"repetition_penalty": 1.0, "n": 1, "top_k": -1, "logit_bias": {}, "mirostat": 0}  # change nothing
+    assert chat.invoke(QUESTION, **off).text == chat.invoke(QUESTION).text  # type: ignore[arg-type]  # of any type
+    for arguments in ({"repetition_penalty": 1.1}, {"n": 2}, {"skip_special_tokens": False}):
+        with pytest.raises(ValueError, match=f"unknown arguments .*{next(iter(arguments))}"):
+            chat.invoke(QUESTION, **arguments)  # type: ignore[arg-type]  # of any type
     # One string is one stop string, not one for each of its letters.
     whole = chat.invoke(QUESTION).text
     assert chat.invoke(QUESTION, stop=whole[30:36]).text == whole[: whole.index(whole[30:36])]  # type: ignore[arg-type]  # a string, as users write it

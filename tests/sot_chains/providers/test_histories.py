@@ -2,10 +2,18 @@
 
 import json
 import logging
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
 
 from sot_chains import ModelProfile, Retries
 from sot_chains.providers.anthropic import make_request
@@ -94,6 +102,59 @@ async def test_a_call_with_broken_arguments_keeps_its_result(wire: str, given: s
         assert (call["id"], json.loads(call["function"]["arguments"])) == ("c", told)
 
 
+def calling(*ids: str | None) -> AIMessage:
+    return AIMessage("", tool_calls=[ToolCall(name="f", args={}, id=one) for one in ids])
+
+
+def result(call_id: str, text: str = "y") -> ToolMessage:
+    return ToolMessage(text, tool_call_id=call_id)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        ([calling("c")], [("c", None)]),
+        ([calling("c", "d"), result("d")], [("c", None), ("d", "y")]),
+        ([calling("c"), HumanMessage("Wait."), result("c")], [("c", "y")]),
+        ([result("x"), calling("c"), result("c"), result("x")], [("c", "y")]),
+        ([calling("c"), result("c", "a"), result("c", "b")], [("c", "a")]),
+        ([calling("c"), calling("c"), result("c", "b")], [("c", None), ("call00004", "b")]),
+        ([calling("c"), result("c", "a"), calling("c"), result("c", "b")], [("c", "a"), ("call00004", "b")]),
+        ([calling("", None), result("", "a"), result("", "b")], [("call00002", "a"), ("call00003", "b")]),
+        ([calling("functions.f:0"), result("functions.f:0")], [("call00002", "y")]),
+        ([calling("c" * 41), result("c" * 41)], [("call00002", "y")]),
+        ([AIMessage([{"type": "tool_use", "id": "c.1", "name": "f", "input": {}}])], [("call00002", None)]),
+        (
+            [calling("c"), HumanMessage([{"type": "tool_result", "tool_use_id": "c", "content": "y"}])],
+            [("c", "y")],
+        ),
+    ],
+)
+async def test_each_call_has_one_result_behind_it(
+    wire: str, history: list[BaseMessage], expected: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns = (await sent(wire, HumanMessage("x"), *history))["messages"]
+    if wire == "openai":
+        calls = [call["id"] for turn in turns for call in turn.get("tool_calls", ())]
+        told = [(turn["tool_call_id"], turn["content"]) for turn in turns if turn["role"] == "tool"]
+        roles = [turn["role"] for turn in turns if turn["content"] != "Wait."]
+        assert all(roles[i - 1] in ("assistant", "tool") for i, role in enumerate(roles) if role == "tool")
+    else:
+        blocks = [block for turn in turns for block in turn["content"]]
+        calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        told = [(one["tool_use_id"], one["content"]) for one in blocks if one["type"] == "tool_result"]
+        for turn, after in pairwise(turns):
+            asked = [block["id"] for block in turn["content"] if block["type"] == "tool_use"]
+            assert [one.get("tool_use_id") for one in after["content"]][: len(asked)] == asked
+    assert calls == [call_id for call_id, _ in told]
+    known = [(call_id, None if "no result" in str(text) else text) for call_id, text in told]
+    assert [(call_id, text and str(text)) for call_id, text in known] == expected
+    num_given = sum(one.type == "tool" or not isinstance(one.content, str) for one in history)
+    is_whole = num_given == sum(text is not None for _, text in expected) == len(expected)
+    assert is_whole != any(word in caplog.text for word in ("no result", "no call"))
+
+
 @pytest.mark.parametrize("wire", WIRES)
 async def test_halves_of_characters_in_calls_are_replaced(wire: str) -> None:
     call = {"name": "f", "args": {"\ud83d": ["\ud83d", 1]}, "id": "c", "type": "tool_call"}
@@ -116,6 +177,14 @@ async def test_a_seed_is_a_wish_at_anthropic(caplog: pytest.LogCaptureFixture) -
         await server.sot("anthropic", router=Plainly()).ainvoke("x", seed=3)
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]  # it is said once
     assert (await sent("openai", seed=3))["seed"] == 3
+
+
+async def test_what_changes_nothing_is_not_sent_to_anthropic_and_what_does_is() -> None:
+    off = {"n": 1, "top_p": 1, "repetition_penalty": 1.0, "min_p": 0, "logit_bias": {}, "echo": False}
+    on = {"temperature": 0, "top_k": 5, "repetition_penalty": 1.1, "stop_sequences": ["x"]}
+    assert not off.keys() & await sent("anthropic", **off)
+    assert on.items() <= (await sent("anthropic", **on)).items()
+    assert off.items() <= (await sent("openai", **off)).items()  # whose servers may have other defaults
 
 
 async def test_a_field_of_any_type_is_the_servers_to_judge() -> None:

@@ -205,7 +205,7 @@ async def test_langchains_own_openai_model(server: ChatServer) -> None:
 
 
 def test_importing_us_imports_no_sdk() -> None:
-    late = {"openai", "anthropic", "torch", "rich", "matplotlib", "tiktoken", "transformers"}
+    late = {"openai", "anthropic", "torch", "rich", "matplotlib", "transformers"}
     code = f"import sys, sot_chains; print({late} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}

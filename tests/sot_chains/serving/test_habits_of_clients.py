@@ -78,6 +78,15 @@ def _text(response: httpx.Response) -> str:
             "max_tokens": None,
             "stream_options": {},
         },
+        {"function_call": "auto", "functions": [], "best_of": 1, "echo": False, "suffix": "", "top_p": 1},
+        {
+            "repetition_penalty": 1.0,
+            "min_p": 0,
+            "top_k": 0,
+            "typical_p": 1,
+            "ignore_eos": False,
+            "min_tokens": 0,
+        },
     ],
 )
 def test_what_changes_nothing_is_taken_by_every_model(running: Served, fields: dict[str, Any]) -> None:
@@ -445,6 +454,33 @@ async def test_an_answer_without_one_of_its_points_is_not_called_whole(
             assert '"finish_reason": "stop"' not in streamed.text
 
 
+@pytest.mark.parametrize("part", ["outline", "Dark room"])
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("length", "length"), ("content_filter", "content_filter"), ("model_length", "length")],
+)
+async def test_an_answer_whose_outline_or_point_was_cut_is_not_called_whole(
+    part: str, reason: str, told: str
+) -> None:
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        asked = convert_to_messages(request["messages"])
+        is_cut = what(asked) == part
+        text = answer_to(asked)
+        return whole_reply("openai", text[:-4] if is_cut else text, finish=reason if is_cut else None)
+
+    async with wire_server(reply) as upstream:
+        url = f"http://127.0.0.1:{upstream.port}/v1"
+        with served(make_provider("openai:x", base_url=url, api_key="k"), name="m") as running:
+            whole = (await asyncio.to_thread(_ask, running, model="m:sot")).json()
+            assert whole["choices"][0]["finish_reason"] == told
+            assert not whole["sot"]["is_complete"]
+            assert [one["label"] for one in whole["sot"]["failures"]] == [part]
+            streamed = await asyncio.to_thread(_ask, running, model="m:sot", stream=True)
+            assert f'"finish_reason": "{told}"' in streamed.text
+            answered = await asyncio.to_thread(_ask, running, "responses", model="m:sot")
+            assert answered.json()["status"] == "incomplete"
+
+
 class PiecesChatModel(ToolChatModel):
     """Calls tools in the given pieces: name, arguments, id and number of each."""
 
@@ -505,6 +541,18 @@ def _calls(running: Served, path: str, *, stream: bool) -> list[tuple[str, str, 
         [("weather", FIRST, "a", 0), ("weather", SECOND, "a", 1)],
         [(None, None, "a", 0), ("weather", FIRST, None, 0), ("weather", SECOND, "", 1)],
         [("wea", None, "a", 0), ("ther", FIRST, None, 0), ("weather", SECOND, None, 1)],
+        # All alike: whole ones, ones with the name in each piece, ones with another id in each piece.
+        [("weather", FIRST, None, 0), ("weather", SECOND, None, 0)],
+        [("weather", FIRST, None, None), ("weather", SECOND, None, None), ("weather", "", None, None)],
+        *(
+            [
+                *(("weather", "", None, number), ("weather", FIRST[:4], None, number)),
+                *(("weather", FIRST[4:], None, number), ("weather", SECOND, None, number)),
+            ]
+            for number in (0, None)
+        ),
+        [("weather", FIRST[:4], "a", 0), ("weather", FIRST[4:], "a", 0), ("weather", SECOND, "b", 0)],
+        [("weather", FIRST[:4], "a", 0), (None, FIRST[4:], "b", 0), ("weather", SECOND, "c", 1)],
     ],
 )
 def test_pieces_of_calls_are_joined_as_they_belong(pieces: Any, path: str, stream: bool) -> None:
@@ -514,6 +562,20 @@ def test_pieces_of_calls_are_joined_as_they_belong(pieces: Any, path: str, strea
         *(("weather", {"city": "K\u00f6ln"}), ("weather", {"city": "Bonn"}))
     ]
     assert len({call_id for call_id, _, _ in calls} - {None, ""}) == 2
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+@pytest.mark.parametrize(
+    "text", [r'{"a": "\u00f6\ud83d\ude00\\ \""}', '{"a": "\u00f6\ud83d\ude00"}', '{"\ud83d": 1}']
+)
+def test_arguments_may_be_cut_within_a_character_or_an_escape(path: str, text: str) -> None:
+    whole = json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    for index in range(1, len(text)):
+        pieces: Any = [("weather", text[:index], "a", 0), (None, text[index:], None, 0)]
+        with served(PiecesChatModel(pieces=pieces), name="m") as running:
+            for stream in (False, True):
+                ((_, _, arguments),) = _calls(running, path, stream=stream)
+                assert json.loads(arguments) == whole, (index, stream)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
@@ -560,6 +622,25 @@ def test_arguments_of_calls_in_a_history(arguments: Any, args: Any) -> None:
             assert history[1].tool_calls == [{"name": "f", "args": args, "id": "c", "type": "tool_call"}]
         del call["function"]["name"]  # type: ignore[attr-defined]  # a dict
         assert _ask(running, messages=turns).status_code == 400
+
+
+@pytest.mark.parametrize("mode", ["m", "m:auto", "m:sot"])
+def test_a_chat_model_gets_a_result_for_each_call_and_none_without(mode: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    orphan = {"role": "tool", "tool_call_id": "x", "content": "y"}
+    turns = [*ASKED, orphan, {"role": "assistant", "content": None, "tool_calls": [call]}, *ASKED]
+    items = [
+        *(*ASKED, {"type": "function_call_output", "call_id": "x", "output": "y"}),
+        *({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, *ASKED),
+    ]
+    model = PacedChatModel()
+    with served(model, name="m") as running:
+        for path, asked in (("chat/completions", {"messages": turns}), ("responses", {"input": items})):
+            assert _ask(running, path, model=mode, **asked).status_code == 200
+    for history in model.requests:
+        assert [one.type for one in history][-4:] == ["human", "ai", "tool", "human"]
+        assert [one.type for one in history].count("tool") == 1
+        assert "no result" in str(history[-2].content)
 
 
 def test_a_refusal_in_a_history_is_what_was_said() -> None:

@@ -79,7 +79,7 @@ WRONG: dict[str, list[Any]] = {
     "logprobs": [True, "x", {}],
     "modalities": [["audio"], "text", 1],
     "functions": [[{"name": "f"}], "x", {}],
-    "function_call": ["auto", {"name": "f"}, 1],
+    "function_call": ["required", {"name": "f"}, 1],
 }
 ODD = [(name, value) for name, values in WRONG.items() for value in values]
 
