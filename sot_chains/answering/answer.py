@@ -194,8 +194,7 @@ class Answer:
         if fault and not record.parts:
             self._fault, record.skeleton = fault, Skeleton.of(reader.headings)
             return
-        if call.is_cut_off:
-            record.cut = f"the outline was cut: it ended with {call.finish_reason!r}"
+        record.cut = f"the outline was cut: it ended with {call.finish_reason!r}" if call.is_cut_off else ""
         write_points(points)
         record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{self._router_reason}"
 
