@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,10 +150,26 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
         like = likeness(tuned, held_out, tuned_answers, plain_answers)
         summary["tuned"] = {
             "same_answers": like.same_answers,
-            "rouge_l": round(like.rouge_l, 4),
+            "rouge_l": round(
+                statistics.mean(map(rouge_l, tuned_answers, plain_answers)),
+                4,
+            ),
             "perplexity": round(like.perplexity, 4),
         }
     return summary, [{"answer": text} for text in baseline.texts]
+
+
+def rouge_l(answer: Sequence[int], reference: Sequence[int]) -> float:
+    """ROUGE-L (Lin, 2004) over token ids: F1 of the longest common subsequence; 1 if both are empty."""
+    longest = [0] * (len(reference) + 1)  # common with each beginning of the reference
+    for token in answer:
+        before = 0
+        for end, other in enumerate(reference, 1):
+            above = longest[end]
+            longest[end] = before + 1 if token == other else max(above, longest[end - 1])
+            before = above
+    total = len(answer) + len(reference)
+    return 2 * longest[-1] / total if total else 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

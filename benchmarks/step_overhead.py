@@ -26,7 +26,7 @@ from benchmarks.copy_workloads import SHAPES, random_llama
 from benchmarks.results import save
 from benchmarks.workloads import add_model_argument
 from local_backend import Engine, SamplingParams
-from local_backend.models.loading import load
+from local_backend.models.loading import choose_device, load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -150,9 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
     options = parser.parse_args(arguments)
     settings = list(dict.fromkeys(["greedy", *options.settings]))
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device(options.device).type
     model, tokenizer = load(options.model, device=device)
     if options.model is None:
         model = random_llama(options.shape, options.vocabulary, device)

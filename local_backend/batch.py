@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="of the weights; in float32 a line's answer does not depend on those beside it (%(default)s)",
     )
+    parser.add_argument("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
     parser.add_argument("--max-tokens", type=int, default=1024, help="maximum of an answer (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="each line derives its own (%(default)s)")
@@ -122,7 +123,7 @@ def _make_engine(given: argparse.Namespace) -> Engine:
 
     max_cache_bytes = None if given.max_cache_mib is None else int(given.max_cache_mib * 2**20)
     scheduling = Scheduling(given.scheduling, max_cache_bytes=max_cache_bytes)
-    model, tokenizer = load(given.model, dtype=given.dtype)
+    model, tokenizer = load(given.model, dtype=given.dtype, device=given.device)
     return Engine(model, tokenizer, given.drafter, max_rows=given.max_rows, scheduling=scheduling)
 
 

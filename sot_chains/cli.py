@@ -48,6 +48,7 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
             stream.reconfigure(errors="replace")
     from sot_chains.providers import ProviderError
 
+    extras = Extras(partial(extras.load_local, device=options.device), extras.make_copying)
     with ExitStack() as opened:
         try:
             return int(options.run(options, extras, opened))
@@ -72,9 +73,8 @@ def _add_ask(commands: Any) -> None:
     parser.set_defaults(parser=parser, run=_ask)
     parser.add_argument("question", metavar="QUESTION")
     add_model_arguments(parser)
-    both = argparse.BooleanOptionalAction
     about = "run plain decoding first, to compare with"
-    parser.add_argument("--plain", action=both, default=True, help=about)
+    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help=about)
 
 
 def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
@@ -97,6 +98,12 @@ class RowsLayer(CacheLayerMixin):
         """Memory of one token, in bytes."""
         return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in self.buffers)
 
+    def release(self) -> None:
+        """Free the buffers; the next forward allocates new ones."""
+        self._stores.clear()
+        self.keys = self.values = None
+        self.is_initialized = False
+
     def lay_out(self, lengths: Sequence[int]) -> int:
         """Reshape the buffers to the current numbers of rows and columns, keeping each row's tokens.
 
@@ -129,3 +136,13 @@ class RowsLayer(CacheLayerMixin):
                 new[row, :, : lengths[row]] = kept
             setattr(self, name, new)
         return passing
+
+
+def explained(error: Exception, about: str) -> Exception:
+    """``error``; if it is a lack of memory, one that says ``about`` what it was and what needs less."""
+    is_shortage = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    if not is_shortage or error.__cause__ is not None:
+        return error
+    better = torch.OutOfMemoryError(f"there is not enough memory for {about} ({error})")
+    better.__cause__ = error
+    return better

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from transformers import Cache
 
-from local_backend.caching.cache_layer import RowsLayer, Slots
+from local_backend.caching.cache_layer import RowsLayer, Slots, explained
 from local_backend.caching.prefix_cache import LayerTensors, Prefix, PrefixCache
 
 _FIRST_ROWS, _FIRST_COLUMNS = 4, 256
@@ -110,7 +110,19 @@ class RaggedKVCache(Cache):
                 slots.num_columns = min(widest, max(num_columns, self.expected_length))
             slots.num_rows = min(self._max_rows, slots.max_tokens // slots.num_columns)
         self.layout += 1
-        passing = max(layer.lay_out(self._lengths) for layer in self._row_layers)
+        try:
+            passing = max(layer.lay_out(self._lengths) for layer in self._row_layers)
+        except RuntimeError as error:
+            size = slots.num_rows * slots.num_columns * self.bytes_per_token() / 2**30
+            told = explained(
+                error,
+                f"{size:.2f} GiB of keys and values, {slots.num_rows} rows of {slots.num_columns} tokens: "
+                "lower max_rows or max_tokens, or set Scheduling(max_cache_bytes=...)",
+            )
+            for layer in self._row_layers:  # some have grown
+                layer.release()
+            slots.num_rows = slots.num_columns = 1
+            raise told from told.__cause__
         self._note_peak(passing)
 
     def _note_peak(self, passing: int = 0) -> None:

@@ -65,13 +65,13 @@ class _Position:
             paths[node] = [*paths[parent], token]
             yield _Position(self.row, self.number, node, paths[node])
 
-    def descend(self, draft: Draft, token: int) -> bool:
-        """Move to the node that guesses ``token``; returns whether there is one."""
-        child = child_of(draft, self.node, token)
+    def descend(self, draft: Draft, chosen: Sequence[int]) -> bool:
+        """Move to the node that guesses the token chosen here; returns whether there is one."""
+        child = child_of(draft, self.node, chosen[self.node + 1])
         if child is None or self.row.error is not None:
             return False
         self.node = child
-        self.path.append(token)
+        self.path.append(draft.token_ids[child])
         return True
 
 
@@ -94,16 +94,14 @@ def choose_tokens(
     Returns:
         ``1 + len(draft)`` token ids for each row.
     """
+    if logits.device.type == "mps":  # which has no double precision, and shares its memory
+        logits = logits.cpu()
     asked: list[_Position] = []
-    led: list[_Position] = []
-    for number, row in enumerate(rows):
-        if row.takes_most_likely:
-            continue
-        position = _Position(row, number)
-        if ahead and row.logits is None and row.grammar is None:
-            asked.extend(position.below(drafts[number]))
-        else:
-            led.append(position)
+    led = [_Position(row, number) for number, row in enumerate(rows) if not row.takes_most_likely]
+    if ahead:
+        free = [one for one in led if one.row.logits is None and one.row.grammar is None]
+        asked = [each for one in free for each in one.below(drafts[one.number])]
+        led = [one for one in led if one not in free]
     if len(asked) + len(led) < len(rows) or logits.shape[1] > 1:
         likeliest = most_likely(logits).tolist()
         chosen = [each[: 1 + len(draft)] for each, draft in zip(likeliest, drafts, strict=True)]
@@ -113,9 +111,7 @@ def choose_tokens(
     while asked:
         for position, token in zip(asked, _choose(asked, _scores(asked, rows, logits)), strict=True):
             chosen[position.number][position.node + 1] = token
-        asked = led = [
-            one for one in led if one.descend(drafts[one.number], chosen[one.number][one.node + 1])
-        ]
+        asked = led = [one for one in led if one.descend(drafts[one.number], chosen[one.number])]
     return chosen
 
 
@@ -135,11 +131,10 @@ def _choose(asked: Sequence[_Position], scores: Tensor) -> list[int]:
     drawn = [number for number, one in enumerate(asked) if not one.row.params.is_greedy]
     tokens = [0] * len(asked) if len(drawn) == len(asked) else most_likely(scores).tolist()
     if drawn:
-        rows = [asked[number].row for number in drawn]
         places = [len(one.row.token_ids) - one.row.num_prompt_tokens + len(one.path) for one in asked]
         uniforms = [asked[number].row.uniform(places[number]) for number in drawn]
         some = scores if len(drawn) == len(asked) else scores[torch.tensor(drawn, device=scores.device)]
-        found = sample(some, [row.params for row in rows], uniforms).tolist()
+        found = sample(some, [asked[number].row.params for number in drawn], uniforms).tolist()
         for number, token in zip(drawn, found, strict=True):
             tokens[number] = max(0, token)
             if token < 0 and asked[number].row.error is None:

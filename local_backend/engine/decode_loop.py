@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from local_backend.caching.cache_layer import explained
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
@@ -100,8 +101,11 @@ class DecodeLoop:
                 self.drafter.observe(rows, outcomes)
                 self._retire(rows)
         except Exception as error:  # after a failed step the cache cannot be trusted
+            told = explained(
+                error, f"a forward of {len(self.batch)} rows: lower max_rows or prefill_chunk_tokens"
+            )
             for row in self.batch.clear():
-                notify_safely(row, partial(row.fail, error))
+                notify_safely(row, partial(row.fail, told))
         return bool(self.batch or self.scheduler)
 
     def _run_errands(self) -> None:
@@ -168,7 +172,7 @@ class DecodeLoop:
         chosen = choose_tokens(rows, drafts, logits, ahead=logits.device.type != "cpu")
         outcomes = []
         for row, row_logits, draft, tokens in zip(rows, logits, drafts, chosen, strict=True):
-            outcome = verify(draft, partial(_token_after, tokens), tokens)
+            outcome = verify(draft, predictions=tokens)
             outcomes.append(outcome)
             if row.params.logprobs is not None:
                 nodes = (-1, *outcome.accepted)
@@ -214,7 +218,3 @@ class DecodeLoop:
                 if row.finish_reason == "stop":
                     self.scheduler.observe(row)
                 notify_safely(row, partial(row.finish, row.finish_reason))
-
-
-def _token_after(chosen: Sequence[int], node: int) -> int:
-    return chosen[node + 1]

@@ -6,6 +6,7 @@ Rows can be submitted from any thread and any event loop; they join and leave th
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from local_backend.drafting.drafter import require_at_least
 from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
 from local_backend.kernels.attention import read_in_place
-from local_backend.kernels.graphs import check_graphs
+from local_backend.kernels.graphs import choose_graphs
 from local_backend.kernels.openmp import release_workers, run_in_short_lived_thread
 from local_backend.kernels.prepacked import prepack, repack
 from local_backend.models.architecture import Architecture
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+_log = logging.getLogger(__name__)
+
+
 class Engine:
     """Decodes many rows at once with one model.
 
@@ -54,8 +58,8 @@ class Engine:
         prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards, so that a long
             prompt does not stall decoding rows; by default 1,024, and 8,192 on a GPU.
         max_prefix_bytes: Memory for the prefix cache; 0 disables it.
-        cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; not
-            used with a memory limit.
+        cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; by
+            default where the model is on one GPU. Not used with a memory limit.
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
             :mod:`~local_backend.kernels.prepacked`; ``None`` does so if the memory for the copies is free,
             ``False`` prepares no layer.
@@ -85,7 +89,7 @@ class Engine:
         max_rows: int = 64,
         prefill_chunk_tokens: int | None = None,
         max_prefix_bytes: int = 256 * 2**20,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
         prepacked: bool | None = None,
         width_costs: ForwardCost | None = None,
         scheduling: Scheduling | AdmissionPolicy | None = None,
@@ -96,9 +100,9 @@ class Engine:
         self.stats = EngineStats()
         architecture = Architecture.of(model)
         self.max_rows, self.max_positions = max_rows, architecture.max_positions
-        _prepare(model, architecture, cuda_graphs=cuda_graphs, prepacked=prepacked)
+        with_graphs = _prepare(model, architecture, cuda_graphs=cuda_graphs, prepacked=prepacked)
         self._width_costs: Callable[[], ForwardCost] = cache(
-            lambda: width_costs or forward_cost(model, architecture, with_graphs=cuda_graphs)
+            lambda: width_costs or forward_cost(model, architecture, with_graphs=with_graphs)
         )
         if drafter != "autoregressive":  # now, so that no answer waits for it
             run_in_short_lived_thread(self._width_costs)
@@ -117,7 +121,7 @@ class Engine:
         self._running = RunningBatch(self._cache, max_rows)
         self._scheduler = Scheduler(scheduling, self._running, self._cache, memory, self.stats)
         self._loop = DecodeLoop(
-            forward=ModelRunner(model, self._cache, architecture, with_graphs=cuda_graphs),
+            forward=ModelRunner(model, self._cache, architecture, with_graphs=with_graphs),
             cache=self._cache,
             batch=self._running,
             scheduler=self._scheduler,
@@ -288,12 +292,14 @@ class Engine:
 
 
 def _prepare(
-    model: PreTrainedModel, architecture: Architecture, *, cuda_graphs: bool, prepacked: bool | None
-) -> None:
-    """Install the kernels, then check that the model decodes as alone with them."""
-    if cuda_graphs:
-        check_graphs(model)
+    model: PreTrainedModel, architecture: Architecture, *, cuda_graphs: bool | None, prepacked: bool | None
+) -> bool:
+    """Install the kernels, then check that the model decodes as alone with them; whether graphs are used."""
+    with_graphs = choose_graphs(model, cuda_graphs)
+    kernels = "CUDA graphs" if with_graphs else "no CUDA graphs"
+    _log.info("%s runs on %s in %s with %s", type(model).__name__, architecture.device, model.dtype, kernels)
     read_in_place(model)
     if prepacked is not False:
         run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
     run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
+    return with_graphs

@@ -17,17 +17,20 @@ from collections.abc import Callable, Sequence
 from local_backend.drafting.draft import Draft, Outcome
 
 
-def verify(draft: Draft, choose: Callable[[int], int], predictions: Sequence[int] = ()) -> Outcome:
+def verify(
+    draft: Draft, choose: Callable[[int], int] | None = None, predictions: Sequence[int] = ()
+) -> Outcome:
     """The longest path of a draft along the model's own choices, and one bonus token.
 
     ``choose`` returns the model's token after a node of the draft; -1 is the row's last token. It is called
-    once for each emitted token, in order. ``predictions`` are passed on to the outcome.
+    once for each emitted token, in order. By default these are the ``predictions``, one after the row's last
+    token and one after each node, which are passed on to the outcome.
     """
     accepted: list[int] = []
     token_ids: list[int] = []
     node = -1
     while True:
-        token = choose(node)
+        token = predictions[node + 1] if choose is None else choose(node)
         token_ids.append(token)
         if (child := child_of(draft, node, token)) is None:
             return Outcome(tuple(accepted), tuple(token_ids), tuple(predictions), draft)

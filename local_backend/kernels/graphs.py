@@ -26,19 +26,21 @@ COLUMN_STEP = 256
 _NUM_WARM_UPS = 2  # before recording: libraries allocate their workspaces on first use
 
 
-def check_graphs(model: PreTrainedModel) -> None:
-    """Check that forwards of a model can be recorded.
+def choose_graphs(model: PreTrainedModel, wanted: bool | None) -> bool:
+    """Whether forwards are recorded: by default, wherever they can be.
 
     Raises:
-        ValueError: Some of its weights are not on a GPU, or on another one.
+        ValueError: They are wanted, but some of the weights are not on a GPU, or on another one.
     """
     devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1 or next(iter(devices)).type != "cuda":
+    can_be = len(devices) == 1 and next(iter(devices)).type == "cuda"
+    if wanted and not can_be:
         names = ", ".join(sorted(map(str, devices)))
         raise ValueError(
             f"cuda_graphs needs a model on one GPU, but its weights are on {names}: move it, or leave "
-            "cuda_graphs=False"
+            "cuda_graphs out"
         )
+    return can_be if wanted is None else wanted
 
 
 class ForwardInputs(NamedTuple):

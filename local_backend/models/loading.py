@@ -26,7 +26,7 @@ def load(
     path_or_name: str | Path | None = None,
     *,
     dtype: torch.dtype | str = "auto",
-    device: str | torch.device | None = None,
+    device: str | torch.device | None = "auto",
     quantization: str | None = None,
     model_options: dict[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -37,7 +37,8 @@ def load(
             :mod:`~local_backend.models.default_model`.
         dtype: Dtype of weights and computation. ``"auto"`` is bfloat16 if the device computes it
             natively, else float32.
-        device: Where the model runs; the CPU unless given.
+        device: Where the model runs, see :func:`choose_device`; on the CPU if it is quantized, and where a
+            ``device_map`` of ``model_options`` says, unless given.
         quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.kernels.quantization`.
         model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
@@ -48,17 +49,10 @@ def load(
             no floating-point type; ``device`` cannot be used; or ``quantization`` is unknown or needs another
             dtype or device.
     """
-    try:
-        import torch  # here, to explain a missing installation
-    except ImportError as error:
-        raise ImportError("local models need torch: pip install '.[local]' in a checkout") from error
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={str(device)!r} cannot be used here: {error}") from None
-    dtype = _number_format(dtype, device)
-    options = {**(model_options or {}), "dtype": dtype}
+    options = dict(model_options or {})
+    is_mapped = "device_map" in options and device in (None, "auto")
+    device = choose_device("cpu" if quantization is not None and device in (None, "auto") else device)
+    options["dtype"] = dtype = _number_format(dtype, device)
     where = {name: options[name] for name in _OF_BOTH & options.keys()}
     if path_or_name is None:
         path_or_name = default_model_folder(dtype)
@@ -69,14 +63,43 @@ def load(
         model, tokenizer = load_gguf(Path(path_or_name), options)
     else:
         model, tokenizer = _from_pretrained(path_or_name, options, where)
-    if device is not None:
-        model = cast("Any", model).to(device)
+    if not is_mapped:
+        try:
+            model = cast("Any", model).to(device)
+        except RuntimeError as error:
+            from local_backend.caching.cache_layer import explained
+
+            size = sum(each.nbytes for each in model.state_dict().values()) / 2**30
+            about = f"{size:.2f} GiB of weights in {dtype} on {device}: take a smaller model or device='cpu'"
+            raise explained(error, about) from None
     if quantization is not None:
         from local_backend.kernels.openmp import run_in_short_lived_thread
         from local_backend.kernels.quantization import quantize
 
         run_in_short_lived_thread(lambda: quantize(model, quantization))
     return model, tokenizer
+
+
+def choose_device(device: str | torch.device | None = "auto") -> torch.device:
+    """The device that is meant; by ``"auto"`` a GPU if there is one, else Apple's, else the CPU.
+
+    Raises:
+        ImportError: The ``local`` extra is not installed.
+        ValueError: The device cannot be used.
+    """
+    try:
+        import torch  # here, to explain a missing installation
+    except ImportError as error:
+        raise ImportError("local models need torch: pip install '.[local]' in a checkout") from error
+
+    if device in (None, "auto"):
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={str(device)!r} cannot be used here: {error}") from None
 
 
 def _from_pretrained(
@@ -93,11 +116,11 @@ def _from_pretrained(
         raise kind(f"cannot load {str(path_or_name)!r}, from here or from the hub: {said}") from error
 
 
-def _number_format(dtype: torch.dtype | str, device: str | torch.device | None) -> torch.dtype:
+def _number_format(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
     import torch
 
     if dtype == "auto":
-        return torch.bfloat16 if bf16_is_fast(device or "cpu") else torch.float32
+        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
     named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(named, torch.dtype) or not named.is_floating_point:
         raise ValueError(f'dtype must be "auto" or a floating-point type such as "float32", got {dtype!r}')
@@ -114,7 +137,7 @@ def bf16_is_fast(device: str | torch.device | None = None) -> bool:
     """
     import torch
 
-    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
+    kind = torch.device(device or choose_device()).type
     if kind == "cpu":
         units = torch.cpu.get_capabilities()
         return any(units.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

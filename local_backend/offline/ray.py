@@ -121,5 +121,5 @@ def _make_line(row: Mapping[str, Any]) -> JsonLine:
 @lru_cache(maxsize=1)
 def _make_engine(settings: BatchSettings) -> Engine:
     """The engine of this process; Ray runs one block at a time in it."""
-    model, tokenizer = load(settings.model, device=settings.device)
+    model, tokenizer = load(settings.model, device=settings.device or "cpu")
     return Engine(model, tokenizer, settings.drafter, max_rows=settings.max_rows, scheduling="longest_first")

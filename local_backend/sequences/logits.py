@@ -3,8 +3,7 @@
 ``transformers`` builds the processors; here they are built for one row at a time and applied to one node of
 its draft at a time, after the row's tokens and the path to that node. So they must be pure functions of the
 preceding tokens and the scores. Others (guidance, which runs the model again; watermarks with state; beams)
-are refused when the engine is created. Penalties and least lengths are no processors: a row names the tokens
-they concern, and those of all rows are applied at once.
+are refused when the engine is created. Penalties and least lengths are :class:`TokenBiases` instead.
 
 Knows ``transformers``' generation config and processors. Does not know drafts or how a token is chosen.
 """

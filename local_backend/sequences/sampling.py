@@ -203,11 +203,10 @@ def _look_up(weights: Tensor, uniforms: Sequence[float], sums: Tensor | None = N
 def _look_up_and_refuse(
     weights: Tensor, sums: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> Tensor:
-    """A token of those that the filters leave, without sorting; overwrites ``weights``.
+    """A token of those that the filters leave; overwrites ``weights``.
 
-    On a CPU, sorting takes ten times as long as all the rest. So a token is looked up among all; if a filter
-    leaves it out, it and those less likely get no weight, and another is looked up. What is taken in the end
-    has the same distribution. Further uniform numbers are derived from the first.
+    Sorting takes ten times as long as all the rest on a CPU. So a token that a filter leaves out is refused,
+    and another is looked up among those before it: what is taken has the same distribution.
     """
     draws = {
         number: _Draw.of(each, one, uniform)

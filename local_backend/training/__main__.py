@@ -39,6 +39,7 @@ def _make_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--model", required=True, help='folder or name of a transformers causal LM, or "default"'
         )
+        command.add_argument("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
         command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
         command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
         command.add_argument(
@@ -59,13 +60,11 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--accumulation-steps", type=int, default=1, help="forwards of a step (%(default)s)")
     add("--learning-rate", type=float, default=1e-3, help="at its peak (%(default)s)")
     add("--lora-rank", type=int, help="train adapters of this rank, not all weights")
-    add("--last-layers", type=int, help="train only so many last layers")
     add("--float32", action="store_true", help="no bf16 mixed precision")
     add("--activation-checkpointing", action="store_true", help="less memory, more time")
     add("--global-weight", type=float, default=1.0, help="of its loss (%(default)s)")
     add("--local-weight", type=float, default=0.0, help="of its loss (%(default)s)")
     add("--ar-weight", type=float, default=1.0, help="of the AR loss (%(default)s)")
-    add("--divergence", choices=("forward_kl", "reverse_kl", "jsd"), default="forward_kl")
     add("--stored-share", type=float, default=0.5, help="of copies from trajectories (%(default)s)")
     add("--save-steps", type=int, default=100, help="between checkpoints (%(default)s)")
     add("--rounds", dest="num_rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
@@ -87,6 +86,7 @@ def _tune(given: argparse.Namespace) -> None:
         limit=given.limit,
         examples=given.examples,
         template=given.template,
+        device=given.device,
     )
 
 
@@ -97,7 +97,7 @@ def _collect(given: argparse.Namespace) -> None:
         max_rows=given.rows,
         with_iterates=not given.answers_only,
     )
-    model, tokenizer = training.load_for_training(given.model)
+    model, tokenizer = training.load_for_training(given.model, given.device)
     prompts = training.read_prompts(
         given.prompts,
         tokenizer,
@@ -115,9 +115,7 @@ def _options(given: argparse.Namespace) -> training.TuneOptions:
         **{name: value for name, value in vars(given).items() if name in names},
         bf16=not given.float32 and bf16_is_fast(),
         noise=training.NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
-        losses=training.LossOptions(
-            given.global_weight, given.local_weight, given.ar_weight, given.divergence
-        ),
+        losses=training.LossOptions(given.global_weight, given.local_weight, given.ar_weight),
         collect=training.CollectOptions(
             block_size=given.block_size,
             max_tokens=given.max_tokens,

@@ -141,12 +141,10 @@ class Likeness:
 
     Attributes:
         same_answers: Share of answers that are equal, token for token.
-        rouge_l: ROUGE-L of the answers to the plain model's, F1 over tokens, on average.
         perplexity: Of the plain model's answers, under this model.
     """
 
     same_answers: float
-    rouge_l: float
     perplexity: float
 
 
@@ -160,22 +158,8 @@ def likeness(
     pairs = list(zip(answers, plain_answers, strict=True))
     return Likeness(
         same_answers=sum(list(one) == list(other) for one, other in pairs) / max(1, len(pairs)),
-        rouge_l=sum(rouge_l(one, other) for one, other in pairs) / max(1, len(pairs)),
         perplexity=perplexity(model, list(zip(prompts, plain_answers, strict=True))),
     )
-
-
-def rouge_l(answer: Sequence[int], reference: Sequence[int]) -> float:
-    """ROUGE-L (Lin, 2004) over token ids: F1 of the longest common subsequence; 1 if both are empty."""
-    longest = [0] * (len(reference) + 1)  # common with each beginning of the reference
-    for token in answer:
-        before = 0
-        for end, other in enumerate(reference, 1):
-            above = longest[end]
-            longest[end] = before + 1 if token == other else max(above, longest[end - 1])
-            before = above
-    total = len(answer) + len(reference)
-    return 2 * longest[-1] / total if total else 1.0
 
 
 def _speedup(
@@ -246,6 +230,5 @@ def describe(figures: Evaluation, likeness: Likeness) -> str:
         f"{figures.tokens_per_forward:.2f} tokens per forward, {figures.speedup:.2f}x as fast as "
         f"autoregressive, {figures.fast_forwarded_tokens:.2f} fast-forwarded and "
         f"{figures.stationary_tokens:.2f} stationary, quality {figures.quality:.3f}; of the plain model's "
-        f"answers {likeness.same_answers:.1%} the same, ROUGE-L {likeness.rouge_l:.3f}, perplexity "
-        f"{likeness.perplexity:.4f}"
+        f"answers {likeness.same_answers:.1%} the same, perplexity {likeness.perplexity:.4f}"
     )

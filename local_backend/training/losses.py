@@ -9,41 +9,24 @@ reads guesses.
 
 from __future__ import annotations
 
-import math
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
 
 IGNORED = -100  # the label of positions without a target, as in torch and transformers
 NO_TEACHER = -1  # the index of positions without a teacher
 
 
-def divergence(student_logits: Tensor, teacher_logits: Tensor, kind: Divergence = "forward_kl") -> Tensor:
-    """How far a student's distributions ``q`` are from a teacher's ``p``, in nats, over the last axis.
+def divergence(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """KL(p || q) of a student's distributions ``q`` from a teacher's ``p``, in nats, over the last axis.
 
-    ``forward_kl`` is KL(p || q): the student must cover everything the teacher gives weight to. With
-    ``reverse_kl``, KL(q || p), it may drop some of that. ``jsd`` is the Jensen-Shannon divergence,
-    KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2. No gradient flows through the teacher.
-
-    Raises:
-        ValueError: There is no such divergence.
+    The student must cover everything the teacher gives weight to. No gradient flows through the teacher.
     """
     log_p, log_q = _log_softmax(teacher_logits).detach(), _log_softmax(student_logits)
-    if kind == "forward_kl":
-        return _kl(log_p, log_q)
-    if kind == "reverse_kl":
-        return _kl(log_q, log_p)
-    if kind == "jsd":
-        log_m = torch.logaddexp(log_p, log_q) - math.log(2)
-        return (_kl(log_p, log_m) + _kl(log_q, log_m)) / 2
-    raise ValueError(f"no divergence is named {kind!r}; there are {', '.join(get_args(Divergence))}")
+    return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
 
-def consistency_loss(logits: Tensor, teacher_column: Tensor, kind: Divergence = "forward_kl") -> Tensor:
+def consistency_loss(logits: Tensor, teacher_column: Tensor) -> Tensor:
     """Trains the model to predict from an iterate what it predicts from later, better text.
 
     The mean over iterates ``y`` and positions ``i`` of ``D(p(. | y'_<i, x) || q(. | y_<i, x))``. Global
@@ -57,7 +40,7 @@ def consistency_loss(logits: Tensor, teacher_column: Tensor, kind: Divergence = 
     row, column = (teacher_column != NO_TEACHER).nonzero(as_tuple=True)
     if not len(row):
         return _nothing(logits)
-    return divergence(logits[row, column], logits[row, teacher_column[row, column]], kind).mean()
+    return divergence(logits[row, column], logits[row, teacher_column[row, column]]).mean()
 
 
 def autoregressive_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -76,11 +59,6 @@ def _log_softmax(logits: Tensor) -> Tensor:
     # Some models give -inf to tokens that must never be emitted. Clamped, so that tokens impossible for both
     # student and teacher add 0 instead of inf - inf.
     return functional.log_softmax(logits.float(), dim=-1).clamp(min=torch.finfo(torch.float32).min)
-
-
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p || q)."""
-    return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
 
 def _nothing(logits: Tensor) -> Tensor:

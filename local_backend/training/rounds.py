@@ -139,7 +139,7 @@ def train_round(
     checkpoints = folder / "checkpoints"
     trainer = ConsistencyTrainer(
         trained,
-        training_arguments(checkpoints, options),
+        training_arguments(checkpoints, options, model.device),
         examples,
         options.losses,
         pad_id=tokenizer.pad_token_id or 0,
@@ -172,7 +172,7 @@ class _Schedule(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
+def training_arguments(folder: Path, options: TuneOptions, device: torch.device) -> TrainingArguments:
     """The ``TrainingArguments`` of one round."""
     return TrainingArguments(
         output_dir=str(folder),
@@ -188,21 +188,23 @@ def training_arguments(folder: Path, options: TuneOptions) -> TrainingArguments:
         adam_beta2=0.98,
         max_grad_norm=1.0,
         bf16=options.bf16,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=device.type == "cpu",
         logging_steps=max(1, min(25, options.num_steps // 4)),
         save_steps=options.save_steps,
         save_total_limit=1,
         eval_strategy="no",  # a callback triggers it
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=device.type == "cuda",
         report_to="none",
         seed=options.seed,
     )
 
 
-def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model with float32 weights, on the GPU if there is one, and its tokenizer.
+def load_for_training(
+    path: str | Path, device: str | torch.device = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model with float32 weights, by default on the GPU if there is one, and its tokenizer.
 
     ``path`` is a folder, a GGUF file, or a name on the model hub; ``"default"`` is the default model.
 
@@ -211,7 +213,7 @@ def load_for_training(path: str | Path) -> tuple[PreTrainedModel, PreTrainedToke
         ValueError: Its tokenizer has no end token.
     """
     source = None if str(path) == DEFAULT_MODEL else path
-    model, tokenizer = load(source, dtype=torch.float32, device="cuda" if torch.cuda.is_available() else None)
+    model, tokenizer = load(source, dtype=torch.float32, device=device)
     check_tokenizer(tokenizer)
     use_fast_attention(model)
     return model, tokenizer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
-from local_backend.training.losses import Divergence, autoregressive_loss, consistency_loss, divergence
+from local_backend.training.losses import autoregressive_loss, consistency_loss
 from local_backend.training.packing import Example, PackedBatch, PackedForward, pack
 
 if TYPE_CHECKING:
@@ -27,22 +27,20 @@ Measure = Callable[["PreTrainedModel"], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
-    """Weights of the losses, 0 for none, and the divergence of the consistency losses.
+    """Weights of the losses, 0 for none.
 
     Raises:
-        ValueError: A weight is negative or all are 0, or there is no such divergence.
+        ValueError: A weight is negative or all are 0.
     """
 
     global_weight: float = 1.0
     local_weight: float = 0.0
     autoregressive_weight: float = 1.0
-    divergence: Divergence = "forward_kl"
 
     def __post_init__(self) -> None:
         weights = (self.global_weight, self.local_weight, self.autoregressive_weight)
         if min(weights) < 0 or not any(weights):
             raise ValueError(f"weights of losses must be 0 or more and not all 0, got {weights}")
-        divergence(torch.zeros(1), torch.zeros(1), self.divergence)  # raises if there is none
 
     @property
     def needs_copies(self) -> bool:
@@ -52,11 +50,11 @@ class LossOptions:
 
 def packed_losses(logits: Tensor, batch: PackedBatch, options: LossOptions) -> dict[str, Tensor]:
     """The losses of a packed batch by name, and their weighted sum as ``"loss"``."""
-    losses, kind = {}, options.divergence
+    losses = {}
     if options.global_weight:
-        losses["global"] = consistency_loss(logits, batch.fixed_point_column, kind)
+        losses["global"] = consistency_loss(logits, batch.fixed_point_column)
     if options.local_weight:
-        losses["local"] = consistency_loss(logits, batch.next_iterate_column, kind)
+        losses["local"] = consistency_loss(logits, batch.next_iterate_column)
     if options.autoregressive_weight:
         losses["autoregressive"] = autoregressive_loss(logits, batch.labels)
     weighted = [getattr(options, f"{name}_weight") * loss for name, loss in losses.items()]

@@ -84,6 +84,7 @@ def tune(
     quality: MakeQuality | None = None,
     accept: Accept | None = None,
     template: str | None = None,
+    device: str = "auto",
     tell: Callable[[str], None] = print,
 ) -> Report:
     """Tune a causal language model for consistency on its own trajectories; resumes what it began.
@@ -98,6 +99,7 @@ def tune(
         quality: Given held-out prompts, returns a measure of answers; by default, the share of equal ones.
         accept: Which answers are worth learning from.
         template: A user's message with fields of the prompts' records, see ``read_prompts``.
+        device: Where it computes; by default on a GPU if there is one.
         tell: Called with messages about progress and results.
 
     Raises:
@@ -108,7 +110,7 @@ def tune(
     options = options or TuneOptions()
     deadline = time.monotonic() + 3600 * (options.max_hours or math.inf)
     model, tokenizer, (train_prompts, held_out), references = _prepare(
-        model_path, output, options, prompts, examples, limit=limit, template=template
+        model_path, output, options, prompts, examples, limit=limit, template=template, device=device
     )
     exam = Exam(model, tokenizer, held_out, options.collect, quality)
     measuring = time.monotonic()
@@ -137,11 +139,12 @@ def _prepare(
     *,
     limit: int | None,
     template: str | None,
+    device: str,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, tuple[Prompts, Prompts], list[Trajectory]]:
     """Load the model, read prompts and examples; the folder must be new or hold this work."""
     if output.resolve() == Path(model_path).resolve():
         raise ValueError(f"{output} holds the model that is to be tuned: give another output folder")
-    model, tokenizer = load_for_training(model_path)
+    model, tokenizer = load_for_training(model_path, device)
     limits, max_tokens = prompt_limits(model), options.collect.max_tokens
     token_ids = read_prompts(
         prompts, tokenizer, **limits, max_tokens=max_tokens, limit=limit, template=template
@@ -226,7 +229,7 @@ class _Rounds:
             num_before = number * self.options.num_steps
             log = json.loads((folder / "history.json").read_text("utf-8"))
             self.history += [{**record, "step": record["step"] + num_before} for record in log]
-            model, _ = load_for_training(folder / ("model" if is_complete else "unfinished"))
+            model, _ = load_for_training(folder / ("model" if is_complete else "unfinished"), model.device)
             if not is_complete:
                 self.tell("the time was up: the same command trains the model further")
                 return model, False

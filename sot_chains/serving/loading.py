@@ -49,6 +49,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, profile: bool = True
     parser.add_argument("--model", metavar="MODEL", **{"help": _MODELS, **options})
     parser.add_argument("--base-url", metavar="URL", help="a compatible server: http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the vendor's key")
+    parser.add_argument("--device", default="auto", help="of a local model; by default a GPU if there is one")
     if profile:
         help_text = "how the model is asked (small for a local model or a compatible server)"
         parser.add_argument("--profile", choices=("small", "strong"), help=help_text)

@@ -178,14 +178,19 @@ def test_an_answer_is_written_in_any_encoding(encoding: str) -> None:
 def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     loaded: list[str | None] = []
+    devices: list[object] = []
 
-    def load(path: str | None, **options: object) -> PacedChatModel:
+    def load(path: str | None, *, device: str) -> PacedChatModel:
         loaded.append(path)
+        devices.append(device)
         return PacedChatModel()
 
     extras = Extras(load, lambda model, docs: Copying(lambda text, documents: []))
     for name in ("~/model.gguf", "local:~/model.gguf", "default", "local:", "org/name"):
         assert run(["ask", QUESTION, "--no-plain", "--model", name], extras) == 0
+    assert run(["ask", QUESTION, "--no-plain", "--device", "cuda:1"], extras) == 0
+    assert devices == ["auto"] * 5 + ["cuda:1"]
+    assert loaded.pop() is None
     assert loaded == [str(tmp_path / "model.gguf")] * 2 + [None, None, "org/name"]
     (tmp_path / "questions.jsonl").write_text('{"question": "Why?", "category": "x"}\n')
     assert run(["eval", "~/questions.jsonl", "--out", "~/report", "--router", "none"], extras) == 0

@@ -57,15 +57,13 @@ def test_all_nodes_at_once_or_one_after_another_give_the_same_tokens(seed: int) 
             for rows, ahead in zip(batches, (False, True), strict=True):
                 chosen = choose_tokens(rows, drafts, logits.clone(), ahead=ahead)
                 outcomes.append(
-                    [
-                        verify(draft, lambda node, tokens=tokens: tokens[node + 1])  # type: ignore[misc]
-                        for draft, tokens in zip(drafts, chosen, strict=True)
-                    ]
+                    [verify(draft, predictions=tokens) for draft, tokens in zip(drafts, chosen, strict=True)]
                 )
                 for row, outcome in zip(rows, outcomes[-1], strict=True):
                     assert row.error is None
                     row.token_ids += outcome.token_ids
-            assert outcomes[0] == outcomes[1]
+            ways = [[(one.accepted, one.token_ids) for one in each] for each in outcomes]
+            assert ways[0] == ways[1]
             for number, (row, outcome) in enumerate(zip(alone, outcomes[0], strict=True)):
                 for node, token in zip((-1, *outcome.accepted), outcome.token_ids, strict=True):
                     one = logits[number : number + 1, node + 1 : node + 2].clone()

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from transformers import PreTrainedModel
 from local_backend.training.losses import (
     IGNORED,
     NO_TEACHER,
-    Divergence,
     autoregressive_loss,
     consistency_loss,
     divergence,
@@ -27,7 +25,6 @@ from local_backend.training.trainer import LossOptions, packed_losses
 from tests.local_backend.models.architectures import ARCHITECTURES, random_model
 
 END = 7
-DIVERGENCES: tuple[Divergence, ...] = ("forward_kl", "reverse_kl", "jsd")
 
 
 # The reference: one forward for every prefix, sums in plain Python ------------------------------------
@@ -45,16 +42,7 @@ def _kl(p: list[float], q: list[float]) -> float:
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
 
 
-def _apart(name: Divergence, teacher: list[float], student: list[float]) -> float:
-    if name == "forward_kl":
-        return _kl(teacher, student)
-    if name == "reverse_kl":
-        return _kl(student, teacher)
-    middle = [(a + b) / 2 for a, b in zip(teacher, student, strict=True)]
-    return (_kl(teacher, middle) + _kl(student, middle)) / 2
-
-
-def _reference_global(model: PreTrainedModel, examples: Sequence[Example], name: Divergence) -> float:
+def _reference_global(model: PreTrainedModel, examples: Sequence[Example]) -> float:
     apart = []
     for example in examples:
         for copy in example.copies:
@@ -68,11 +56,11 @@ def _reference_global(model: PreTrainedModel, examples: Sequence[Example], name:
                     *example.answer_ids[: copy.start],
                     *copy.token_ids[: number + 1],
                 ]
-                apart.append(_apart(name, _distribution(model, right), _distribution(model, guess)))
+                apart.append(_kl(_distribution(model, right), _distribution(model, guess)))
     return sum(apart) / len(apart)
 
 
-def _reference_local(model: PreTrainedModel, examples: Sequence[Example], name: Divergence) -> float:
+def _reference_local(model: PreTrainedModel, examples: Sequence[Example]) -> float:
     apart = []
     for example in examples:
         for copy in example.copies:
@@ -93,7 +81,7 @@ def _reference_local(model: PreTrainedModel, examples: Sequence[Example], name: 
                 if ahead > len(following.token_ids):
                     continue  # the next iterate does not reach so far
                 later = [*settled, *following.token_ids[: max(0, ahead)]]
-                apart.append(_apart(name, _distribution(model, later), _distribution(model, guess)))
+                apart.append(_kl(_distribution(model, later), _distribution(model, guess)))
     return sum(apart) / len(apart)
 
 
@@ -132,16 +120,15 @@ def model() -> PreTrainedModel:
     return random_model("llama", vocab_size=60, num_hidden_layers=2)
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_consistency_losses_agree_with_the_reference(model: PreTrainedModel, name: Divergence) -> None:
-    examples = _ragged_examples(random.Random(name), 60)
+def test_consistency_losses_agree_with_the_reference(model: PreTrainedModel) -> None:
+    examples = _ragged_examples(random.Random(1), 60)
     batch = pack(examples, pad_id=3)
     with torch.no_grad():
         logits = PackedForward(model)(model, batch)
-    got = consistency_loss(logits, batch.fixed_point_column, name)
-    assert got.item() == pytest.approx(_reference_global(model, examples, name), abs=1e-5, rel=1e-5)
-    got = consistency_loss(logits, batch.next_iterate_column, name)
-    assert got.item() == pytest.approx(_reference_local(model, examples, name), abs=1e-5, rel=1e-5)
+    got = consistency_loss(logits, batch.fixed_point_column)
+    assert got.item() == pytest.approx(_reference_global(model, examples), abs=1e-5, rel=1e-5)
+    got = consistency_loss(logits, batch.next_iterate_column)
+    assert got.item() == pytest.approx(_reference_local(model, examples), abs=1e-5, rel=1e-5)
 
 
 def test_the_autoregressive_loss_agrees_with_the_reference(model: PreTrainedModel) -> None:
@@ -163,7 +150,7 @@ def test_every_architecture_reads_a_packed_row_as_its_parts(architecture: str) -
     with torch.no_grad():
         logits, narrowed = PackedForward(model).learned(model, batch)
     got = consistency_loss(logits, narrowed.fixed_point_column)
-    assert got.item() == pytest.approx(_reference_global(model, examples, "forward_kl"), abs=1e-4, rel=1e-4)
+    assert got.item() == pytest.approx(_reference_global(model, examples), abs=1e-4, rel=1e-4)
 
 
 def test_losses_are_the_same_on_the_columns_with_targets(model: PreTrainedModel) -> None:
@@ -203,26 +190,24 @@ def test_where_nobody_agrees_the_loss_is_zero_and_has_a_gradient() -> None:
         assert not logits.grad.any()
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
 @given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 30))
 @settings(max_examples=30, deadline=None)
-def test_divergences_are_zero_for_equals_and_positive_else(name: Divergence, seed: int, scale: float) -> None:
+def test_the_divergence_is_zero_for_equals_and_positive_else(seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     one, other = (torch.randn(4, 9, generator=generator) * scale for _ in range(2))
-    apart = partial(divergence, kind=name)
-    assert apart(one, one).abs().max() < 1e-5
-    assert (apart(one, other) > -1e-6).all()
-    assert torch.allclose(apart(one, other), apart(one + 3, other - 2), atol=1e-4)  # of softmax alone
+    assert divergence(one, one).abs().max() < 1e-5
+    assert (divergence(one, other) > -1e-6).all()
+    assert torch.allclose(
+        divergence(one, other), divergence(one + 3, other - 2), atol=1e-4
+    )  # of softmax alone
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_tokens_that_a_model_never_writes_change_no_loss(name: Divergence) -> None:
+def test_tokens_that_a_model_never_writes_change_no_loss() -> None:
     """Some models say -inf to them."""
-    apart = partial(divergence, kind=name)
     student, teacher = torch.randn(4, 7, requires_grad=True), torch.randn(4, 7)
     never = torch.full((4, 1), -math.inf)
-    with_them = apart(torch.cat([student, never], -1), torch.cat([teacher, never], -1))
-    assert torch.allclose(with_them, apart(student, teacher))
+    with_them = divergence(torch.cat([student, never], -1), torch.cat([teacher, never], -1))
+    assert torch.allclose(with_them, divergence(student, teacher))
     with_them.sum().backward()
     assert student.grad is not None
     assert student.grad.isfinite().all()
@@ -233,19 +218,7 @@ def test_tokens_that_a_model_never_writes_change_no_loss(name: Divergence) -> No
 
 def test_no_gradient_flows_through_the_teacher() -> None:
     student, teacher = (torch.randn(3, 6, requires_grad=True) for _ in range(2))
-    for name in DIVERGENCES:
-        divergence(student, teacher, name).sum().backward()
+    divergence(student, teacher).sum().backward()
     assert teacher.grad is None or not teacher.grad.any()
     assert student.grad is not None
     assert student.grad.any()
-
-
-def test_jsd_is_symmetric_and_bounded() -> None:
-    one, other = torch.randn(50, 6) * 20, torch.randn(50, 6) * 20
-    assert torch.allclose(divergence(one, other, "jsd"), divergence(other, one, "jsd"), atol=1e-5)
-    assert divergence(one, other, "jsd").max() <= math.log(2) + 1e-6
-
-
-def test_an_unknown_divergence_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'kl'.*forward_kl, reverse_kl, jsd"):
-        LossOptions(divergence="kl")  # type: ignore[arg-type]  # wrong on purpose

@@ -125,9 +125,8 @@ def test_prompts_become_a_tuned_model(whole: Path) -> None:
     written = json.loads((whole / "report.json").read_text())
     assert [record["step"] for record in written["history"]] == [0, 4, 8]
     assert written["before"]["quality"] == 1.0
-    assert written["plain"]["same_answers"] == written["plain"]["rouge_l"] == 1
+    assert written["plain"]["same_answers"] == 1
     assert written["tuned"]["same_answers"] == written["after"]["quality"]
-    assert 0 < written["tuned"]["rouge_l"] <= 1
     assert written["tuned"]["perplexity"] > 1
     assert written["after"]["speedup"] > 0
     assert len(written["counts"]) == 2
