@@ -51,12 +51,15 @@ def make_copying(model: Any, docs: Path | None) -> Copying:
     if docs is not None:
         if not docs.is_dir():
             raise NotADirectoryError(f"--docs: {docs} is not a folder")
-        from retrieval_copy import BM25Retriever, FolderIndex, RetrievalCopyChain
+        from langchain_core.vectorstores import InMemoryVectorStore
 
-        index = FolderIndex(docs)
+        from retrieval_copy import FolderIndex, HybridRetriever, RetrievalCopyChain, SentenceEmbeddings
+
+        store = InMemoryVectorStore(SentenceEmbeddings())
+        index = FolderIndex(docs, store=store)
         index.update()
-        retriever = BM25Retriever(documents=index.documents, k=_NUM_PASSAGES)
-        from_folder = partial(RetrievalCopyChain, retriever)
+        retriever = HybridRetriever(documents=index.documents, store=store, k=_NUM_PASSAGES)
+        from_folder = partial(RetrievalCopyChain, retriever, on_unsupported="refuse")
     return Copying(cite, from_folder, _references_for(model))
 
 

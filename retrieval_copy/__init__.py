@@ -9,10 +9,9 @@ The store classes need the ``rag`` extra when they are used.
 
 from __future__ import annotations
 
-from retrieval_copy import with_citations as _content_blocks
 from retrieval_copy.chain import RetrievalCopyChain
 from retrieval_copy.citations.citations import Citation, citation_annotations, cite
-from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT
+from retrieval_copy.prompting import ANSWER_PROMPT, DOCUMENT_PROMPT
 from retrieval_copy.references import (
     EarlierTurns,
     ReferenceSource,
@@ -27,7 +26,6 @@ from retrieval_copy.with_citations import WithCitations
 
 __all__ = [
     "ANSWER_PROMPT",
-    "CONDENSE_PROMPT",
     "DOCUMENT_PROMPT",
     "BM25Retriever",
     "Citation",
@@ -47,5 +45,3 @@ __all__ = [
     "cite",
     "qdrant_store",
 ]
-
-_content_blocks.register()

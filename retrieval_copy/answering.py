@@ -1,4 +1,4 @@
-"""Produces one answer: condense, retrieve, gather references, ask, cite, check.
+"""Produces one answer: complete the question, retrieve, gather references, ask, cite, check.
 
 Knows prompts, documents and references; does not know the methods of a Runnable.
 """
@@ -14,14 +14,12 @@ from typing import Any, cast
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.ai import UsageMetadata, add_usage
-from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from retrieval_copy.citations.citations import cite
 from retrieval_copy.citations.questions import Question
-from retrieval_copy.citations.support import NOT_HELD, is_supported
-from retrieval_copy.conversation import Conversation, StreamedReply, standalone, text_of
+from retrieval_copy.citations.support import REFUSAL, is_supported
+from retrieval_copy.conversation import Conversation, StreamedReply, text_of
 from retrieval_copy.model_adapter import RETRIEVE, arguments, joined
 from retrieval_copy.options import AnswerOptions
 from retrieval_copy.references import RetrievalError, SimilarAnswers, Situation, cleaned, gathered, retrieved
@@ -29,7 +27,6 @@ from sot_chains.providers.loops import LoopGuard
 
 _log = logging.getLogger(__name__)
 
-_QUESTION_TOKENS = 256
 _MAX_REFERENCE_CHARACTERS = 4_000_000  # of all references; the first one is always taken
 
 PROVIDER = "retrieval_copy"
@@ -49,7 +46,6 @@ class Request:
     documents: list[Document]
     passages: list[str] | None  # what the prompt shows; None if nothing was to be retrieved
     trace: dict[str, Any]
-    usage: UsageMetadata | None
 
     def guard(self) -> LoopGuard | None:
         """A new guard for the text of the reply, if it answers from passages."""
@@ -72,9 +68,7 @@ class Answering:
             RetrievalError: The retriever failed.
         """
         request = await self.prepare(model_input)
-        reply = await self._ask(
-            request.messages, request.arguments, is_held=self.options.on_unsupported != "mark"
-        )
+        reply = await self.model.ainvoke(request.messages, self._of_call, **request.arguments)
         return await self._finish(request, reply)
 
     async def stream(self, model_input: LanguageModelInput) -> AsyncGenerator[AIMessageChunk, None]:
@@ -86,7 +80,7 @@ class Answering:
         request = await self.prepare(model_input)
         holds = self.options.on_unsupported != "mark"  # the answer may be replaced
         reply = StreamedReply(request.guard())
-        pieces = self.model.astream(request.messages, self._run(is_held=holds), **request.arguments)
+        pieces = self.model.astream(request.messages, self._of_call, **request.arguments)
         async with aclosing(cast("AsyncGenerator[Any, None]", pieces)):
             async for piece in pieces:
                 if (text := reply.add(piece)) and not holds:
@@ -110,12 +104,9 @@ class Answering:
             RetrievalError: The retriever failed.
         """
         options, conversation = self.options, Conversation.of(model_input)
-        question, usage = cleaned(conversation.question), None
-        # 1. Condense a follow-up into a standalone question.
+        # 1. Put the questions before a follow-up that it refers to.
         retriever = options.retriever if self.given.get(RETRIEVE, True) else None
-        if conversation.history and options.condense_prompt is not None and retriever is not None:
-            reply = await self._condensed(conversation, options.condense_prompt)
-            question, usage = standalone(text_of(reply), question), getattr(reply, "usage_metadata", None)
+        question = cleaned(conversation.question if retriever is None else conversation.whole_question)
         # 2. Retrieve documents.
         query = " ".join(filter(None, (question, cleaned(conversation.begun_reply))))
         query = options.query(query).strip() or query
@@ -137,18 +128,7 @@ class Answering:
             "copied_as": options.transport if texts else None,
         }
         shown = passages if retriever is not None else None
-        return Request(messages, joined(ours, self.given), asked, documents, shown, trace, usage)
-
-    async def _condensed(self, conversation: Conversation, prompt: BasePromptTemplate[Any]) -> object:
-        request = prompt.invoke(
-            {
-                "conversation": conversation.transcript,
-                "question": conversation.question,
-                "history": list(conversation.history),
-            }
-        )
-        given = {"max_tokens": _QUESTION_TOKENS} if self.options.transport == "references" else {}
-        return await self._ask(request.to_messages(), given, is_held=True, name="condense")
+        return Request(messages, joined(ours, self.given), asked, documents, shown, trace)
 
     async def _references(self, situation: Situation) -> list[str]:
         if self.options.transport is None:
@@ -172,17 +152,12 @@ class Answering:
                     _log.warning("the answer could not be kept for similar questions", exc_info=True)
         return message
 
-    async def _ask(
-        self, messages: list[BaseMessage], given: dict[str, Any], *, is_held: bool, name: str | None = None
-    ) -> object:
-        return await self.model.ainvoke(messages, self._run(is_held=is_held, name=name), **given)
-
-    def _run(self, *, is_held: bool, name: str | None = None) -> RunnableConfig:
-        """The config of a call; ``is_held`` if its reply is not the answer, or not sure to be it."""
-        if not is_held:
+    @property
+    def _of_call(self) -> RunnableConfig:
+        """The config of the model's call, which is not the answer for sure if that may be refused."""
+        if self.options.on_unsupported == "mark":
             return self.config
-        tags = [*(self.config.get("tags") or []), _TAG_NOSTREAM]
-        return {**self.config, "tags": tags, **({"run_name": name} if name else {})}
+        return {**self.config, "tags": [*(self.config.get("tags") or []), _TAG_NOSTREAM]}
 
     def _message(self, request: Request, reply: object) -> AIMessage:
         """The final message, with citations; acts on a reply that the passages do not support."""
@@ -195,7 +170,7 @@ class Answering:
             supported = is_supported(text, request.asked, request.passages, citations)
         refused = supported is False and self.options.on_unsupported == "refuse"
         if refused:
-            text, citations = NOT_HELD, []
+            text, citations = REFUSAL, []
         trace = {
             **request.trace,
             "supported": supported,
@@ -203,13 +178,10 @@ class Answering:
             "stopped_by": "loop" if guard is not None and guard.is_over else None,
         }
         known = reply if isinstance(reply, AIMessage) else AIMessage("")
-        used = known.usage_metadata
         return AIMessage(
             content=text,
             id=known.id,
-            usage_metadata=add_usage(request.usage, used)
-            if request.usage and used
-            else request.usage or used,
+            usage_metadata=known.usage_metadata,
             response_metadata={
                 **known.response_metadata,
                 "model_provider": PROVIDER,

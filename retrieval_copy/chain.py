@@ -24,7 +24,6 @@ from langchain_core.runnables.config import get_config_list
 from retrieval_copy.answering import Answering
 from retrieval_copy.citations.citations import MIN_CITATION_TOKENS
 from retrieval_copy.model_adapter import (
-    Prediction,
     ProviderModel,
     continues_replies,
     find_transport,
@@ -34,7 +33,7 @@ from retrieval_copy.model_adapter import (
     token_counter,
 )
 from retrieval_copy.options import AnswerOptions, OnUnsupported
-from retrieval_copy.prompting import ANSWER_PROMPT, CONDENSE_PROMPT, DOCUMENT_PROMPT, bounds
+from retrieval_copy.prompting import ANSWER_PROMPT, DOCUMENT_PROMPT, bounds
 from retrieval_copy.references import EarlierTurns, ReferenceSource, RetrievedDocuments
 from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.aio.tasks import gather_or_cancel
@@ -44,10 +43,9 @@ from sot_chains.providers import Provider, make_provider
 class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
     """Answers a question from retrieved documents, with citations of the spans it shares with them.
 
-    Takes what a chat model takes; the last human message is the question. If there are earlier turns, the
-    model first rewrites it so that it stands alone. The prompt shows as much of the retrieved documents as
-    fits; all of their text is passed to the model as references, which do not change the answer. If nothing
-    is retrieved, the model gets the conversation unchanged.
+    Takes what a chat model takes; the last human message is the question, after those that it refers to. The
+    prompt shows as much of the retrieved documents as fits; all of their text is passed to the model as
+    references, which do not change the answer. Without any, the model gets the conversation unchanged.
 
     ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span whose words
     stand in a document, ``content_blocks`` has them as LangChain's standard annotations, and
@@ -65,7 +63,6 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
             outputs; others get no references.
         prompt: Asks for the answer; see :data:`~retrieval_copy.prompting.ANSWER_PROMPT` for its fields.
         document_prompt: Formats one document.
-        condense_prompt: Asks for a standalone follow-up question; ``None`` searches with it unchanged.
         query: Maps the question, followed by any assistant prefill, to the retrieval query.
         references: Sources of text to copy from; by default the retrieved documents and the earlier turns.
             ``()`` gives the same answers, only slower.
@@ -76,7 +73,6 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
         quotes: Whether answers are sentences of a passage, word for word, which a local model chooses; by
             default with the default prompt. ``False`` for a local model that keeps to its passages.
         prediction: Whether the model takes OpenAI's ``prediction``; by default only models known to take it.
-            ``"references"`` for a model behind ``sot serve``, which copies from references, too.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on.
 
     Raises:
@@ -92,14 +88,13 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
         *,
         prompt: BasePromptTemplate[Any] = ANSWER_PROMPT,
         document_prompt: BasePromptTemplate[Any] = DOCUMENT_PROMPT,
-        condense_prompt: BasePromptTemplate[Any] | None = CONDENSE_PROMPT,
         query: Callable[[str], str] = str,
         references: Sequence[ReferenceSource] | None = None,
         min_citation_tokens: int = MIN_CITATION_TOKENS,
         max_document_tokens: int | None = None,
         on_unsupported: OnUnsupported = "mark",
         quotes: bool | None = None,
-        prediction: Prediction = None,
+        prediction: bool | None = None,
         **options: Any,
     ) -> None:
         if references is None:
@@ -111,7 +106,6 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
             retriever=retriever,
             prompt=prompt,
             document_prompt=document_prompt,
-            condense_prompt=condense_prompt,
             query=query,
             sources=tuple(references),
             transport=find_transport(self.model, prediction),

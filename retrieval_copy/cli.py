@@ -142,7 +142,7 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
     with chat:
         chain = RetrievalCopyChain(retriever, chat, min_citation_tokens=options.min_citation_tokens)
         bound = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
-        session = Session(chain, console, bound, remembers=not chain.options.quotes)
+        session = Session(chain, console, bound)
         if options.question is not None:
             session.ask(options.question)
         else:
@@ -153,19 +153,13 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
 class Session:
     """Answers questions one after the other with a :class:`~retrieval_copy.RetrievalCopyChain`.
 
-    Each may refer to the ones before if the model sees them (``remembers``); a quotation answers the last
-    question alone. ``arguments`` are those of every call of the chain.
+    Each may refer to the ones before. ``arguments`` are those of every call of the chain.
     """
 
     def __init__(
-        self,
-        chain: Runnable[Any, AIMessage],
-        console: Console,
-        arguments: dict[str, Any] | None = None,
-        *,
-        remembers: bool = True,
+        self, chain: Runnable[Any, AIMessage], console: Console, arguments: dict[str, Any] | None = None
     ) -> None:
-        self._chain, self._console, self._remembers = chain, console, remembers
+        self._chain, self._console = chain, console
         self._arguments = arguments or {}
         self._turns: list[BaseMessage] = []
         self._answer: AIMessage | None = None
@@ -201,9 +195,8 @@ class Session:
 
     def ask(self, question: str) -> None:
         """Answers ``question``; Ctrl-C ends the answer and leaves it out of the conversation."""
-        turns = self._turns[-2 * _MAX_TURNS :] if self._remembers else []
         listener, whole = RetrievalListener(), cast("BaseMessageChunk", AIMessageChunk(content=""))
-        asked = [*turns, HumanMessage(question)]
+        asked = [*self._turns[-2 * _MAX_TURNS :], HumanMessage(question)]
         parts = self._chain.stream(asked, listener.listening(None), **self._arguments)
         # While it is written the text is replaced again and again, where there is a terminal that can do so.
         live = Live(Text("…", "dim"), console=self._console, transient=True)

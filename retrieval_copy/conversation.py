@@ -17,15 +17,12 @@ from langchain_core.messages import (
     HumanMessage,
     SystemMessage,
     convert_to_messages,
-    get_buffer_string,
 )
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.prompt_values import PromptValue
 
+from retrieval_copy.citations.questions import is_follow_up
 from sot_chains.providers.loops import LoopGuard
-
-# A condensed question longer than twice the follow-up plus this is rejected.
-_QUESTION_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -73,12 +70,14 @@ class Conversation:
         return str(self.after[-1].text) if self.after and isinstance(self.after[-1], AIMessage) else ""
 
     @property
-    def transcript(self) -> str:
-        """The earlier turns as lines of ``User: ...`` and ``Assistant: ...``."""
-        said = [
-            message for message in self.history if message.type in ("human", "ai") and message.text.strip()
-        ]
-        return get_buffer_string(said, human_prefix="User", ai_prefix="Assistant")
+    def whole_question(self) -> str:
+        """The question, after the earlier ones that it refers to."""
+        whole = ""
+        for message in (*self.history, HumanMessage(self.question)):
+            if isinstance(message, HumanMessage):
+                asked = str(message.text).strip()
+                whole = f"{whole} {asked}".strip() if is_follow_up(asked) else asked
+        return whole
 
 
 def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
@@ -102,13 +101,6 @@ def text_of(reply: object) -> str:
         f"the model must answer with an AIMessage or text, got {type(reply).__name__}: {reply!r:.80}; "
         "parsers belong after RetrievalCopyChain"
     )
-
-
-def standalone(written: str, question: str) -> str:
-    """The condensed question, or ``question`` itself if the reply is empty or too long."""
-    standalone = written.strip()
-    is_question = 0 < len(standalone) <= 2 * len(question) + _QUESTION_CHARACTERS
-    return standalone if is_question else question
 
 
 class StreamedReply:

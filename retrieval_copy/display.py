@@ -16,7 +16,6 @@ from rich.jupyter import JupyterMixin
 from rich.text import Text
 
 from retrieval_copy.citations.citations import Citation, document_and_page, document_name
-from retrieval_copy.citations.sentences import SENTENCE_END
 
 # Distinguishable with red-green colour blindness.
 _COLOURS = ("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan", "bright_red")
@@ -67,7 +66,8 @@ class CitedAnswer(JupyterMixin):
     def __init__(self, message: AIMessage) -> None:
         self._citations = find_citations(message)
         self._segments = segments(str(message.text), self._citations)
-        self._colours = _choose_colours(self._citations)
+        names = dict.fromkeys(map(document_name, self._citations))
+        self._colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = Text()
@@ -92,15 +92,15 @@ class CitedAnswer(JupyterMixin):
 
 
 class CitedPassage(JupyterMixin):
-    """A retrieved passage with the cited sentence highlighted; Jupyter and ``rich`` display it.
+    """A retrieved passage with the cited text highlighted; Jupyter and ``rich`` display it.
 
-    Where there is no colour the sentence stands between ``>>>`` and ``<<<``.
+    Where there is no colour it stands between ``>>>`` and ``<<<``.
     """
 
     def __init__(self, document: Document, citation: Citation) -> None:
         self._citation = citation
         text = document.page_content
-        start, end = sentences_around(text, citation["document_start"], citation["document_end"])
+        start, end = citation["document_start"], citation["document_end"]
         self._parts = text[:start], text[start:end], text[end:]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -109,18 +109,6 @@ class CitedPassage(JupyterMixin):
         if console.color_system is None:
             cited = f">>>{cited}<<<"
         yield Text.assemble(before, (cited, "black on bright_yellow"), after)
-
-
-def sentences_around(text: str, start: int, end: int) -> tuple[int, int]:
-    """The span of the whole sentences that ``text[start:end]`` is part of."""
-    before = [match.end() for match in SENTENCE_END.finditer(text) if match.end() <= start]
-    after = next((match.start() for match in SENTENCE_END.finditer(text) if match.start() >= end), len(text))
-    return before[-1] if before else 0, after
-
-
-def _choose_colours(citations: Sequence[Citation]) -> dict[str, str]:
-    names = dict.fromkeys(map(document_name, citations))
-    return {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
 
 
 def _footnote(citation: Citation) -> str:

@@ -1,4 +1,4 @@
-"""Passes references to a model: to its engine, as OpenAI's predicted output, to our server, or not at all.
+"""Passes references to a model: to its engine, as OpenAI's predicted output, or not at all.
 
 Knows the kinds of models. Does not know where references come from.
 """
@@ -24,8 +24,7 @@ from sot_chains.providers.local import LocalChatModel
 if TYPE_CHECKING:
     from local_backend import ChatLocal
 
-Transport = Literal["references", "prediction", "extra_body"]
-Prediction = bool | Literal["references"] | None
+Transport = Literal["references", "prediction"]
 
 RETRIEVE = "retrieve"
 """A keyword argument of the chain that is not passed to the model."""
@@ -34,23 +33,20 @@ RETRIEVE = "retrieve"
 _PREDICTED_OUTPUTS = re.compile(r"gpt-4(o|o-mini|\.1|\.1-mini|\.1-nano)(-\d{4}-\d{2}-\d{2})?")
 # Predicted tokens that the answer does not contain are billed like output tokens.
 _MAX_PREDICTION_CHARACTERS = 8_000
-_MOST_SENT = 256  # texts that the server takes
 # For models whose tokenizer is not available. A token has about four characters, so 3 overestimates.
 _CHARACTERS_PER_TOKEN = 3
 _BOUNDS = frozenset({"max_tokens", "max_new_tokens", "max_completion_tokens"})
 
 
-def find_transport(model: Runnable[Any, Any], prediction: Prediction = None) -> Transport | None:
+def find_transport(model: Runnable[Any, Any], prediction: bool | None = None) -> Transport | None:
     """How ``model``, possibly wrapped, takes references; ``None`` if it takes none.
 
     ``prediction`` says whether it takes OpenAI's; by default only models given as ``"openai:..."`` that are
-    known to. ``"references"`` stands for this project's server, which takes them as a field of the request.
+    known to.
     """
     provider = _provider(model)
     if provider.local:
         return "references"
-    if prediction == "references":
-        return "extra_body"
     if prediction is None:
         prediction = all(
             isinstance(one, ProviderModel) and _PREDICTED_OUTPUTS.fullmatch(one.model_name)
@@ -67,8 +63,6 @@ def arguments(transport: Transport | None, texts: Sequence[str]) -> dict[str, An
         from local_backend import References
 
         return {"references": References(texts)}
-    if transport == "extra_body":
-        return {"extra_body": {"references": list(texts[:_MOST_SENT])}}
     predicted = "\n\n".join(texts)[:_MAX_PREDICTION_CHARACTERS]
     return {"prediction": {"type": "content", "content": predicted}}
 
@@ -95,14 +89,11 @@ def takes_quotes(model: Runnable[Any, Any], wanted: bool | None, *, has_own_prom
         ValueError: It is wanted, but the model cannot be bound.
     """
     provider = LangChainProvider(model)
-    can_be_bound = provider.local is not None and all(map(_has_fast_tokenizer, provider.models))
+    models = cast("Sequence[ChatLocal]", provider.models)
+    can_be_bound = provider.local is not None and all(one.engine.tokenizer.is_fast for one in models)
     if wanted and not can_be_bound:
         raise ValueError("quotes=True needs a ChatLocal whose tokenizer is a fast one; leave quotes out")
     return can_be_bound and not has_own_prompt if wanted is None else wanted
-
-
-def _has_fast_tokenizer(model: object) -> bool:
-    return bool(cast("ChatLocal", model).engine.tokenizer.is_fast)
 
 
 def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,8 +108,6 @@ def joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
         both = (*References.of(theirs["references"]).texts, *ours["references"].texts)
         return {**theirs, "references": References(both)}
-    if theirs.get("extra_body") and "extra_body" in ours:
-        theirs["extra_body"] = {**ours["extra_body"], **theirs["extra_body"]}
     return {**ours, **theirs}
 
 

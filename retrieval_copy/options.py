@@ -38,7 +38,6 @@ class AnswerOptions:
     retriever: Runnable[str, list[Document]] | None
     prompt: BasePromptTemplate[Any]
     document_prompt: BasePromptTemplate[Any]
-    condense_prompt: BasePromptTemplate[Any] | None
     query: Callable[[str], str]
     sources: tuple[ReferenceSource, ...]
     transport: Transport | None
@@ -88,7 +87,7 @@ class AnswerOptions:
                 "documents": "\n\n".join(laid_out),
                 "question": question,
                 "asked": cleaned(conversation.question),
-                "history": list(conversation.history),
+                "history": [] if self.quotes else list(conversation.history),
             }
         )
         messages = [*conversation.system, *prompt.to_messages(), *conversation.after]

@@ -38,9 +38,6 @@ DOCUMENT_PROMPT = PromptTemplate.from_template("[{number}] {page_content}")
 """Formats one document. Fields: ``page_content``, ``number`` (from 1), and all metadata of the
 document."""
 
-CONDENSE_PROMPT = ChatPromptTemplate.from_messages([("human", _TEXTS["condense"])])
-"""Asks for a standalone follow-up question. Fields: ``conversation``, ``question``, ``history``."""
-
 ANSWER_TOKENS = 256
 """The longest answer to the default prompt."""
 

@@ -135,6 +135,4 @@ def content_blocks(message: AIMessage) -> list[ContentBlock]:
     return [block]
 
 
-def register() -> None:
-    """Makes LangChain use :func:`content_blocks` for messages from this package."""
-    register_translator(PROVIDER, content_blocks, content_blocks)
+register_translator(PROVIDER, content_blocks, content_blocks)  # for messages from this package

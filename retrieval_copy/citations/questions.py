@@ -5,98 +5,127 @@ Knows texts, and the question words of five languages; of others the words alone
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Collection, Mapping
 from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
 
 import regex
 
-from retrieval_copy.citations.sentences import Sentence
+from retrieval_copy.citations.sentences import SENTENCE_END, Sentence
 from retrieval_copy.citations.words import LANGUAGES, terms
 
-COMMON = frozenset(term for language in LANGUAGES for term in terms(language["function_words"]))
+COMMON = frozenset(
+    term for one in LANGUAGES for term in terms(f"{one.get('function_words', '')} {one.get('pronouns', '')}")
+)
 """Words of questions that name no topic."""
 
 
-def _any_of(*names: str, also: str = "(?!)") -> regex.Pattern[str]:
-    words = [
-        word
-        for language in LANGUAGES
-        for name in names
-        for word in (language[name].split() if isinstance(language[name], str) else language[name])
-    ]
-    return regex.compile(rf"\b(?:{'|'.join(words)})\b|{also}", regex.IGNORECASE)
+class _Kind(NamedTuple):
+    asks: regex.Pattern[str]
+    surely: regex.Pattern[str]  # what is an answer of the kind
+    maybe: regex.Pattern[str]  # what may be one
 
 
-# What asks for a kind of answer, what surely is of the kind, and what may be.
-_KINDS = [
-    (_any_of("amount"), regex.compile(r"\d+"), _any_of("numbers")),
-    (_any_of("count"), _any_of("numbers", also=r"\d+"), regex.compile("(?!)")),
-    (
-        _any_of("time"),
-        _any_of("dates", also=r"\b(?:1\d\d\d|20\d\d|\d+[.:]\d\d)\b"),
-        _any_of("conditions", "numbers", also=r"\d+"),
-    ),
-    (_any_of("person"), regex.compile(r"(?<=[\w,:;] )\p{Lu}\p{Ll}+"), regex.compile(r"\w+")),
-]
-_SURE, _MAYBE, _ABOVE, _CONTINUED, _MIN_SHARE = 0.5, 0.3, 0.6, 0.2, 0.5
-# What words and kinds weigh beside the cosines of all-MiniLM-L6-v2, and the least score of an answer.
-_WORDS, _KIND, _MIN_SCORE = 0.7, 0.4, 0.98
+_NAMED, _NEVER = regex.compile(r"\{([a-z]+)\}"), "(?!)"
+
+
+def _compiled(expression: str) -> regex.Pattern[str]:
+    return regex.compile(_NAMED.sub(_words, expression), regex.IGNORECASE)
+
+
+def _words(named: regex.Match[str]) -> str:
+    lists = [language[named[1]] for language in LANGUAGES if named[1] in language]
+    words = [word for some in lists for word in (some.split() if isinstance(some, str) else some)]
+    return rf"\b(?:{'|'.join(words)})\b"
+
+
+_BY_NAME = {
+    name: _Kind(*(_compiled(kind.get(part, _NEVER)) for part in _Kind._fields))
+    for name, kind in tomllib.loads(files(__package__).joinpath("kinds.toml").read_text("utf-8")).items()
+}
+_KINDS, _COUNT = [*_BY_NAME.values()], _BY_NAME["count"]
+_REFERS = _compiled(r"^\W*{follows}|{pronouns}")
+_NEAR = 3  # words between a number and what it counts
+_SURE, _MAYBE, _ABOVE, _CONTINUED, _LEADING = 0.5, 0.25, 0.6, 0.2, 0.5
+# What words, kinds and likeness weigh, and the least score of an answer: from right and wrong answers to
+# questions about the folder of `benchmarks.retrieval_recall` and four others.
+_WORDS, _KIND, _LIKENESS, _UNKNOWN, _MIN_SCORE = 0.7, 0.7, 0.5, 0.6, 0.99
 
 
 class Question:
     """What a question asks for.
 
     Args:
-        text: The question.
-        likeness: How near sentences are to it in meaning, by their text in context; without, words count.
+        text: The question; of several sentences, those that lead to the last question count half.
+        likeness: How near sentences are to it in meaning, by their text in context: 0 as others, 1 as answers
+            usually are. Without, all count as nearly as near as answers.
 
     Attributes:
         terms: Its words that name the topic.
     """
 
     def __init__(self, text: str, likeness: Mapping[str, float] | None = None) -> None:
-        self.text, self._likeness, topic = text, likeness or {}, text
-        for asks, _, _ in _KINDS:
-            topic = asks.sub(" ", topic)
-        self._kind = next((kind[1:] for kind in _KINDS if kind[0].search(text)), _KINDS[-1][1:])
-        named = [word for word in terms(topic) if len(word) > 1 or not word.isascii()]
-        self.terms = frozenset(named) - COMMON or frozenset(terms(text)) - COMMON or frozenset(terms(text))
+        self.text, self._likeness = text, likeness or {}
+        asked = next((part for part in reversed(SENTENCE_END.split(text)) if "?" in part), text)
+        asking = (kind for part in (asked, text) for kind in _KINDS if kind.asks.search(part))
+        self._kind = next(asking, _KINDS[-1])
+        counts = self._kind is _COUNT and _COUNT.asks.search(asked)
+        self._counted = frozenset(terms(asked[counts.end() :])[:1]) - COMMON if counts else frozenset()
+        own, words = _topic(asked), frozenset(terms(text))
+        self.terms = _topic(text) or words - COMMON or words
+        self._weights = {term: 1.0 if term in own or not own else _LEADING for term in self.terms}
 
     def score(self, sentence: Sentence) -> float:
         """How well ``sentence`` answers it, to compare sentences by."""
         continued = self.among(sentence.before) if self.among(sentence.text) else ()
-        share = self.share(sentence) + _CONTINUED * len(continued) / max(1, len(self.terms))
-        kind, likeness = self._kind_of(sentence.text), self._likeness.get(sentence.in_context)
-        return share + kind if likeness is None else _WORDS * share + _KIND * kind + likeness
+        share = self.share(sentence) + _CONTINUED * self._part(continued)
+        likeness = self._likeness.get(sentence.in_context, _UNKNOWN)
+        return _WORDS * share + _KIND * self._kind_of(sentence.text) + _LIKENESS * likeness
 
     def is_answered_by(self, sentence: Sentence) -> bool:
-        """Whether ``sentence`` has most of its words; or of three half, and surely what is asked.
-
-        If its likeness is known, whether its score is high enough.
-        """
-        kind, share = self._kind_of(sentence.text), self.share(sentence)
-        if sentence.in_context in self._likeness:
-            return kind > 0 and self.score(sentence) >= _MIN_SCORE
-        is_half_enough = kind == _SURE and len(self.terms) > 2
-        is_enough = share > _MIN_SHARE or (is_half_enough and share == _MIN_SHARE)
-        return is_enough and kind > 0 and bool(self.among(sentence.text))
+        """Whether the score of ``sentence`` is high enough, and it may be of the kind that is asked for."""
+        return self._kind_of(sentence.text) > 0 and self.score(sentence) >= _MIN_SCORE
 
     def share(self, sentence: Sentence) -> float:
         """The share of its words that ``sentence`` has; those of the headings above it count less."""
         held, above = self.among(sentence.text), self.among(sentence.headings)
-        return (len(held) + _ABOVE * len(above - held)) / max(1, len(self.terms))
+        return self._part(held) + _ABOVE * self._part(above - held)
+
+    def _part(self, of_terms: Collection[str]) -> float:
+        return sum(map(self._weights.__getitem__, of_terms)) / (sum(self._weights.values()) or 1.0)
 
     def among(self, text: str) -> frozenset[str]:
         """Its words that ``text`` has."""
         return self.terms & _terms_in(text)
 
     def _kind_of(self, text: str) -> float:
-        surely, maybe = self._kind
-        return _SURE if self._has_new(surely, text) else _MAYBE if self._has_new(maybe, text) else 0.0
+        if self._has_new(self._kind.surely, text) and (not self._counted or self._counts(text)):
+            return _SURE
+        maybe = self._kind.surely if self._counted else self._kind.maybe
+        return _MAYBE if self._has_new(maybe, text) else 0.0
+
+    def _counts(self, text: str) -> bool:
+        """Whether a number stands shortly before the word of what is counted, or right after it."""
+        words = terms(text)
+        numbers = (n for n, one in enumerate(words) if _COUNT.surely.fullmatch(one))
+        return any(not self._counted.isdisjoint(words[max(0, n - 1) : n + 1 + _NEAR]) for n in numbers)
 
     def _has_new(self, kind: regex.Pattern[str], text: str) -> bool:
         """Whether ``text`` has a word of ``kind`` that the question does not have itself."""
         return any(not self.terms.issuperset(terms(match[0])) for match in kind.finditer(text))
+
+
+def is_follow_up(question: str) -> bool:
+    """Whether ``question``, one line, refers to an earlier one: by its first word, a pronoun, or no topic."""
+    return "\n" not in question and (bool(_REFERS.search(question)) or not _topic(question))
+
+
+def _topic(question: str) -> frozenset[str]:
+    for kind in _KINDS:
+        question = kind.asks.sub(" ", question)
+    return frozenset(word for word in terms(question) if len(word) > 1 or not word.isascii()) - COMMON
 
 
 @lru_cache(4096)

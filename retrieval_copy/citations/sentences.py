@@ -11,7 +11,9 @@ from retrieval_copy.citations.words import LANGUAGES, terms
 _LONGEST_SENTENCE, _FEWEST_WORDS, _BREAK = 600, 3, "\n"
 # A sentence ends at its mark, unless that is the one of a number, an initial or an abbreviation, and where a
 # paragraph, a heading or an item of a list ends. Two sentences taken for one do less harm than half of one.
-_ABBREVIATIONS = "|".join(word for language in LANGUAGES for word in language["abbreviations"].split())
+_ABBREVIATIONS = "|".join(
+    word for language in LANGUAGES for word in language.get("abbreviations", "").split()
+)
 SENTENCE_END = regex.compile(
     rf"(?<=[.!?…][\"'”’)\]]*)(?<!(?:\b\d{{1,2}}|(?<![^\s.(])\p{{L}}|\b(?i:{_ABBREVIATIONS}))\.)\s+(?!\p{{Ll}})"
     r"|(?<=[。！？][”’」』）]*)"

@@ -15,6 +15,8 @@ from retrieval_copy.citations.words import terms
 NOT_HELD = "The passages do not hold the answer."
 """What a model is asked to say if it finds no answer."""
 
+REFUSAL = "Nothing in the documents answers this."
+
 _MIN_COPIED_WORDS, _MIN_SHARE_OF_QUESTION, _MIN_SHARE_OF_ANSWER = 8, 0.5, 0.7
 
 

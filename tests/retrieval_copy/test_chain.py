@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel
@@ -31,7 +30,7 @@ from retrieval_copy import (
     SimilarAnswers,
     WithCitations,
 )
-from retrieval_copy.citations.support import NOT_HELD
+from retrieval_copy.citations.support import NOT_HELD, REFUSAL
 from sot_chains import SkeletonOfThought
 from tests.retrieval_copy.fakes import (
     CLAY,
@@ -40,7 +39,6 @@ from tests.retrieval_copy.fakes import (
     QuotingModel,
     assert_literal,
     broken_retriever,
-    is_condense_request,
     retriever,
 )
 from tests.sot_chains import fakes as sot_fakes
@@ -151,32 +149,10 @@ def test_arguments_of_the_call_reach_the_model(quoting: RetrievalCopyChain, mode
     assert model.parameters[-1] == {"max_tokens": 7}  # and no references, which this model does not take
 
 
-def test_runs_are_named_and_only_the_answer_streams(quoting: RetrievalCopyChain) -> None:
-    class Listener(BaseCallbackHandler):
-        def __init__(self) -> None:
-            self.runs: list[tuple[str | None, list[str]]] = []
-
-        def on_chat_model_start(
-            self, *args: Any, tags: list[str] | None = None, name: str | None = None, **rest: Any
-        ) -> None:
-            self.runs.append((name, tags or []))
-
-        def on_retriever_start(self, *args: Any, **rest: Any) -> None:
-            raise AssertionError("a RunnableLambda is no retriever")
-
-    listener = Listener()
-    quoting.invoke(HISTORY, RunnableConfig(callbacks=[listener], tags=["mine"]))
-    (condense, condense_tags), (_, answer_tags) = listener.runs
-    assert condense == "condense"
-    assert "nostream" in condense_tags
-    assert "nostream" not in answer_tags
-    assert "mine" in answer_tags
-
-
 # History, prompts, documents -----------------------------------------------------------------------
 
 
-def test_a_follow_up_is_made_to_stand_alone(model: QuotingModel) -> None:
+def test_a_follow_up_is_searched_with_the_question_it_refers_to(model: QuotingModel) -> None:
     queries: list[str] = []
 
     def search(query: str) -> list[Document]:
@@ -185,35 +161,19 @@ def test_a_follow_up_is_made_to_stand_alone(model: QuotingModel) -> None:
 
     aware = RetrievalCopyChain(RunnableLambda(search), model)
     answer = aware.invoke([SystemMessage("Be kind."), *HISTORY])
-    assert queries == [QUESTION] == [answer.response_metadata["retrieval"]["query"]]
-    condensing, answering = model.requests
-    assert "User: Tell me about kilns.\nAssistant: They are hot." in condensing[0].text
+    assert queries == ["Tell me about kilns. And to open one?"]
+    assert queries == [answer.response_metadata["retrieval"]["query"]]
+    (answering,) = model.requests
     assert [message.type for message in answering] == ["system", *["human", "ai"] * 2, "human"]
-    assert answer.usage_metadata is not None
-    assert answer.usage_metadata["input_tokens"] == len(condensing) + len(answering)
-    plain = RetrievalCopyChain(RunnableLambda(search), model, condense_prompt=None)
-    plain.invoke(HISTORY)
-    assert queries[-1] == "And to open one?"
-
-
-def test_what_is_no_question_is_not_searched_for() -> None:
-    queries: list[str] = []
-
-    def search(query: str) -> list[Document]:
-        queries.append(query)
-        return [CLAY]
-
-    for reply in ("", "  \n", "and so on " * 500):
-        model = QuotingModel(answer=lambda messages, reply=reply: reply)
-        RetrievalCopyChain(RunnableLambda(search), model).invoke(HISTORY)
-    assert queries == ["And to open one?"] * 3
+    aware.invoke([*HISTORY, AIMessage("At eighty degrees."), HumanMessage("How is clay wedged?")])
+    assert queries[-1] == "How is clay wedged?"
 
 
 def test_a_call_may_do_without_documents(quoting: RetrievalCopyChain, model: QuotingModel) -> None:
     answer = quoting.invoke([*HISTORY[:2], HumanMessage("Shorter, please.")], retrieve=False)
     assert answer.response_metadata["citations"] == []
     assert answer.text == "Nothing is known about please."
-    assert not any(map(is_condense_request, model.requests))
+    assert len(model.requests) == 1
     assert "retrieve" not in model.parameters[-1]
 
 
@@ -229,7 +189,7 @@ def test_prompts_may_be_replaced(model: QuotingModel) -> None:
     own.invoke(HISTORY)
     system, user = model.requests[-1]
     assert system.text.startswith("Use:\n<Clay> Greenware")
-    assert user.text == f"And to open one?|{QUESTION}"
+    assert user.text == "And to open one?|Tell me about kilns. And to open one?"
 
 
 def test_a_field_that_a_document_lacks_is_a_clear_error(model: QuotingModel) -> None:
@@ -451,11 +411,11 @@ async def test_an_unsupported_answer_may_be_refused() -> None:
     model = QuotingModel(answer=lambda messages: "Whenever you feel like it, preferably on Thursdays.")
     refusing = RetrievalCopyChain(retriever(CLAY), model, on_unsupported="refuse")
     first, *others = await all_ways(refusing, QUESTION)
-    assert first.text == NOT_HELD
+    assert first.text == REFUSAL
     assert first.response_metadata["retrieval"]["acted"] == "refused"
     assert first.response_metadata["citations"] == []
     assert [essence(one) for one in others] == [essence(first)] * 3
-    assert RetrievalCopyChain(retriever(), model, on_unsupported="refuse").invoke(QUESTION).text == NOT_HELD
+    assert RetrievalCopyChain(retriever(), model, on_unsupported="refuse").invoke(QUESTION).text == REFUSAL
     quoting = RetrievalCopyChain(retriever(CLAY), QuotingModel(), on_unsupported="refuse")
     assert quoting.invoke(QUESTION).response_metadata["retrieval"]["acted"] is None
     assert "".join(chunk.text for chunk in quoting.stream(QUESTION)) == quoting.invoke(QUESTION).text
@@ -519,9 +479,7 @@ def test_a_fake_list_model_is_any_chat_model(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-async def test_in_langgraph_the_answer_streams_once_and_the_standalone_question_not_at_all(
-    quoting: RetrievalCopyChain,
-) -> None:
+async def test_in_langgraph_the_answer_streams_once(quoting: RetrievalCopyChain) -> None:
     async def node(state: MessagesState, config: RunnableConfig) -> dict[str, list[AIMessage]]:
         return {"messages": [await quoting.ainvoke(state["messages"], config)]}
 

@@ -150,4 +150,4 @@ def test_a_terminal_that_lacks_characters_shows_others(
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"When is the kiln opened \xff?\n1\n"), "utf-8"))
     assert run(docs, "--store", "bm25", "--index", tmp_path / "index") == 0
     shown.flush()
-    assert b" is opened at eighty degrees ?." in shown.buffer.getvalue()  # type: ignore[attr-defined]  # a BytesIO
+    assert b" is opened at eighty degrees<<< ?." in shown.buffer.getvalue()  # type: ignore[attr-defined]  # a BytesIO

@@ -108,9 +108,7 @@ def test_earlier_turns_are_copied_from(chat: ChatLocal, written: str) -> None:
     told = [HumanMessage("Say something."), AIMessage(written), HumanMessage(ASKED)]
     forgetful = ChatPromptTemplate.from_messages([("user", "{asked}")])
     for references in ((EarlierTurns(),), ()):
-        chain = RetrievalCopyChain(
-            retriever(CLAY), chat, prompt=forgetful, condense_prompt=None, references=references
-        )
+        chain = RetrievalCopyChain(retriever(CLAY), chat, prompt=forgetful, references=references)
         answer = chain.invoke(told)
         assert answer.text == written
         assert (forwards_of(answer) * 2 < MAX_TOKENS) == bool(references)
@@ -128,7 +126,7 @@ async def test_many_calls_at_once_share_one_engine(chat: ChatLocal) -> None:
 def test_skeletons_compose_in_both_orders(chat: ChatLocal, plain: ChatLocal) -> None:
     for references in ((), (RetrievedDocuments(),)):
         inner = RetrievalCopyChain(  # the examples of a skeleton are earlier turns
-            retriever(CLAY), chat, prompt=QUESTION_AND_TURNS, references=references, condense_prompt=None
+            retriever(CLAY), chat, prompt=QUESTION_AND_TURNS, references=references
         )
         assert (
             SkeletonOfThought(inner, router="always").invoke(ASKED).text

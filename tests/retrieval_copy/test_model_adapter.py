@@ -162,19 +162,6 @@ def test_a_named_model_that_takes_no_prediction_gets_none(server: ChatServer) ->
     assert "prediction" in server.requests[1]
 
 
-def test_a_server_of_this_project_is_sent_the_documents_as_references(server: ChatServer) -> None:
-    server.model = "served"
-    chain = RetrievalCopyChain(
-        retriever(CLAY, GLAZE), "openai:served", base_url=server.url, prediction="references"
-    )
-    answer = chain.invoke(QUESTION, extra_body={"top_k": 3})
-    assert answer.response_metadata["retrieval"]["copied_as"] == "extra_body"
-    (request,) = server.requests
-    assert request["references"] == [CLAY.page_content, GLAZE.page_content]
-    assert request["top_k"] == 3
-    assert "prediction" not in request
-
-
 def test_leaving_a_stream_closes_the_request(server: ChatServer) -> None:
     server.pause_seconds = 0.05
     chain = RetrievalCopyChain(None, "openai:gpt-4.1-mini", base_url=server.url)

@@ -63,10 +63,7 @@ def test_footnotes_name_file_and_page_and_show_their_passage(console: Console) -
     assert "[1] manual.pdf, page 12, also in glaze.md:" in rest or "[1] manual.pdf, page 12:" in rest
     assert "[2] glaze.md" in rest
     joined = " ".join(rest.split())
-    assert (
-        "Wear gloves. >>>The kiln may be opened once the cone reads eighty degrees, and never while it"
-        in joined
-    )
+    assert "Wear gloves. The kiln may be opened once the >>>cone reads eighty degrees, and never" in joined
     assert "glows. Wait.<<< " in joined
     assert "no footnote [3]: the last answer has 2" in rest
     assert "q leaves" in rest
@@ -83,7 +80,7 @@ def test_a_follow_up_has_the_conversation_before_it(console: Console) -> None:
 
     session = Session(RetrievalCopyChain(RunnableLambda(search), model), console)
     session.run(reader("What about clay?", "And when may it be opened?"))
-    assert queries == ["What about clay?", QUESTION], "the model was asked for a question that stands alone"
+    assert queries == ["What about clay?", "What about clay? And when may it be opened?"]
     assert any("What about clay?" in message.text for message in model.requests[-1])
 
 
@@ -115,7 +112,7 @@ def test_a_pipe_is_read_to_its_end(console: Console, monkeypatch: pytest.MonkeyP
     text = shown(console)
     assert text.startswith(f"> {QUESTION}\n")
     assert text.count("It is written:") == 1
-    assert ">>>The kiln may" in text
+    assert ">>>cone reads" in text
 
 
 def test_on_a_terminal_answers_stream_footnotes_open_and_control_keys_work(tmp_path: Path) -> None:

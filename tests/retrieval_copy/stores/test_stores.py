@@ -705,3 +705,50 @@ def test_sentences_are_ranked_and_judged_by_meaning_too(embeddings: SentenceEmbe
     for question in ("How much does a massage cost?", "Who is the gardener?", "When does the pool open?"):
         asked = Question(question, found.likeness(question, [one.in_context for one in sentences]))
         assert not any(map(asked.is_answered_by, sentences))
+
+
+class Shifted(Embeddings):
+    """An encoder with the order of another, but cosines between 0.8 and 1, as those of some others."""
+
+    def __init__(self, inner: Embeddings) -> None:
+        self.inner, self.num_texts = inner, 0
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.num_texts += len(texts)
+        return [[2.0, *vector] for vector in self.inner.embed_documents(texts)]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+def test_likeness_has_the_same_scale_for_every_encoder(embeddings: SentenceEmbeddings) -> None:
+    documents = [Document("x", id="1")]
+    texts = ["Families pay 380 pounds.", "The trainer comes early."]
+    question = "How much does it cost for a family?"
+    shifted = Shifted(embeddings)
+    found = HybridRetriever(documents=documents, store=InMemoryVectorStore(shifted))
+    known = HybridRetriever(documents=documents, store=InMemoryVectorStore(embeddings))
+    likeness = found.likeness(question, texts)
+    assert likeness == pytest.approx(known.likeness(question, texts), abs=1e-3)
+    assert likeness[texts[0]] > 0.7
+    assert likeness[texts[1]] < 0.4
+    num_texts = shifted.num_texts
+    found.likeness("Who comes early?", texts)
+    assert shifted.num_texts == num_texts + 1, "sentences are embedded once"
+
+
+def test_an_encoder_that_knows_no_meanings_judges_nothing() -> None:
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=256))
+    found = HybridRetriever(documents=[Document("x", id="1")], store=store)
+    assert found.likeness("How much does it cost?", ["It costs 3 euros."]) == {}
+
+
+def test_the_first_by_words_comes_before_the_last_of_both_searches() -> None:
+    class Backwards(InMemoryVectorStore):
+        def similarity_search(self, query: str, k: int = 4, **options: Any) -> list[Document]:
+            return [Document("", id=str(number)) for number in range(k - 1, 0, -1)]
+
+    documents = [Document("kiln" + " clay" * number, id=str(number)) for number in range(20)]
+    store = Backwards(DeterministicFakeEmbedding(size=8))
+    found = HybridRetriever(documents=documents, store=store, k=8).invoke("kiln")
+    assert "0" in [one.id for one in found]

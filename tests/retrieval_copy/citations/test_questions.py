@@ -1,0 +1,61 @@
+"""What a question asks for, and which sentences answer it."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrieval_copy.citations.questions import Question, is_follow_up
+from retrieval_copy.citations.sentences import placed_sentences
+
+SURELY, MAYBE, NEVER = 0.5, 0.25, 0.0
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "kind"),
+    [
+        ("How old is the director?", "Ring 112, then the director.", NEVER),
+        ("How old must a driver be?", "Drivers are at least 21 years old.", SURELY),
+        ("How long is the film?", "The film has 3 parts.", NEVER),
+        ("Wie lange dauert der Kurs?", "Der Kurs dauert zwei Wochen.", SURELY),
+        ("How heavy is a full bin?", "A bin holds 320 kilograms.", SURELY),
+        ("How hot does the oven get?", "The oven reaches 900 degrees.", SURELY),
+        ("How tall is the tree?", "Tree: Bramley; Height: 6 m", SURELY),
+        ("How much is the audio guide?", "The audio guide has 42 stations.", MAYBE),
+        ("How much is the audio guide?", "Article: Audio guide; Price: 3.50", SURELY),
+        ("How much is the audio guide?", "The audio guide costs €3.", SURELY),
+        ("How much is the audio guide?", "The audio guide is free.", SURELY),
+        ("How many books may I borrow?", "A late book costs 20 cents.", MAYBE),
+        ("How many books may I borrow?", "Members borrow five old books.", SURELY),
+        ("How many seats are there?", "Room: Oak; Seats: 60", SURELY),
+        ("How many seats are there?", "There are seats in the hall.", NEVER),
+    ],
+)
+def test_an_answer_is_of_the_kind_that_is_asked_for(question: str, text: str, kind: float) -> None:
+    assert Question(question)._kind_of(text) == kind
+
+
+def test_sentences_that_lead_to_a_question_count_half() -> None:
+    asked = Question("What does a dinghy cost per day? And a canoe?")
+    dinghy, canoe = placed_sentences("Boat: Dinghy; Per day: 70\n\nBoat: Canoe; Per day: 24")
+    assert asked.score(canoe) > asked.score(dinghy)
+    assert Question("I have lost my key. What does a new key cost?").terms >= {"key", "new"}
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("And a canoe?", True),
+        ("What about the fee?", True),
+        ("Who teaches it?", True),
+        ("Und im Winter?", True),
+        ("Wie viel kostet das für ihn?", True),
+        ("Et les enfants ?", True),
+        ("Why?", True),
+        ("Who keeps the list of firings?", False),
+        ("Outline:\n1. Buy it.\nWrite point 1.", False),  # a request that is no question of a conversation
+        ("Wo ist die Andacht?", False),
+        ("How many books may a member borrow?", False),
+    ],
+)
+def test_a_follow_up_refers_to_what_was_asked_before(question: str, expected: bool) -> None:
+    assert is_follow_up(question) is expected
