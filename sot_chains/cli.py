@@ -19,8 +19,6 @@ from sot_chains.serving.loading import LOCAL, Extras, add_model_arguments, find_
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 _PIPED_WIDTH = 100
-_JUDGEMENTS_AT_ONCE = 8
-_KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
 
 
 def run(arguments: Sequence[str] | None, extras: Extras) -> int:
@@ -142,7 +140,7 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
             store=store,
             label=options.judge,
             timeout_seconds=options.judge_timeout,
-            limits=Limits(max_concurrent=_JUDGEMENTS_AT_ONCE),
+            limits=Limits(max_concurrent=8),
         )
     evaluation = await evaluate(
         questions,
@@ -196,7 +194,7 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
     # A drafter that copies decodes at the same speed without references.
     drafter = {} if vendor else {"drafter": "reference_copy"}
     model = load_model(options.model, extras, opened, options.base_url, options.api_key_env, **drafter)
-    key = _KEYS.get(vendor or "")
+    key = f"{vendor.upper()}_API_KEY" if vendor else None
     passes_keys = key is not None and not options.api_key_env and not os.environ.get(key)
     if passes_keys and options.api_key and not model.is_elsewhere:
         message = f"clients send this server's own key, so set the vendor's in {key} or by --api-key-env"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import RunnableConfig
@@ -123,6 +124,10 @@ class ProviderError(RuntimeError):
 
 class PrefillRefusedError(ProviderError):
     """The model does not continue a prefilled reply; remembered for all later requests."""
+
+
+class PromptOverflowError(ProviderError, ContextOverflowError):
+    """The prompt is longer than the model's context; callers that shorten it know LangChain's error."""
 
 
 class DeadlineError(ProviderError, TimeoutError):

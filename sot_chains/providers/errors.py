@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from sot_chains.providers.base import ProviderError
+from sot_chains.providers.base import PromptOverflowError, ProviderError
 
 REFUSED_STATUSES = frozenset({429, 503, 529})  # too busy: no work was done
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
@@ -28,6 +28,7 @@ _QUOTA = re.compile(
     r"usage limits?.{0,40}(reached|exceeded|regain)",
     re.IGNORECASE,
 )
+OVERFLOW = re.compile(r"context.(length|window|size)|(prompt|input) is too long", re.IGNORECASE)
 _REFILLS = re.compile(r"per.?(second|minute|hour|day)|retry in|try again in", re.IGNORECASE)
 # Of an error without a status. The first ones hold for its message, too; the rest for its type or code alone,
 # such as "invalid_request_error", since a message may mention anything.
@@ -139,7 +140,8 @@ def status_error(
         problem = f"the rate limit of {server} is exceeded (429): {said}; set limits=Limits(...)"
     else:
         problem = f"{server} answered with status {status}: {said}"
-    return ProviderError(
+    kind = PromptOverflowError if status in (400, 413, 422) and OVERFLOW.search(said) else ProviderError
+    return kind(
         problem,
         is_retryable=(status in RETRYABLE_STATUSES or status >= 500) and not is_used_up,
         was_refused=status in REFUSED_STATUSES and not is_used_up,

@@ -132,11 +132,9 @@ class LangChainProvider:
 
 
 def _with_usage(so_far: UsageMetadata | None, reported: UsageMetadata | None) -> UsageMetadata | None:
-    """The tokens of a call after another report of them.
+    """The tokens of a call after another report of them, which by LangChain's convention is added.
 
-    By LangChain's convention chunks report what is to be added. A chat model that passes on what its server
-    reports may report running totals instead. What tells them apart is the prompt, which is read once: a
-    running total counts it again.
+    Some models report running totals. What tells them apart is the prompt, which those count again.
     """
     if reported is None or not reported["total_tokens"] or so_far is None:
         return so_far or (reported if reported and reported["total_tokens"] else None)

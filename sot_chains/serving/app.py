@@ -72,6 +72,7 @@ def create_app(
         ValueError: The model's name is not supported.
         TypeError: ``model`` is no model.
     """
+    allow = [one.rstrip("/") for one in allow]  # as browsers write them
     serve = partial(ServedModel, copying=copying, prices=prices, profile=profile)
     served = serve(model)
     service = Service(
@@ -154,8 +155,10 @@ class Guard:
             await self._app(scope, receive, send_secured)
 
     def _check(self, path: str, headers: Headers) -> None:
-        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        if self._names is not None and name not in self._names and not is_loopback(name):
+        name = (
+            urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        )  # no browser leaves it out, monitors do
+        if self._names is not None and name and name not in self._names and not is_loopback(name):
             raise RefusedError(f"Host header {name!r} is not allowed; see sot serve --allow", 403)
         origin = headers.get("origin")
         is_own = not origin or urlsplit(origin).netloc == headers.get("host")

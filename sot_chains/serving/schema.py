@@ -19,12 +19,12 @@ from langchain_core.messages import BaseMessage, convert_to_messages
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sot_chains.providers.base import ProviderError
+from sot_chains.providers.errors import OVERFLOW
 
 T = TypeVar("T", bound=BaseModel)
 
 _MAX_TOKENS = 10_000_000
 _MAX_SEED = 2**63
-_OVERFLOW = re.compile(r"context.(length|window|size)|(prompt|input) is too long", re.IGNORECASE)
 # An escape in JSON that is half of a surrogate pair and so no character; group 1 is any other one.
 _HALF = re.compile(rb"(?i)(\\ud[89ab]..\\ud[c-f]..|\\[^u])|\\ud[89a-f]..")
 _ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # change nothing if they are 0 or empty
@@ -89,8 +89,9 @@ class RefusedError(Exception):
         pause = error.retry_after_seconds if isinstance(error, ProviderError) else None
         status = getattr(error, "status", None) or getattr(error, "status_code", None)  # the latter of SDKs
         is_refusal = status in (400, 413, 422) or isinstance(error, ValueError)
-        if isinstance(error, ContextOverflowError) or (is_refusal and _OVERFLOW.search(str(error))):
-            return cls(str(error), code="context_length_exceeded")
+        if isinstance(error, ContextOverflowError) or (is_refusal and OVERFLOW.search(str(error))):
+            code = "context_length_exceeded"  # which clients look for in the message, too
+            return cls(f"{error} ({code}: it exceeds the context window)", code=code)
         if isinstance(status, int) and 400 <= status < 600:
             return cls(str(error), status, retry_after_seconds=pause)
         if isinstance(error, ProviderError):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import UsageMetadataCallbackHandler
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import convert_to_messages
 from langchain_openai import ChatOpenAI
 from openai import RateLimitError
@@ -507,3 +508,16 @@ async def test_an_outline_that_is_cut_leaves_its_last_heading_out(eager: bool) -
         message = await server.sot(eager=eager).ainvoke(QUESTION)
     assert message.response_metadata["sot"]["skeleton"] == ["Fixed hours", "Dark room"]
     assert ANSWER.startswith(message.text)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "said", ["This model's maximum context length is 8 tokens", "prompt is too long: 9 > 8"]
+)
+async def test_a_prompt_that_is_too_long_is_langchains_error(wire: str, said: str) -> None:
+    async with wire_server(json_reply({"error": {"message": said}}, 400)) as server:
+        with pytest.raises(ContextOverflowError, match=said) as raised:
+            await server.sot(wire).ainvoke(QUESTION)
+        assert isinstance(raised.value, ProviderError)
+        with pytest.raises(ContextOverflowError):
+            await server.sot(wire, router=Plainly()).ainvoke(QUESTION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -13,9 +14,12 @@ import httpx
 import openai
 import pytest
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessageChunk, BaseMessage, convert_to_messages
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from sot_chains import Retries
 from sot_chains.providers import ProviderError, make_provider
@@ -283,8 +287,11 @@ def test_what_a_call_took_that_we_ended_is_counted() -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz", "/ready", "/livez", "/ping", "/health/"])
-def test_monitors_need_no_key(path: str) -> None:
+def test_monitors_need_no_key_and_no_name_of_the_host(path: str) -> None:
     with served(PacedChatModel(), api_key="sesame") as running:
+        with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as plain:
+            plain.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert b" 200 " in plain.recv(1000)
         assert httpx.get(running.url + path).json()["status"] == "ok"
         probed = httpx.head(running.url + path)
         assert (probed.status_code, probed.text) == (200, "")
@@ -318,7 +325,7 @@ def test_pages_of_allowed_origins_may_ask(origin: str) -> None:
         body = {"model": "paced", "messages": ASKED}
         return httpx.post(f"{running.api}/chat/completions", json=body, headers=headers)
 
-    with served(PacedChatModel(), allow=[origin, "my-container"], api_key="k") as running:
+    with served(PacedChatModel(), allow=[f"{origin}/", "my-container"], api_key="k") as running:
         wish = {
             "access-control-request-method": "POST",
             "access-control-request-headers": "authorization,content-type",
@@ -408,6 +415,11 @@ def test_a_prompt_that_is_too_long_has_openais_code(said: str) -> None:
                 response = _ask(running, path, model="paced", stream=stream)
                 assert response.status_code == 400
                 assert response.json()["error"]["code"] == "context_length_exceeded"
+        model = ChatOpenAI(model="paced", base_url=running.api, api_key=SecretStr("k"), max_retries=0)
+        with pytest.raises(ContextOverflowError):
+            model.invoke(QUESTION)
+        with pytest.raises(ContextOverflowError):
+            list(model.stream(QUESTION))
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
