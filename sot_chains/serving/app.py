@@ -155,9 +155,7 @@ class Guard:
             await self._app(scope, receive, send_secured)
 
     def _check(self, path: str, headers: Headers) -> None:
-        name = (
-            urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        )  # no browser leaves it out, monitors do
+        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""  # browsers say it, monitors need not
         if self._names is not None and name and name not in self._names and not is_loopback(name):
             raise RefusedError(f"Host header {name!r} is not allowed; see sot serve --allow", 403)
         origin = headers.get("origin")
