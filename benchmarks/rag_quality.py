@@ -41,7 +41,7 @@ from local_backend.offline.jsonl import read_lines
 from retrieval_copy import RetrievalCopyChain
 from retrieval_copy.citations.words import readings
 from retrieval_copy.display import find_citations, segments
-from retrieval_copy.prompting import ANSWER_TOKENS
+from retrieval_copy.prompting import BOUNDS
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "reference" / "rag_dev.jsonl"
 """Half of the paper's cases, if available."""
@@ -98,7 +98,7 @@ def plain_chain(chat: ChatLocal) -> Runnable[dict[str, str], str]:
         "text-generation",
         model=cast("Any", engine.model),
         tokenizer=cast("Any", engine.tokenizer),
-        max_new_tokens=ANSWER_TOKENS,  # here, since HuggingFacePipeline passes on none of its own
+        max_new_tokens=BOUNDS["max_tokens"],  # here, since HuggingFacePipeline passes on none of its own
         do_sample=False,
         return_full_text=False,
     )

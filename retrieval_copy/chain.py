@@ -15,8 +15,7 @@ from typing import Any, cast
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage
-from langchain_core.prompt_values import ChatPromptValueConcrete, StringPromptValue
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
@@ -33,7 +32,7 @@ from retrieval_copy.model_adapter import (
     token_counter,
 )
 from retrieval_copy.options import AnswerOptions, OnUnsupported
-from retrieval_copy.prompting import ANSWER_PROMPT, DOCUMENT_PROMPT, bounds
+from retrieval_copy.prompting import ANSWER_PROMPT, BOUNDS, DOCUMENT_PROMPT
 from retrieval_copy.references import EarlierTurns, ReferenceSource, RetrievedDocuments
 from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.aio.tasks import gather_or_cancel
@@ -109,7 +108,7 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
             query=query,
             sources=tuple(references),
             transport=find_transport(self.model, prediction),
-            limits=limits(self.model, bounds(prompt)),
+            limits=limits(self.model, BOUNDS if prompt is ANSWER_PROMPT else {}),
             quotes=takes_quotes(self.model, quotes, has_own_prompt=prompt is not ANSWER_PROMPT),
             count=token_counter(self.model),
             max_document_tokens=max_document_tokens,
@@ -117,11 +116,6 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
             min_citation_tokens=min_citation_tokens,
             on_unsupported=on_unsupported,
         )
-
-    @property
-    def InputType(self) -> Any:  # noqa: N802 - LangChain's name
-        """The input type for schemas: that of a chat model."""
-        return str | StringPromptValue | ChatPromptValueConcrete | list[AnyMessage]
 
     @property
     def model_name(self) -> str | None:

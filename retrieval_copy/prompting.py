@@ -8,11 +8,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
 from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.sentences import placed_sentences
@@ -38,22 +38,14 @@ DOCUMENT_PROMPT = PromptTemplate.from_template("[{number}] {page_content}")
 """Formats one document. Fields: ``page_content``, ``number`` (from 1), and all metadata of the
 document."""
 
-ANSWER_TOKENS = 256
-"""The longest answer to the default prompt."""
-
-# Where a small model goes on with a question of its own.
-_STOP = ("\nQuestion:", "\nPassages:")
+BOUNDS = {"max_tokens": 256, "stop": ["\nQuestion:", "\nPassages:"]}
+"""Where answers to the default prompt end: small models go on with a question of their own."""
 
 # A shorter excerpt of a document is not useful.
 _MIN_EXCERPT_TOKENS = 32
 # Upper bound for any tokenizer; avoids counting the tokens of texts that cannot fit.
 _MOST_CHARACTERS_PER_TOKEN = 16
 _GAP = "\n[...]\n"
-
-
-def bounds(prompt: BasePromptTemplate[Any]) -> dict[str, Any]:
-    """Where answers to ``prompt`` end: the default one asks for a few sentences, others for anything."""
-    return {"max_tokens": ANSWER_TOKENS, "stop": list(_STOP)} if prompt is ANSWER_PROMPT else {}
 
 
 def context_of(document: Document) -> str:

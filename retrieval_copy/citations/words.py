@@ -216,7 +216,7 @@ _OPTIONAL_MARKS = regex.compile(
     r"(?<=[\p{Latin}\p{Greek}\p{Arabic}\p{Hebrew}]\p{M}*)\p{M}|(?<=\p{Cyrillic}\p{M}*)[\p{M}--\u0306]",
     regex.V1,
 )
-_SAME_LETTERS = str.maketrans("ıłøđðħیک", "iloddhيك", "ـ")
+_SAME_LETTERS = str.maketrans("ıłøđðħیک", "iloddhيك", "ـ") | str.maketrans({"œ": "oe", "æ": "ae"})
 _HANGUL = regex.compile(r"\p{Hangul}+")
 # The language whose endings are cut off, by a script's name; Latin endings are cut as English ones.
 _STEMMED = {language["script"]: name for name, language in _LANGUAGES.items() if "script" in language}

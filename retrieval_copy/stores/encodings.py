@@ -32,6 +32,7 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 # A text with a larger share of damage is none; one character always may be damaged.
 _MOST_DAMAGE = 0.1
 _DETECTED_BYTES = 200_000
+_LEAST_ZEROS = 0.1  # in UTF-16 without a mark: half of each blank, letter of ASCII and end of a line
 _DOS_END = "\x1a"
 _SWITCH = b"\x1b$"  # switches to another character set in ISO-2022 text, which has ASCII bytes only
 # So few letters beyond ASCII tell a detector nothing about the language: Windows-1252 is the likeliest then.
@@ -95,6 +96,9 @@ def _find_encoding(content: bytes, declared: str | None) -> str:
         return usual
     if b"\0" not in content and _SWITCH not in content and _looks_like_utf8(content):
         return "utf-8"
+    num_even, num_odd = content[::2].count(0), content[1::2].count(0)
+    if max(num_even, num_odd) > max(_LEAST_ZEROS * len(content), 4 * min(num_even, num_odd)):
+        return "utf-16-be" if num_even > num_odd else "utf-16-le"
     letters = _MARKS.sub("", content.decode("cp1252", "replace"))
     is_western = len(letters) <= _FEW and b"\0" not in content and _SWITCH not in content
     return "cp1252" if is_western and _FREQUENT.fullmatch(letters) else _detected(content)
@@ -116,7 +120,8 @@ def _looks_like_utf8(content: bytes) -> bool:
     text = content.decode("utf-8", "replace")
     num_replaced = text.count(_REPLACED)
     num_decoded = len(text) - len(text.encode("ascii", "ignore")) - num_replaced
-    return num_decoded + len(_DAMAGE.findall(content)) + bool(_CUT_END.search(content)) >= num_replaced
+    num_damaged = len(_DAMAGE.findall(content)) + bool(_CUT_END.search(content))
+    return text.encode() == content or num_decoded + num_damaged >= num_replaced
 
 
 def _detected(content: bytes) -> str:

@@ -32,6 +32,7 @@ MAX_FILE_BYTES = 16_000_000
 PDF files may be larger, because they are read page by page."""
 _MAX_PDF_BYTES = 512_000_000
 _PDF_HEADER, _PDF_HEADER_WITHIN = b"%PDF-", 1024
+_OTHERS = {b"%PDF-": "a PDF file", b"{\\rtf": "an RTF file", b"version https://git-lfs": "a Git LFS pointer"}
 _MOST_OUTPUT_CHARACTERS = 2_000
 # What a page declares, read as browsers do: in its beginning.
 _DECLARED_WITHIN = 4096
@@ -220,6 +221,9 @@ def _said(error: Exception) -> str:
 
 
 def _text(blob: Blob, *, declared: str | None = None) -> str:
+    for beginning, kind in _OTHERS.items():
+        if blob.as_bytes().startswith(beginning):
+            raise UnreadableFileError(f"it is {kind}, not what its ending says")
     text = decoded(blob.as_bytes(), name=str(blob.source), declared=declared)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

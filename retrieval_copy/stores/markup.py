@@ -34,11 +34,12 @@ _BLOCK_TAGS = _PARAGRAPH_TAGS | frozenset(
 )
 _MOST_ROW_CHARACTERS = 400  # a longer one lays out a page, unless its columns have names
 _MOST_SPANNED = 100
+_NOT_SHOWN = re.compile(r"(?i)display\s*:\s*none")
 _SNIFFED_CHARACTERS = 8_000
 # A first line that stands by itself, without the mark that ends a sentence, names a text.
 _FIRST_LINE = regex.compile(r"\s*(\p{L}[^\n]{2,80}[\p{L}\p{N})])[ \t]*\n[ \t]*\n")
-_FRONT_MATTER = re.compile(r"---\n(?:.*\n)*?(?:---|\.\.\.)\n")
-_FRONT_TITLE = re.compile(r"^title:[ \t]*(['\"]?)(.+)\1[ \t]*$", re.MULTILINE)
+_FRONT_MATTER = re.compile(r"(---|\+\+\+)\n(?:.*\n)*?(?:\1|\.\.\.)\n")  # in YAML or TOML
+_FRONT_TITLE = re.compile(r"(?m)^title *[:=] *(?:[>|][-+]? *\n((?: +.*\n)+)|(['\"]?)(.+)\2 *$)")
 _LINK = re.compile(r"!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
 _MARKS = re.compile(r"[*`]+|(?<!\w)_+|_+(?!\w)|(?<=\s)#+$")
 
@@ -178,7 +179,12 @@ class _Lines:
                 open_nodes.pop()
             elif tag == "-text":
                 written._add(node.text_content or "")
-            elif tag in _HIDDEN_TAGS or tag.startswith("-") or "hidden" in node.attributes:
+            elif (
+                tag in _HIDDEN_TAGS
+                or tag.startswith("-")
+                or "hidden" in node.attributes
+                or _NOT_SHOWN.search(node.attributes.get("style") or "")
+            ):
                 continue
             elif tag == "table" and (rows := _table_rows(node)):
                 for row in rows:
@@ -304,9 +310,10 @@ def read_markdown(text: str) -> MarkedUp:
     starts = [*accumulate((0 if line is None else len(line) + 1 for line in lines), initial=0)]
     headings = [Heading(starts[first], starts[last], level, said) for first, last, level, said in marks]
     title = _FRONT_TITLE.search(front[0]) if front else None
+    named = " ".join((title[1] or title[3]).split()) if title else None
     first_level = next((one.text for one in headings if one.level == 1 and one.text), None)
     text = "\n".join(line for line in lines if line is not None)
-    return MarkedUp(text, headings, title[2].strip() if title else first_level or read_text(text).title)
+    return MarkedUp(text, headings, named or first_level or read_text(text).title)
 
 
 def _plain(inline: str) -> str:

@@ -249,13 +249,8 @@ class SentenceEmbeddings(Embeddings):
         with self._lock, torch.inference_mode():
             for start in range(0, len(texts), _BATCH_TEXTS):
                 batch = by_length[start : start + _BATCH_TEXTS]
-                options = {
-                    "padding": True,
-                    "truncation": True,
-                    "max_length": _MOST_TOKENS,
-                    "return_tensors": "pt",
-                }
-                given = tokenizer([texts[number] for number in batch], **options)
+                bounds = {"padding": True, "truncation": True, "max_length": _MOST_TOKENS}
+                given = tokenizer([texts[one] for one in batch], return_tensors="pt", **bounds)
                 states, mask = model(**given).last_hidden_state, given["attention_mask"][:, :, None]
                 unit = torch.nn.functional.normalize((states * mask).sum(1))
                 vectors.update(zip(batch, unit.tolist(), strict=True))

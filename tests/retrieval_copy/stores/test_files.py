@@ -542,3 +542,87 @@ def test_so_they_are_in_notebooks(tmp_path: Path) -> None:
     cell = nbformat.v4.new_markdown_cell("half \ud83d, both \ud83d\ude00")
     (tmp_path / "a.ipynb").write_text(json.dumps(nbformat.v4.new_notebook(cells=[cell])), "utf-8")
     assert load_file(tmp_path / "a.ipynb")[0].page_content == "half \ufffd, both 😀"
+
+
+# Documents that are not what they should be --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "title"),
+    [
+        ("a.md", '+++\ntitle = "From TOML"\n+++\n# Other\ntext\n', "From TOML"),
+        ("b.md", "---\ntitle: >-\n  Folded\n  title\n---\nbody\n", "Folded title"),
+        ("c.md", "---\r\ntitle: 'It is: quoted'\r\n---\r\ntext\r\n", "It is: quoted"),
+        ("d.md", "```sh\n# a comment\n```\n\ntext\n", "d.md"),
+        ("e.md", "~~~\n# none\n~~~\n\nUnderlined\n==========\nbody\n", "Underlined"),
+        ("f.md", "<!-- # none -->\n# Real\nx\n", "Real"),
+        ("g.html", "<title>A &amp; B</title><svg><title>icon</title></svg><h1>H</h1>", "A & B"),
+    ],
+)
+def test_a_title_is_the_documents_own_or_the_name_of_its_file(
+    name: str, content: str, title: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    (document,) = load_file(tmp_path / name)
+    assert document.metadata["title"] == title
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.md", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "a Git LFS pointer"),
+        ("b.txt", b"%PDF-1.4\n1 0 obj", "a PDF file"),
+        ("c.txt", b"{\\rtf1 Hello}", "an RTF file"),
+        ("d.csv", b"%PDF-1.7\n", "a PDF file"),
+        ("e.html", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+        ("f.pdf", b"<html>Not found</html>", "not a readable PDF file"),
+        ("g.docx", b"<html>Log in</html>", "not a readable DOCX file"),
+        ("h.md", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)), "not text"),
+    ],
+)
+def test_a_file_that_is_not_what_its_ending_says_is_named(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnreadableFileError, match=says):
+        load_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a \ud83d b".encode("utf-8", "surrogatepass"), "a \ufffd b"),
+        (b"smile \xed\xa0\xbd\xed\xb8\x80", "smile \U0001f600"),
+        (b"one \0 zero among many other words", "one \ufffd zero among many other words"),
+        ("Der B\u00e4r schl\u00e4ft.".encode("utf-16-le"), "Der B\u00e4r schl\u00e4ft."),
+        ("Der B\u00e4r schl\u00e4ft.".encode("utf-16-be"), "Der B\u00e4r schl\u00e4ft."),
+        ("half: \ud800 of it".encode("utf-16-le", "surrogatepass"), "half: \ufffd of it"),
+    ],
+)
+def test_what_is_no_unicode_is_replaced_and_the_rest_is_read(
+    content: bytes, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    (document,) = load_file(tmp_path / "a.txt")
+    assert document.page_content == text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<ul><li>one<ul><li>a<li>b</ul><li>two</ul><p>x<p>y", "one a b two x y"),
+        ("<table><tr><th>N<th>V<tr><td>a<script>'<td>no'</script><td>1</table>", "N: a; V: 1"),
+        ("<table><tr><td>Out<td><table><tr><th>N<th>V<tr><td>a<td>1</table></table>", "Out N: a; V: 1"),
+        (
+            "<table><tr><th rowspan=2>R<th colspan=2>P<tr><th>D<th>W<tr><td>O<td>5<td>30</table>",
+            "R: O; P D: 5; P W: 30",
+        ),
+        ("<p>caf&eacute; &lt;b&gt; AT&T &amp;amp; &#xD83D;", "café <b> AT&T &amp; \ufffd"),
+        ("<p style='Display : none'>no</p><p hidden>no<p>yes<template>no</template>", "yes"),
+        ("<dl><dt>Term<dd>Meaning<dt>Other<dd>More</dl>", "Term Meaning Other More"),
+    ],
+)
+def test_a_page_is_read_as_a_browser_shows_it(page: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(page, "utf-8")
+    (document,) = load_file(tmp_path / "a.html")
+    assert " ".join(document.page_content.split()) == text
