@@ -33,9 +33,8 @@ _BLOCK_TAGS = _PARAGRAPH_TAGS | frozenset(
     """.split()  # noqa: SIM905 - easier to read than a list of strings
 )
 _MOST_ROW_CHARACTERS = 400  # a longer one lays out a page, unless its columns have names
-_MOST_SPANNED = 100
+_MOST_SPANNED, _SNIFFED_CHARACTERS = 100, 8_000
 _NOT_SHOWN = re.compile(r"(?i)display\s*:\s*none")
-_SNIFFED_CHARACTERS = 8_000
 # A first line that stands by itself, without the mark that ends a sentence, names a text.
 _FIRST_LINE = regex.compile(r"\s*(\p{L}[^\n]{2,80}[\p{L}\p{N})])[ \t]*\n[ \t]*\n")
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)\n(?:.*\n)*?(?:\1|\.\.\.)\n")  # in YAML or TOML
