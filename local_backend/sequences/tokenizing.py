@@ -89,7 +89,8 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]], opt
     Templates refuse roles, e.g. a system's, and turns that do not alternate, or leave texts out.
     """
     chat, refusal = "", None
-    for form, change in product(_forms(turns), (list, _with_json_arguments, _with_blocks)):
+    changes = (list, _with_json_arguments, _with_blocks, _with_single_calls)
+    for form, change in product(_forms(turns), changes):
         try:
             rendered = str(tokenizer.apply_chat_template(change(form), tokenize=False, **options))
         except REFUSALS as error:
@@ -149,6 +150,19 @@ def _with_json_arguments(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     calling = ({**turn, "tool_calls": [*map(convert, turn.get("tool_calls", ()))]} for turn in turns)
     return [changed if "tool_calls" in turn else turn for turn, changed in zip(turns, calling, strict=True)]
+
+
+def _with_single_calls(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The turns with each call and its result by themselves: Llama's templates refuse two calls at once."""
+    calls = [call["id"] for turn in turns for call in turn.get("tool_calls", ())]
+    results = {turn.get("tool_call_id"): turn for turn in turns if turn["role"] == "tool"}
+    single: list[dict[str, Any]] = []
+    for turn in turns:
+        for call in turn.get("tool_calls", ()):
+            single += [{**turn, "tool_calls": [call]}, *filter(None, [results.get(call["id"])])]
+        if "tool_calls" not in turn and turn.get("tool_call_id", "") not in calls:
+            single.append(turn)
+    return single
 
 
 def _with_blocks(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:

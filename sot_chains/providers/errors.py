@@ -134,7 +134,7 @@ def status_error(
     elif status in (400, 404, 413, 422):
         problem = (
             f"{server} refuses the request for model {model!r} ({status}): {said}; "
-            "check the model's name and the request's length and parameters"
+            "check base_url, the model's name and the request's length and parameters"
         )
     elif status == 429:
         problem = f"the rate limit of {server} is exceeded (429): {said}; set limits=Limits(...)"

@@ -70,7 +70,7 @@ class VendorProvider:
         if not model:
             raise ValueError(f'the model has no name; write "{self.vendor}:MODEL"')
         self._model = model
-        self._base_url = (base_url or self._variable("BASE_URL") or self.vendor_url).rstrip("/")
+        self._base_url = (base_url or self._variable("BASE_URL") or self.vendor_url).strip().rstrip("/")
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self._prefill = prefill
         self._client_options = {"max_retries": 0, **client_options}
@@ -183,18 +183,20 @@ class VendorProvider:
         raise NotImplementedError
 
     async def _client(self) -> Any:
-        if (key := self._find_key()) is None:
-            raise ProviderError(
-                f"there is no API key for {self._base_url}: pass api_key=... or set "
-                f"{self.vendor.upper()}_API_KEY; for a server of your own pass base_url=...",
-                is_unbilled=True,
-            )
+        key, name = self._find_key(), f"{self.vendor.upper()}_API_KEY"
+        if key is None or not key.isascii():
+            wrong = "there is no API key for" if key is None else "a letter of the API key is no ASCII, for"
+            advice = f"pass api_key=... or set {name}; for a server of your own pass base_url=..."
+            raise ProviderError(f"{wrong} {self._base_url}: {advice}", is_unbilled=True)
 
         def make() -> Any:
             options = dict(self._client_options)
-            if "http_client" not in options:
-                options["http_client"] = self.sdk.DefaultAsyncHttpxClient(limits=_LIMITS)
-            return self.sdk.AsyncClient(base_url=self._base_url, api_key=key, **options)
+            try:
+                if "http_client" not in options:
+                    options["http_client"] = self.sdk.DefaultAsyncHttpxClient(limits=_LIMITS)
+                return self.sdk.AsyncClient(base_url=self._base_url, api_key=key, **options)
+            except (ValueError, ImportError) as error:  # such as of the environment's ALL_PROXY
+                raise ProviderError(f"no client for {self._base_url}: {error}", is_unbilled=True) from error
 
         settings = self.vendor, self._base_url, key, repr(sorted(self._client_options.items()))
         return await find_client(settings, make)
@@ -204,9 +206,8 @@ class VendorProvider:
 
     def _find_key(self) -> str | None:
         # Servers of one's own mostly want none, and are sent a placeholder.
-        if self._api_key is not None:
-            return self._api_key.get_secret_value()
-        return self._variable("API_KEY") or ("not-needed" if self.is_elsewhere else None)
+        given = self._api_key.get_secret_value() if self._api_key else self._variable("API_KEY")
+        return (given or "").strip() or ("not-needed" if self.is_elsewhere else None)
 
 
 def _arguments(request: dict[str, Any]) -> dict[str, Any]:

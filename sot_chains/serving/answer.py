@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import uuid4
@@ -272,11 +272,10 @@ def _untold(calls: Sequence[ToolCall], *, is_last: bool = False) -> list[tuple[T
 
 
 def _is_json(text: str) -> bool:
-    try:
+    with suppress(ValueError):
         json.loads(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _make_annotation(citation: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,6 +246,19 @@ def test_a_question_after_a_result_and_a_call_without_one() -> None:
     assert "Oslo" in rendered(tokenizer, [ASK, call], [TOOL])[0]
 
 
+def test_a_template_that_takes_one_call_at_once_gets_each_with_its_result() -> None:
+    tokenizer = tool_tokenizer("llama_3")
+    tokenizer.chat_template = (
+        "{{ tools }}{% for m in messages %}{% if m.tool_calls is defined %}{% if m.tool_calls|length != 1 %}"
+        "{{ raise_exception('one tool call at once') }}{% endif %}"
+        "[{{ m.tool_calls[0].function.arguments.city }}]{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+    )
+    calls = AIMessage("", tool_calls=[CALL, {**CALL, "id": "2", "args": {"city": "Bonn"}}])  # type: ignore[typeddict-item]  # a call
+    results = [ToolMessage("Rain.", tool_call_id="2"), ToolMessage("Sunny.", tool_call_id="toolu_1")]
+    prompt, _ = rendered(tokenizer, [ASK, calls, *results, NEXT], [TOOL])
+    assert prompt.endswith("[Ask-one?][Oslo][Sunny.][Bonn][Rain.][Ask-two?]")
+
+
 # Too long, and cut short ---------------------------------------------------------------------------
 
 

@@ -174,6 +174,26 @@ async def test_without_a_key_openai_is_not_asked() -> None:
         await sot_of("openai:gpt-4.1").ainvoke(QUESTION)
 
 
+@pytest.mark.parametrize("key", ["s3cret\n", " s3cret ", "s3cret\r\n"])
+async def test_blanks_around_a_key_and_an_address_are_no_part_of_them(
+    server: ChatServer, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "key", "s3cret")
+    assert (await sot_at(server.url + "\n", api_key=key).ainvoke(QUESTION)).content == ANSWER
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert (await sot_at(server.url).ainvoke(QUESTION)).content == ANSWER
+
+
+async def test_a_client_that_cannot_be_made_is_one_clear_error(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ProviderError, match=r"the API key is no ASCII.*OPENAI_API_KEY"):
+        await sot_at(server.url, api_key="s3cret\u200b").ainvoke(QUESTION)
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1")
+    with pytest.raises(ProviderError, match=r"no client for http.*socks://127.0.0.1:1"):
+        await sot_at(server.url, api_key="other").ainvoke(QUESTION)
+
+
 async def test_callbacks_see_chat_models(server: ChatServer) -> None:
     sot = sot_at(server.url, api_key="s3cret")
     usage = UsageMetadataCallbackHandler()
