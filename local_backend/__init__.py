@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from local_backend.sequences.request import References
     from local_backend.sequences.sampling import SamplingParams
     from local_backend.transformers.generate import ParallelDecoding
-    from local_backend.transformers.model_folder import write_custom_generate
 
 __all__ = [
     "ChatLocal",
@@ -36,7 +35,6 @@ __all__ = [
     "References",
     "SamplingParams",
     "Scheduling",
-    "write_custom_generate",
 ]
 
 _HOMES = {
@@ -45,7 +43,6 @@ _HOMES = {
     "engine.engine": ("Engine",),
     "langchain.chat_local": ("ChatLocal",),
     "transformers.generate": ("ParallelDecoding",),
-    "transformers.model_folder": ("write_custom_generate",),
     "sequences.outputs": ("Completion",),
     "sequences.request": ("References",),
     "sequences.sampling": ("SamplingParams",),

@@ -1,7 +1,7 @@
 """The decoding loop: draft -> verify -> accept -> commit, for every row of the batch at once.
 
 :meth:`DecodeLoop.step` is the loop's body and names its phases in order; it has no branch on the drafter.
-Knows rows, drafts and forwards. Does not know threads, nor how requests are submitted.
+Knows rows, drafts and forwards. Does not know how requests are submitted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from local_backend.drafting import Drafter
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
 from local_backend.engine.choosing import choose_tokens, most_likely
 from local_backend.engine.verification import verify
+from local_backend.kernels.openmp import ThreadChoice
 from local_backend.models.architecture import Architecture
 from local_backend.models.forward_cost import ForwardCost
 from local_backend.models.runner import ModelRunner, decode_width, widest_within
@@ -56,6 +57,9 @@ class DecodeLoop:
     vocabulary_size: int
     prefill_chunk_tokens: int
     _errands: deque[tuple[Callable[[], object], Future[None]]] = field(init=False, default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._threads = ThreadChoice(torch.get_num_threads() if self.architecture.device.type == "cpu" else 1)
 
     def before_next_step(self, errand: Callable[[], object]) -> Future[None]:
         """Run ``errand`` on the loop's thread before the next step; from any thread."""
@@ -94,7 +98,9 @@ class DecodeLoop:
             self.scheduler.preempt()
             if rows := self.batch.writing:
                 drafts = self._propose(rows)
-                logits = self.forward(0, [row.unread for row in rows], drafts)
+                unread = [row.unread for row in rows]
+                kind = (len(rows), decode_width([*map(len, unread)], drafts))
+                logits = self._threads.run(kind, partial(self.forward, 0, unread, drafts))
                 assert logits is not None
                 outcomes = self._verify(rows, drafts, logits)
                 self._commit(rows, drafts, outcomes)
@@ -106,7 +112,9 @@ class DecodeLoop:
             )
             for row in self.batch.clear():
                 notify_safely(row, partial(row.fail, told))
-        return bool(self.batch or self.scheduler)
+        if not (is_more := bool(self.batch or self.scheduler)):
+            self._threads.rest()
+        return is_more
 
     def _run_errands(self) -> None:
         while self._errands:

@@ -12,14 +12,19 @@ Knows threads. Does not know what they compute.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from threadpoolctl import threadpool_info
 
+T = TypeVar("T")
 _HARD = 2  # omp_pause_hard
+_FIRST_TRY, _SLOW, _PATIENCE = 2, 2.0, 100  # forwards; times as long; times as long as the try
+_GAIN = 1.3  # times as fast
 
 
 def release_workers() -> None:
@@ -47,3 +52,46 @@ def run_in_short_lived_thread(work: Callable[[], object]) -> None:
     release_workers()
     with ThreadPoolExecutor(1) as thread:
         thread.submit(work).result()
+
+
+class ThreadChoice:
+    """Computes forwards on one thread instead of ``most`` while another process keeps a core busy.
+
+    Workers wait, spinning, for one that is not scheduled: with one of two cores busy, a forward of a small
+    model takes fifteen times as long on two threads as on one. The other number is tried early, and
+    when forwards of a kind have become slow, for a hundredth of the time at most.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._most = self._count = self._set_count = most
+        self._clock, self._num_forwards, self._next_try = clock, 0, 0.0
+        self._last, self._best = dict[Hashable, float](), dict[Hashable, float]()  # seconds, by kind
+
+    def run(self, kind: Hashable, forward: Callable[[], T]) -> T:
+        """The result of ``forward``, which takes as long as others of its ``kind`` on as many threads."""
+        started, last = self._clock(), self._last.get(kind)
+        self._num_forwards += 1
+        is_try = False
+        if last is not None and started >= self._next_try:
+            is_slow = self._count < self._most or last > _SLOW * self._best[kind]
+            is_try = is_slow or (self._next_try == 0 and self._num_forwards > _FIRST_TRY)
+        other = 1 if self._count == self._most else self._most
+        self._set(other if is_try else self._count)
+        result = forward()
+        seconds = self._clock() - started
+        if is_try:
+            self._next_try = started + _PATIENCE * seconds
+        needed = _GAIN if self._set_count < self._most else 1.0  # rounding may differ: not for nothing
+        if not is_try or last is None or seconds * needed < last:
+            self._count, self._last[kind] = self._set_count, seconds
+            self._best[kind] = min(seconds, self._best.get(kind, seconds))
+        return result
+
+    def rest(self) -> None:
+        """Give other code of the process its threads back."""
+        self._set(self._most)
+
+    def _set(self, count: int) -> None:
+        if count != self._set_count:
+            torch.set_num_threads(count)
+            self._set_count = count

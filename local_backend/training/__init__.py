@@ -16,11 +16,10 @@ if missing := [name for name in ("torch", "accelerate", "datasets", "peft") if f
 from local_backend.offline.prompt_file import read_prompts
 from local_backend.sequences.outputs import Trajectory
 from local_backend.training.checkpoints import fingerprint
-from local_backend.training.evaluation import Evaluation, evaluate, perplexity
-from local_backend.training.examples import NoiseOptions, NoisyExamples
-from local_backend.training.packing import Copy, Example, pack
+from local_backend.training.evaluation import evaluate, perplexity
+from local_backend.training.examples import NoiseOptions
 from local_backend.training.rounds import TuneOptions, load_for_training, train_round
-from local_backend.training.trainer import ConsistencyTrainer, LossOptions
+from local_backend.training.trainer import LossOptions
 from local_backend.training.trajectories import (
     CollectOptions,
     Recorder,
@@ -32,13 +31,8 @@ from local_backend.training.tuning import Report, tune
 
 __all__ = [
     "CollectOptions",
-    "ConsistencyTrainer",
-    "Copy",
-    "Evaluation",
-    "Example",
     "LossOptions",
     "NoiseOptions",
-    "NoisyExamples",
     "Recorder",
     "Report",
     "StoredTrajectories",
@@ -49,7 +43,6 @@ __all__ = [
     "evaluate",
     "fingerprint",
     "load_for_training",
-    "pack",
     "perplexity",
     "read_prompts",
     "train_round",

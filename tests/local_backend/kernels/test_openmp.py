@@ -13,7 +13,7 @@ import os
 import time
 import torch
 from local_backend import Engine, SamplingParams
-from local_backend.kernels.openmp import release_workers
+from local_backend.kernels.openmp import ThreadChoice, release_workers
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 def num_threads():
@@ -49,6 +49,7 @@ assert torch.get_num_threads() == 3
 wait_for(before + 2)
 
 with Engine(tiny_chat_model(), tiny_tokenizer(), "reference_copy", max_rows=2) as engine:
+    engine._loop._threads = ThreadChoice(1)  # leaves the number of threads alone
     working = []
 
     def at_work(token_ids, scores):

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local_backend.training import Copy, Example, NoiseOptions, NoisyExamples, Trajectory, pack
+from local_backend.training import NoiseOptions, Trajectory
 from local_backend.training.examples import (
+    NoisyExamples,
     drawn_copies,
     noised,
     progressive_ratio,
@@ -18,7 +19,7 @@ from local_backend.training.examples import (
     wrong_share,
 )
 from local_backend.training.losses import IGNORED, NO_TEACHER
-from local_backend.training.packing import num_packed_tokens
+from local_backend.training.packing import Copy, Example, num_packed_tokens, pack
 
 token = st.integers(1, 50)
 tokens = st.lists(token, min_size=1, max_size=12).map(tuple)

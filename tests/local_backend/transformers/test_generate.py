@@ -25,10 +25,17 @@ from local_backend import ChatLocal
 from local_backend.models.default_model import default_model_folder
 from local_backend.sequences.sampling import SamplingParams, probabilities
 from local_backend.transformers.generate import ParallelDecoding, generate
-from local_backend.transformers.model_folder import write_custom_generate
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
+# As `docs/models.md` gives it.
+_CUSTOM_GENERATE = """
+from local_backend.transformers.generate import generate as parallel_generate
+
+
+def generate(model, *arguments, **options):
+    return parallel_generate(model, *arguments, **{"drafter": DRAFTER, **options})
+"""
 QUESTIONS = [
     "How can I bake bread at home?",
     "Bread?",
@@ -262,15 +269,20 @@ def model_dir(
     return tmp_path / "a-model"
 
 
+def _write_custom_generate(model_dir: Path, drafter: str) -> Path:
+    path = model_dir / "custom_generate" / "generate.py"
+    path.parent.mkdir()
+    path.write_text(_CUSTOM_GENERATE.replace("DRAFTER", repr(drafter)), "utf-8")
+    return path
+
+
 def test_a_model_directory_decodes_with_our_loop(
     model_dir: Path, tiny: tuple[PreTrainedModel, PreTrainedTokenizerBase]
 ) -> None:
     model, tokenizer = tiny
     call: dict[str, Any] = {**_batch(tokenizer), "do_sample": False, "max_new_tokens": 30}
     plain = model.generate(**call)
-    path = write_custom_generate(model_dir, drafter="jacobi")
-    assert path == model_dir / "custom_generate" / "generate.py"
-
+    _write_custom_generate(model_dir, "jacobi")
     by_name = model.generate(**call, custom_generate=str(model_dir), trust_remote_code=True)
     assert by_name.tolist() == plain.tolist()
     assert vars(model)["_parallel_decoding"].drafter == "jacobi"
@@ -281,14 +293,6 @@ def test_a_model_directory_decodes_with_our_loop(
     untrusted = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     assert untrusted.generate(**call).tolist() == plain.tolist()
     assert "_parallel_decoding" not in vars(untrusted)
-
-
-def test_a_wrong_directory_or_drafter_is_named(tmp_path: Path, model_dir: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
-        write_custom_generate(tmp_path)
-    with pytest.raises(ValueError, match="no drafter is named 'guess'"):
-        write_custom_generate(model_dir, drafter="guess")
-    assert not (model_dir / "custom_generate").exists()
 
 
 @pytest.mark.slow
@@ -304,7 +308,7 @@ def test_transformers_serve_decodes_with_our_loop(default_chat: ChatLocal, tmp_p
     batch = _batch(tokenizer, QUESTIONS[:1])
     plain = model.generate(**batch, do_sample=False, max_new_tokens=24)
     text = tokenizer.decode(plain[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    path = write_custom_generate(model_dir, drafter="lookahead")
+    path = _write_custom_generate(model_dir, "lookahead")
     mark = tmp_path / "calls"
     path.write_text(
         path.read_text("utf-8").replace(
