@@ -185,7 +185,8 @@ class CallReader:
                     "tool_choice"
                 )
             content = {"content": "text", **({"close": specials} if specials else {})}
-            fields = {"reasoning_content": _REASONING, "tool_calls": known.field, "content": content}
+            field = {"content_args": {"allow_non_json": True}, **known.field}  # `_parse` reads more
+            fields = {"reasoning_content": _REASONING, "tool_calls": field, "content": content}
             template, prefix = {"start_anchor_pattern": "(?!)", "fields": fields}, opened_tag
         return cls(ResponseParser(template, prefix=prefix, tools=list(tools)), specials=specials)
 
@@ -258,6 +259,8 @@ class CallReader:
                     yield ("content" if field == "content" else "reasoning_content"), event["text"]
             elif kind == "region_close":
                 value = event["value"]
+                if isinstance(value, str):  # JSON but for line feeds within strings, as small models write it
+                    value = json.loads(value, strict=False)
                 yield from [
                     ("call", _parse_call(each)) for each in (value if isinstance(value, list) else [value])
                 ]
@@ -272,9 +275,8 @@ def _parse_call(value: Any) -> tuple[str, dict[str, Any]]:
     call = value.get("function", value) if isinstance(value, Mapping) else {}
     if isinstance(call, str):  # Llama: {"type": "function", "function": "name", "parameters": {}}
         call = {**value, "name": call}
-    arguments = call.get("arguments", call.get("parameters"))
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
+    given = call.get("arguments", call.get("parameters", ""))
+    arguments = json.loads(given, strict=False) if isinstance(given, str) else {} if given is None else given
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
         raise ValueError(f"this is no tool call: {value!r}")
     return call["name"], arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 from torch import Tensor
 
@@ -367,3 +369,21 @@ def test_tools_of_vendors_are_named(choice: str | None) -> None:
     chat = ChatLocal(engine=Engine(random_llama(vocab_size=len(tokenizer)), tokenizer))
     with chat, pytest.raises(ValueError, match=r"give functions, got \['web_search_preview'\]"):
         chat.bind_tools([{"type": "web_search_preview"}], tool_choice=choice)
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama_3", "mistral"])
+@pytest.mark.parametrize(("written", "args"), [("null", {}), ('{"city": "a\nb\tc"}', {"city": "a\nb\tc"})])
+def test_arguments_that_are_null_or_hold_a_line_feed_are_arguments(
+    name: str, written: str, args: Any
+) -> None:
+    call = f'{{"name": "weather", "arguments": {written}}}'
+    text = {
+        "hermes": f"<tool_call>{call}</tool_call>",
+        "llama_3": call.replace("arguments", "parameters"),
+        "mistral": f"[TOOL_CALLS] [{call}]",
+    }[name]
+    reader = CallReader.of_template(tool_tokenizer(name), [convert_to_openai_tool(weather)], "")
+    chunks = [reader.read(letter, None) for letter in text]
+    message = functools.reduce(operator.add, [*chunks, reader.read("", "stop")])
+    assert [(one["name"], one["args"]) for one in message.tool_calls] == [("weather", args)]
+    assert not message.text.strip()
