@@ -67,6 +67,10 @@ class EngineChatModel(BaseChatModel):
         """Close the engine; calls still running raise."""
         self.engine.close()
 
+    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as fast answers are in parts, see :class:`~local_backend.ForwardCost`."""
+        return self.engine.width_costs.splitting_gain(num_answers, num_parts, part_tokens)
+
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()  # which shares the engine
 

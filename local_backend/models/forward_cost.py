@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _ROWS, _WIDTHS, _CONTEXTS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), (128, 768)
 _MAX_FORWARD_TOKENS = 256  # larger forwards are extrapolated: their cost is linear in tokens
 _NARROW = 8  # tokens; forwards of at most as many are timed twice
+# Of an answer in parts, in tokens; of their prompts those that are read for each part.
+_PLAIN_CONTEXT, _PART_CONTEXT, _OUTLINE_TOKENS, _PROMPT_TOKENS = 150, 600, 30, 32
 _NUM_REPEATS = 3  # the first run of a shape is slower
 _MAX_SECONDS, _MAX_SECONDS_WITH_GRAPHS = 0.8, 3.0  # each graph is recorded first
 
@@ -94,6 +96,17 @@ class ForwardCost:
                 lambda line: _interpolate(self.widths, width, self.seconds[table][line].__getitem__),
             ),
         )
+
+    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as fast ``num_answers`` answers are if each is written as so many parts at once.
+
+        An outline is written before the parts, whose prompts are longer than that of a whole answer.
+        """
+        whole = num_parts * part_tokens * self(context=_PLAIN_CONTEXT, rows=num_answers, width=1)
+        outline = _OUTLINE_TOKENS * self(context=_PART_CONTEXT, rows=num_answers, width=1)
+        prompts = num_answers * num_parts * self(context=_PART_CONTEXT, rows=1, width=_PROMPT_TOKENS)
+        parts = part_tokens * self(context=_PART_CONTEXT, rows=num_answers * num_parts, width=1)
+        return whole / (outline + prompts + parts)
 
     def best_draft_width(self, drafts: Sequence[Draft], *, context: int) -> int:
         """The number of draft tokens per row with the most expected tokens per second.

@@ -47,7 +47,6 @@ class Answer:
         self._call_options = call_options
         self._conclusion = options.conclusion
         self._fault: str | None = None  # of the outline
-        self._router_reason = ""
         self._part_of: dict[int, Part] = {}  # by the number of the point
         self._messages = Messages(options, conversation)
         self._caller = Caller(options, call_options)
@@ -159,7 +158,9 @@ class Answer:
         reason = f"{route.router} router: {route.reason}"
         if not route.use_sot:
             return reason
-        self._router_reason = f", {reason}"
+        if self._messages.gain(num_answers := self._options.expectations.num_answers) < 1.0:
+            return f"points of {num_answers} answers at once would take longer"
+        self._record.route_reason = f", {reason}"
         if route.is_graph:
             self._record.is_graph = self._messages.marks_needs = True
             self._conclusion = self._conclusion or True
@@ -196,7 +197,7 @@ class Answer:
             return
         record.cut = f"the outline was cut: it ended with {call.finish_reason!r}" if call.is_cut_off else ""
         write_points(points)
-        record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{self._router_reason}"
+        record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{record.route_reason}"
 
     def _begin(self, points: Sequence[Point]) -> list[Part]:
         """Adds ``points`` to the skeleton, and to the answer as parts of it."""

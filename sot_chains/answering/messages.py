@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -42,6 +43,11 @@ class Messages:
             Request(conversation, bounds=bounds) if self._local and bounds.max_tokens else None
         )
         self._caches_prefix = isinstance(options.provider, VendorProvider)
+
+    def gain(self, num_answers: int) -> float:
+        """How many times as fast ``num_answers`` answers by points are, if that is known."""
+        most, num_tokens = self.max_points or 5, self._profile.points[self._options.detail].max_tokens or 100
+        return self._local.splitting_gain(num_answers, most, num_tokens) if self._local else math.inf
 
     def outline(self) -> Request:
         """Asks for the outline."""

@@ -62,11 +62,7 @@ class PointWriter:
         self._tell(part, part.text)
 
     async def race(self, asked: Request) -> None:
-        """Writes the plain answer beside the points, for which it may be too short.
-
-        Raises:
-            PlainInsteadError: It is whole, and nothing of them has been read.
-        """
+        """Writes the plain answer beside the points; whole before these are read, it takes their place."""
         plain = Part(kind="plain")
         await self.write(plain, lambda _: asked)
         is_read = self._order.has_begun or (self._arrivals and self._record.parts)

@@ -82,9 +82,6 @@ class Store:
             self._file.flush()
         return self._values[key]
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def __enter__(self) -> Store:
         return self
 

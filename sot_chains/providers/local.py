@@ -38,6 +38,9 @@ class LocalChatModel(ContinuesReplies, Protocol):
     def takes_grammars(self) -> bool:
         """Whether calls take ``grammar``: a Lark grammar of ``llguidance`` that bounds the reply."""
 
+    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as fast ``num_answers`` answers are if each is written in so many parts at once."""
+
 
 @runtime_checkable
 class WrapsModel(Protocol):

@@ -184,6 +184,11 @@ class LocalChatModel(PacedChatModel):
     min_tokens: int = 0
     presence_penalty: float = 0.0
     stop: list[str] | None = None
+    gain: float = 2.0
+
+    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
+        """As one answer gains, shared by all."""
+        return self.gain / num_answers
 
 
 @dataclass

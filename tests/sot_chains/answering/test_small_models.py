@@ -133,6 +133,18 @@ async def test_a_local_model_that_answers_shortly_answers_plainly(num_words: int
     assert num_tried() == 3
 
 
+async def test_points_are_written_while_they_pay() -> None:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        start = str(messages[-1].text)
+        return OUTLINE.removeprefix("1.") if start == "1." else f" {start} helps."
+
+    sot = SkeletonOfThought(LocalChatModel(answer=answer), router=Always(True), profile=POINTS_ONLY)
+    for num_answers, route in ((1, "sot"), (2, "sot"), (3, "plain"), (1, "sot")):
+        traces = [one.response_metadata["sot"] for one in await sot.abatch([QUESTION] * num_answers)]
+        assert {trace["route"] for trace in traces} == {route}
+    assert sot.options.expectations.num_answers == 0
+
+
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
     text = "Go to bed.\n\n2. Dark room: Close the curtains.\n3. Less coffee: Drink none."
     trace = await both(sot_of(FakeProvider(answer=answers(text))))

@@ -104,7 +104,7 @@ async def test_what_is_no_verdict_is_counted_and_never_a_tie(
         judge = Judge(model, store=store, label="broken", timeout_seconds=0.2, retries=once)  # type: ignore[arg-type]  # of both kinds
         comparison = await judge.compare(GENERAL, "Why?", "ours", "theirs")
         # Replies are kept; what failed is asked again by the next run.
-        assert len(store) == (2 if outcome == "unreadable" else 0)
+        assert len(store._values) == (2 if outcome == "unreadable" else 0)
     assert comparison == Comparison(outcome, outcome)  # type: ignore[arg-type]  # one of them
     assert comparison.score is None
     health = JudgeHealth.of([comparison])
@@ -182,7 +182,7 @@ async def test_a_line_that_a_killed_process_left_unfinished_is_dropped(num_torn:
     for _ in range(2):
         with Store(tmp_path / "store") as store:
             assert {name: await kept(store, name) for name in made} == made
-            assert len(store) == num_made == 3
+            assert len(store._values) == num_made == 3
 
 
 def test_answers_are_found_in_requests() -> None:
