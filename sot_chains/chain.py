@@ -35,7 +35,7 @@ from sot_chains.answering.state import PointDelta
 from sot_chains.calls.options import AnswerOptions, CallOptions, OnFailure, calls_limit, choose_profile
 from sot_chains.calls.rate_limits import Limits, limiter_for
 from sot_chains.calls.retries import Retries
-from sot_chains.calls.usage import Price
+from sot_chains.calls.usage import Price, load_vocabulary
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ModelProfile
 from sot_chains.prompts.templates import Detail
@@ -77,7 +77,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         max_points: How many points an answer has at most; later ones are dropped.
         dependencies: Whether the model may mark points that build on others ("4. Total cost (needs 2, 3)").
             Such a point is written once those are, and reads their text.
-        conclusion: Whether the model concludes with all points in view; ``"first"`` shows that before them.
+        conclusion: Whether the model concludes with all points in view.
         eager: Whether a point is written once the next one begins in the outline, with the outline up to it.
             Pays where earlier points are longer or calls are limited (``benchmarks.frontier``).
         on_failure: What to do about a point whose call fails. ``"retry"`` tries again and at last returns
@@ -117,7 +117,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         detail: Detail = "normal",
         max_points: int | None = None,
         dependencies: bool = False,
-        conclusion: bool | Literal["first"] = False,
+        conclusion: bool = False,
         eager: bool = False,
         on_failure: OnFailure = "retry",
         retries: Retries | None = None,
@@ -147,6 +147,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             prices=prices,
             router=make_router(router),
         )
+        if self.options.limiter and self.options.limiter.counts_tokens:
+            load_vocabulary()
 
     @property
     def provider(self) -> Provider:

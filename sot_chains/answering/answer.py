@@ -126,8 +126,6 @@ class Answer:
         """The last chunk of a stream of the text, which carries everything besides the text."""
         return AIMessageChunk(content="", chunk_position="last", **self._record.particulars(self.message_id))
 
-    # --- the route
-
     def _given_points(self) -> Sequence[Point]:
         """The points, if they are known from the user or from an earlier answer."""
         record, resume, thoughts = self._record, self._call_options.resume, self._options.thoughts
@@ -163,10 +161,8 @@ class Answer:
         self._record.route_reason = f", {reason}"
         if route.is_graph:
             self._record.is_graph = self._messages.marks_needs = True
-            self._conclusion = self._conclusion or True
+            self._conclusion = True
         return None
-
-    # --- the parts
 
     async def _outline(self, write_points: Callable[[Sequence[Point]], None]) -> None:
         """Writes the outline and hands on its points; none if it is of no use."""
@@ -208,8 +204,6 @@ class Answer:
             for point in points:
                 read.append(read_mark(point, read))
             points = read[-len(points) :]
-        if self._conclusion == "first" and not self._record.parts:
-            self._begin_conclusion()
         self._record.skeleton = Skeleton((*self._record.skeleton.points, *points))
         parts = list(map(Part, points))
         self._part_of.update(zip(map(attrgetter("number"), points), parts, strict=True))
@@ -221,14 +215,12 @@ class Answer:
         return parts
 
     def _begin_conclusion(self) -> Part:
-        """The conclusion, which is written once all points are; it is shown before them if it comes first."""
-        parts, resume = self._record.parts, self._call_options.resume
-        part = next((part for part in parts if part.kind == "conclusion"), None)
-        if part is None:
-            is_whole = resume is not None and len(self._whole) == len(self._given) > 0
-            part = take_over(Part(kind="conclusion"), resume["conclusion"] if resume and is_whole else None)
-            self._writer.announce(part)
-        part.needs = [other for other in parts if other.point]
+        """The conclusion, which is written once all points are."""
+        points, resume = list(self._record.parts), self._call_options.resume
+        is_whole = resume is not None and len(self._whole) == len(self._given) > 0
+        part = take_over(Part(kind="conclusion"), resume["conclusion"] if resume and is_whole else None)
+        self._writer.announce(part)
+        part.needs = points
         return part
 
     def _request_for(self, part: Part) -> Request:
@@ -238,8 +230,6 @@ class Answer:
         if thoughts := self._options.thoughts:
             return self._messages.thought(thoughts[part.point.number - 1], part)
         return self._messages.point(self._record.skeleton, part)
-
-    # --- the end
 
     @asynccontextmanager
     async def _recorded(self) -> AsyncIterator[None]:

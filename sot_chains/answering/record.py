@@ -12,7 +12,7 @@ from langchain_core.messages.ai import UsageMetadata
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace
-from sot_chains.calls.usage import as_usage, compute_cost, count_tokens, total_tokens, total_usage
+from sot_chains.calls.usage import as_usage, compute_cost, count_tokens, price_for, total_tokens, total_usage
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -89,6 +89,9 @@ class AnswerRecord:
             failures.append(Failure(number=0, label="outline", status="cut", reason=self.cut))
         estimates = list(filter(None, map(attrgetter("estimated"), self.calls)))
         estimated = total_tokens(estimates) if estimates else None
+        options = self.options
+        price = price_for(options.provider.model_name, options.prices) if options.prices else None
+        stages = dict(zip(usages, map(count_tokens, usages.values()), strict=True))
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
         return SotTrace(
             route="plain" if plain else "graph" if is_graph else "sot",
@@ -109,9 +112,7 @@ class AnswerRecord:
             num_calls=sum(map(bool, map(attrgetter("num_requests"), self.calls))),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
             usage=total_usage((*usages.values(), estimated and as_usage(estimated))),
-            cost=compute_cost(
-                {stage: count_tokens(usage) for stage, usage in usages.items()}, estimated, self.options.price
-            ),
+            cost=compute_cost(stages, estimated, price),
         )
 
     def _usages(self) -> dict[str, UsageMetadata | None]:

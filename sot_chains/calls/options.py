@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from sot_chains.calls.rate_limits import Limiter, next_question
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
-from sot_chains.calls.usage import Price, price_for
+from sot_chains.calls.usage import Price
 from sot_chains.outline.skeleton import Point
 from sot_chains.outline.thoughts import Thought
 from sot_chains.prompts.profile import PROFILES, ModelProfile
@@ -67,7 +67,7 @@ class AnswerOptions:
     router: Runnable[LanguageModelInput, Any] | None = None
     detail: Detail = "normal"
     dependencies: bool = False
-    conclusion: bool | Literal["first"] = False
+    conclusion: bool = False
     thoughts: tuple[Thought, ...] = ()  # the parts of an answer, if the user has given them
     expectations: Expectations = field(default_factory=Expectations)
 
@@ -76,11 +76,7 @@ class AnswerOptions:
             raise ValueError(
                 f"max_points must be at least 2, got {self.max_points}: one point is a plain answer"
             )
-        allowed = {
-            "detail": get_args(Detail),
-            "conclusion": (True, False, "first"),
-            "on_failure": get_args(Policy),
-        }
+        allowed = {"detail": get_args(Detail), "on_failure": get_args(Policy)}
         for name, values in allowed.items():
             if (value := getattr(self, name)) not in values and not callable(value):
                 raise ValueError(f"{name} must be one of {values}, got {value!r}")
@@ -100,11 +96,6 @@ class AnswerOptions:
         if self.expectations.opens_reasoning or not isinstance(self.provider, LangChainProvider):
             return self.expectations.opens_reasoning
         return self.provider.local is not None and self.provider.local.opens_reasoning
-
-    @property
-    def price(self) -> Price | None:
-        """What the model costs, if the user has said so."""
-        return price_for(self.provider.model_name, self.prices) if self.prices else None
 
     def policy(self, point: Point | None, error: Exception) -> Policy:
         """What to do about a point that failed; a call without a point is always tried again."""

@@ -13,8 +13,6 @@ from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ReplyBounds
 from sot_chains.providers.base import SharedPrefix
 
-NO_BOUNDS = ReplyBounds()
-
 
 @dataclass(slots=True)
 class Request:
@@ -28,7 +26,7 @@ class Request:
     examples: Sequence[tuple[str, str, str]] = ()
     point: Point | None = None  # the point that is asked for, if it is one
     prefix: SharedPrefix | None = None  # what the messages share with those of other requests
-    bounds: ReplyBounds = NO_BOUNDS  # where the reply ends, besides where the model ends it
+    bounds: ReplyBounds = field(default_factory=ReplyBounds)  # where the reply ends, besides where the model ends it
     parameters: Mapping[str, Any] = field(default_factory=dict)  # the user's own take precedence
 
     def messages(self, *, prefill: bool, written: str, shows_examples: bool) -> list[BaseMessage]:

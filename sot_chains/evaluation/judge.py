@@ -66,11 +66,6 @@ class Comparison:
         first, second = _POINTS.get(self.ours_first), _POINTS.get(self.ours_second)
         return None if first is None or second is None else (first - second) / 2
 
-    @property
-    def agrees(self) -> bool:
-        """Whether both orders give the same verdict."""
-        return self.score is not None and _POINTS[self.ours_first] == -_POINTS[self.ours_second]
-
 
 class Judge:
     """Compares answers with a chat model.

@@ -35,11 +35,9 @@ def markdown(evaluation: Evaluation) -> str:
     judged = f"judged by {escape(evaluation.judge)} in both orders" if evaluation.judge else "not judged"
     parts = [
         "# Skeleton-of-Thought: speed and quality",
-        "Every question was answered plainly and by Skeleton-of-Thought (SoT), one after another; the "
-        f"answers were {judged}. SoT-R takes whichever of the two answers its router picks. Speed-up: plain "
-        "seconds over the mode's, median over questions. Net win rate: how much more often the mode is "
-        "preferred to plain than plain to it, with its 95 % bootstrap interval over questions and the wins, "
-        "ties and losses.",
+        f"Questions were answered plainly and by Skeleton-of-Thought (SoT), and {judged}."
+        " SoT-R takes the answer that its router picks. Speed-up: plain seconds over the mode's, by the median. "
+        "Net win rate: wins minus losses against plain, its 95 % bootstrap interval, wins, ties and losses.",
     ]
     if evaluation.judge:
         parts += ["## The judge", _health(evaluation.health)]
@@ -62,10 +60,8 @@ def markdown(evaluation: Evaluation) -> str:
 
 def _health(health: JudgeHealth) -> str:
     return (
-        f"{health.num_judgements} judgements: {health.num_unreadable} without a readable verdict, "
-        f"{health.num_failed} failed. A question counts only with verdicts in both orders. "
-        f"Position bias {health.position_bias:+.0%} (first minus second, among verdicts), averaged "
-        f"out by judging both orders; the orders agree on {health.agreement:.0%} of pairs."
+        f"{health.num_judgements} judgements: {health.num_unreadable} without a verdict, {health.num_failed} "
+        f"failed. Position bias {health.position_bias:+.0%} (first minus second), averaged out."
     )
 
 

@@ -91,7 +91,6 @@ class JudgeHealth:
     """How reliable a judge is."""
 
     position_bias: float  # how much more often the first answer is preferred than the second, from -1 to 1
-    agreement: float  # the share of pairs with two verdicts whose verdicts agree
     num_judgements: int  # requested
     num_unreadable: int  # replies without a verdict
     num_failed: int  # calls
@@ -103,7 +102,6 @@ class JudgeHealth:
         num_verdicts = outcomes["first"] + outcomes["second"] + outcomes["tie"]
         return cls(
             (outcomes["first"] - outcomes["second"]) / max(1, num_verdicts),
-            _mean([one.agrees for one in comparisons if one.score is not None]),
             2 * len(comparisons),
             outcomes["unreadable"],
             outcomes["failed"],

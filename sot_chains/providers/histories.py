@@ -33,7 +33,8 @@ def with_results(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
                 warn_once("a tool result in the history belongs to no call before it: it is left out")
             continue
         paired.append(message)
-        parts = [part for part in message.content if isinstance(part, dict)]
+        listed = message.content if isinstance(message.content, list) else ()
+        parts = [part for part in listed if isinstance(part, dict)] if listed else []
         for part in parts:  # a result within a user's message, as Anthropic has it
             for place, _ in waiting.pop(part.get("tool_use_id"), ()):
                 paired[place] = None
@@ -51,7 +52,7 @@ def with_results(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
             taken.add(call["id"])
             waiting[given].append((len(paired), call["id"]))
             paired.append(ToolMessage(_NO_RESULT, tool_call_id=call["id"], status="error"))
-    if any(message and message.content == _NO_RESULT for message in paired):
+    if taken and any(message and message.content == _NO_RESULT for message in paired):
         warn_once("a tool call in the history has no result: one that says so is sent")
     return list(filter(None, paired))
 

@@ -1,7 +1,7 @@
 """The prompted router: asks a chat model what kind of answer a question wants.
 
 The paper's method (arXiv 2307.15337, section 4.1: one short three-way question before the answer), in our own
-words. Each question costs a model call, so replies are cached. Knows providers and the reply's form.
+words. Each question costs a model call. Knows providers and the reply's form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _LETTER = re.compile(
     r"|(?:answer|form|letter|reply|option|答案|选择|选)(?: is|是|为)?\W{0,4}([ABC])\b"
 )
 _MAX_REPLY_CHARACTERS = 400
-_MAX_CACHED = 4096
 
 
 def read_letter(reply: str) -> str | None:
@@ -69,21 +68,14 @@ class PromptedRouter(Router):
     ) -> None:
         self._provider = make_provider(model, **options)
         self._graphs = graphs
-        self._letters: dict[str, str | None] = {}  # by question
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """Asks the model, unless its reply is cached.
+        """Asks the model.
 
         Raises:
             ProviderError: The model call failed.
         """
-        question = conversation.question
-        if question not in self._letters:
-            letter = await self._ask(question, config)
-            if len(self._letters) >= _MAX_CACHED:
-                self._letters.clear()
-            self._letters[question] = letter
-        letter = self._letters[question]
+        letter = await self._ask(conversation.question, config)
         if letter is None:
             return Route(False, "the model's reply was none of A, B and C", 0.0, "prompted")
         is_graph = self._graphs and letter == "B"

@@ -1,13 +1,19 @@
 """What an answer costs, before and after: estimates and prices."""
 
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 
-from sot_chains import Price
+from sot_chains import Limits, Price
+from sot_chains.calls import usage
 from sot_chains.calls.usage import (
     NO_TOKENS,
     Tokens,
@@ -18,8 +24,57 @@ from sot_chains.calls.usage import (
     price_for,
     total_usage,
 )
+from tests.sot_chains.fakes import ANSWER, FakeProvider, sot_of
 
 # --- estimates
+
+
+@pytest.fixture
+def vocabulary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Any], None]]:
+    """Sets what tiktoken loads, as in a new process whose cache has a file of that name."""
+    load = tiktoken.get_encoding
+    num_before = num_tokens("a" * 400)
+
+    def provide(encoding: Any) -> None:
+        monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
+        url = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
+        (tmp_path / hashlib.sha1(url.encode()).hexdigest()).touch()
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    usage.load_vocabulary.cache_clear()
+    yield provide
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: None)
+    usage.load_vocabulary.cache_clear()
+    provide(None)
+    usage.load_vocabulary()
+    usage.load_vocabulary.cache_clear()
+    monkeypatch.setattr(tiktoken, "get_encoding", load)
+    assert num_tokens("a" * 400) == num_before
+
+
+def test_offline_there_is_an_estimate_and_one_warning(
+    vocabulary: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = time.monotonic()  # the tests' network is loopback alone
+    for _ in range(20):
+        usage.load_vocabulary()
+    assert time.monotonic() - begin < 5
+    assert num_tokens("How do I sleep well?") == 5
+    assert len(caplog.records) == 1
+    assert "TIKTOKEN_CACHE_DIR" in caplog.text
+
+
+async def test_with_a_vocabulary_control_tokens_in_a_question_are_text(vocabulary: Any) -> None:
+    letters = {bytes([number]): number for number in range(256)}
+    vocabulary(
+        tiktoken.Encoding(
+            "letters", pat_str=r".", mergeable_ranks=letters, special_tokens={"<|endoftext|>": 256}
+        )
+    )
+    usage.load_vocabulary()
+    assert num_tokens("<|endoftext|>") == 13
+    sot = sot_of(FakeProvider(), limits=Limits(tokens_per_minute=100_000))
+    assert (await sot.ainvoke("What does <|endoftext|> mean?")).text == ANSWER
 
 
 @given(st.text())
