@@ -26,7 +26,7 @@ class Request:
     examples: Sequence[tuple[str, str, str]] = ()
     point: Point | None = None  # the point that is asked for, if it is one
     prefix: SharedPrefix | None = None  # what the messages share with those of other requests
-    bounds: ReplyBounds = field(default_factory=ReplyBounds)  # where the reply ends, besides where the model ends it
+    bounds: ReplyBounds = field(default_factory=ReplyBounds)  # besides where the model ends the reply
     parameters: Mapping[str, Any] = field(default_factory=dict)  # the user's own take precedence
 
     def messages(self, *, prefill: bool, written: str, shows_examples: bool) -> list[BaseMessage]:

@@ -35,8 +35,8 @@ def markdown(evaluation: Evaluation) -> str:
     judged = f"judged by {escape(evaluation.judge)} in both orders" if evaluation.judge else "not judged"
     parts = [
         "# Skeleton-of-Thought: speed and quality",
-        f"Questions were answered plainly and by Skeleton-of-Thought (SoT), and {judged}."
-        " SoT-R takes the answer that its router picks. Speed-up: plain seconds over the mode's, by the median. "
+        f"Questions were answered plainly and by Skeleton-of-Thought (SoT), and {judged}. "
+        "SoT-R takes the answer that its router picks. Speed-up: plain seconds over the mode's (median). "
         "Net win rate: wins minus losses against plain, its 95 % bootstrap interval, wins, ties and losses.",
     ]
     if evaluation.judge:

@@ -103,32 +103,29 @@ async def test_a_conclusion_is_written_with_all_points_in_view(eager: bool) -> N
     message = await both(sot)
     assert message.text.endswith(f"{EXPANSIONS['Less coffee']}\n\n{CONCLUSION}")
     assert all(text in str(model.requests[4][-1].text) for text in EXPANSIONS.values())
-    first = await both(sot_of(model, conclusion="first"))
-    assert first.text.startswith(f"{CONCLUSION}\n\n1. **")
-    trace = first.response_metadata["sot"]
+    trace = message.response_metadata["sot"]
     assert trace["conclusion"]["start_seconds"] >= max(point["end_seconds"] for point in trace["points"])
 
 
-@pytest.mark.parametrize("conclusion", [True, "first"])
-async def test_what_was_written_from_a_cut_text_is_written_again(conclusion: Any) -> None:
+async def test_what_was_written_from_a_cut_text_is_written_again() -> None:
     def cut(asked: str, attempt: int) -> Exception | None:
         return ProviderError("broken") if asked == "Fixed hours" else None
 
     provider = FakeProvider(answer=answer, after_words=2, fault=cut)
-    sot = sot_of(provider, dependencies=True, conclusion=conclusion, on_failure="retry", retries=AT_ONCE)
+    sot = sot_of(provider, dependencies=True, conclusion=True, on_failure="retry", retries=AT_ONCE)
     trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
     assert trace["points"][0]["status"] == "cut"
     # As if the model had been stopped at a number of tokens, which does not keep others from building on it.
     trace["points"][2] = {**trace["points"][2], "status": "complete", "text": "Written from half a text."}
     model = PacedChatModel(answer=answer)
-    again = await both(sot_of(model, dependencies=True, conclusion=conclusion), resume=trace)
+    again = await both(sot_of(model, dependencies=True, conclusion=True), resume=trace)
     assert "half a text" not in again.text
     points = again.response_metadata["sot"]["points"]
     assert [point["is_resumed"] for point in points] == [False, True, False]
     assert EXPANSIONS["Fixed hours"] in request_for(model, "3. Less coffee")
     assert again.response_metadata["sot"]["route"] == "graph"
     # Nothing is missing now, and so nothing is written.
-    whole = await both(sot_of(FakeProvider(answer=answer), conclusion=conclusion), resume=again)
+    whole = await both(sot_of(FakeProvider(answer=answer), conclusion=True), resume=again)
     assert whole.text == again.text
     assert whole.response_metadata["sot"]["num_calls"] == 0
 

@@ -75,7 +75,7 @@ async def test_points_that_say_the_same_are_compared_in_reading_order(speeds: tu
     provider = FakeProvider(
         answer=answers(f"They rest. Here {LINE}and slept."), between=lambda asked: pauses.get(asked, 0.0)
     )
-    sot = sot_of(provider, profile=GUARDED, conclusion="first")
+    sot = sot_of(provider, profile=GUARDED, conclusion=True)
     texts = [point["text"] for point in (await both(sot))["points"]]
     assert texts == [f"They rest. Here {LINE}and slept."] * 2 + [""]
 
