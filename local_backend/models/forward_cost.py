@@ -144,10 +144,7 @@ def _interpolate(axis: Sequence[int], value: int, at: Callable[[int], float]) ->
 
 
 def forward_cost(
-    model: PreTrainedModel,
-    architecture: Architecture,
-    *,
-    with_graphs: bool = False,
+    model: PreTrainedModel, architecture: Architecture, *, with_graphs: bool = False
 ) -> ForwardCost:
     """The cost of a model's forwards, measured once for each model in this process. Thread-safe.
 

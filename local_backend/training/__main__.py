@@ -117,9 +117,7 @@ def _options(given: argparse.Namespace) -> training.TuneOptions:
         noise=training.NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
         losses=training.LossOptions(given.global_weight, given.local_weight, given.ar_weight),
         collect=training.CollectOptions(
-            block_size=given.block_size,
-            max_tokens=given.max_tokens,
-            with_iterates=given.stored_share > 0,
+            block_size=given.block_size, max_tokens=given.max_tokens, with_iterates=given.stored_share > 0
         ),
     )
 

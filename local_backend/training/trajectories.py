@@ -202,9 +202,7 @@ def collect_trajectories(
 
 
 def _outcomes(
-    prompts: Sequence[Sequence[int]],
-    recorded: Sequence[tuple[Completion, Trajectory]],
-    accept: Accept | None,
+    prompts: Sequence[Sequence[int]], recorded: Sequence[tuple[Completion, Trajectory]], accept: Accept | None
 ) -> list[Trajectory | Fault]:
     """The trajectory of each prompt, or why its answer is left out."""
     completions = [completion for completion, _ in recorded]

@@ -20,14 +20,7 @@ from torch.utils.data import ConcatDataset
 
 from local_backend.offline.prompt_file import read_examples, read_prompts
 from local_backend.sequences.outputs import Trajectory
-from local_backend.training.checkpoints import (
-    claim,
-    digest,
-    fingerprint,
-    has_model,
-    write_model,
-    write_whole,
-)
+from local_backend.training.checkpoints import claim, digest, fingerprint, has_model, write_model, write_whole
 from local_backend.training.evaluation import Evaluation, Exam, Likeness, MakeQuality, describe
 from local_backend.training.packing import PackedForward
 from local_backend.training.rounds import (

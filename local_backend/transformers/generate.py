@@ -167,10 +167,7 @@ class ParallelDecoding:
 
 
 def _refuse_unsupported(
-    num_rows: int,
-    processors: LogitsProcessorList,
-    config: GenerationConfig,
-    model_kwargs: Mapping[str, Any],
+    num_rows: int, processors: LogitsProcessorList, config: GenerationConfig, model_kwargs: Mapping[str, Any]
 ) -> None:
     refuse_generation_mode(config)
     for processor in processors:
