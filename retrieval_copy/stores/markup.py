@@ -32,8 +32,7 @@ _BLOCK_TAGS = _PARAGRAPH_TAGS | frozenset(
     option section summary
     """.split()  # noqa: SIM905 - easier to read than a list of strings
 )
-_MOST_ROW_CHARACTERS = 400  # a longer one lays out a page, unless its columns have names
-_MOST_SPANNED, _SNIFFED_CHARACTERS = 100, 8_000
+_MOST_ROW_CHARACTERS, _MOST_SPANNED, _SNIFFED_CHARACTERS = 400, 100, 8_000  # longer rows lay out a page
 _NOT_SHOWN = re.compile(r"(?i)display\s*:\s*none")
 # A first line that stands by itself, without the mark that ends a sentence, names a text.
 _FIRST_LINE = regex.compile(r"\s*(\p{L}[^\n]{2,80}[\p{L}\p{N})])[ \t]*\n[ \t]*\n")
@@ -130,12 +129,13 @@ def _has_digit(cell: str) -> bool:
 
 def read_csv(text: str) -> MarkedUp:
     """The rows of a table that commas, semicolons, bars or tabulators separate."""
+    text = re.sub(r"\Asep=.\n", "", text)  # in Excel's files
     try:
         dialect: Any = csv.Sniffer().sniff(text[:_SNIFFED_CHARACTERS], ",;\t|")
     except csv.Error:  # a single column, for one
         dialect = csv.excel
-    rows = [[" ".join(cell.split()) for cell in row] for row in csv.reader(io.StringIO(text), dialect)]
-    rows = [row for row in rows if any(row)]
+    read = csv.reader(io.StringIO(text), dialect)
+    rows = [[" ".join(cell.split()) for cell in row] for row in read if any(map(str.strip, row))]
     has_names = bool(rows) and names_columns(rows, is_likely=True)
     return MarkedUp("\n\n".join(table_lines([(row, has_names and row is rows[0]) for row in rows])))
 

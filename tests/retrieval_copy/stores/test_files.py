@@ -544,6 +544,12 @@ def test_so_they_are_in_notebooks(tmp_path: Path) -> None:
     assert load_file(tmp_path / "a.ipynb")[0].page_content == "half \ufffd, both 😀"
 
 
+def test_a_table_of_excel_is_read_without_its_first_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('sep=;\nName;Note\nA;"two\nlines; and more"\nB;x\n', "utf-8")
+    (document,) = load_file(tmp_path / "a.csv")
+    assert document.page_content == "Name: A; Note: two lines; and more\n\nName: B; Note: x"
+
+
 # Documents that are not what they should be --------------------------------------------------------
 
 

@@ -669,6 +669,28 @@ def test_ten_thousand_files_take_the_memory_that_is_stated(tmp_path: Path) -> No
     assert int(done.stdout) < 700
 
 
+def test_what_vanishes_between_listing_and_reading_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("the kiln", "utf-8")
+    (tmp_path / "b.txt").write_text("the glaze", "utf-8")
+    index = FolderIndex(tmp_path)
+    index.update()
+    stat = Path.stat
+
+    def vanished(path: Path, **options: Any) -> os.stat_result:
+        if path.name == "a.txt":
+            raise OSError(116, "Stale file handle")
+        return stat(path, **options)
+
+    with monkeypatch.context() as share:
+        share.setattr(Path, "stat", vanished)
+        report = index.update()
+    assert "Stale file handle; what was read of it before is kept" in report.skipped["a.txt"]
+    assert sorted(one.page_content for one in index.documents) == ["the glaze", "the kiln"]
+    assert index.update().indexed == ["a.txt"]
+
+
 # Embeddings ----------------------------------------------------------------------------------------
 
 
