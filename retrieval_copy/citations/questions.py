@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import NamedTuple
 
 import regex
@@ -16,9 +17,7 @@ import regex
 from retrieval_copy.citations.sentences import SENTENCE_END, Sentence
 from retrieval_copy.citations.words import LANGUAGES, terms
 
-COMMON = frozenset(
-    term for one in LANGUAGES for term in terms(f"{one.get('function_words', '')} {one.get('pronouns', '')}")
-)
+COMMON = frozenset(term for language in LANGUAGES for term in terms(language.get("function_words", "")))
 """Words of questions that name no topic."""
 
 
@@ -69,8 +68,9 @@ class Question:
     def __init__(self, text: str, likeness: Mapping[str, float] | None = None) -> None:
         self.text, self._likeness = text, likeness or {}
         asked = next((part for part in reversed(SENTENCE_END.split(text)) if "?" in part), text)
-        asking = (kind for part in (asked, text) for kind in _KINDS if kind.asks.search(part))
-        self._kind = next(asking, _KINDS[-1])
+        asking = [(one.start(), kind) for kind in _KINDS if (one := kind.asks.search(asked))]
+        asking = asking or [(0, kind) for kind in _KINDS if kind.asks.search(text)]
+        self._kind = min(asking, key=itemgetter(0), default=(0, _KINDS[-1]))[1]  # what is asked for first
         counts = self._kind is _COUNT and _COUNT.asks.search(asked)
         self._counted = frozenset(terms(asked[counts.end() :])[:1]) - COMMON if counts else frozenset()
         own, words = _topic(asked), frozenset(terms(text))

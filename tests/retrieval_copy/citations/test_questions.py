@@ -28,6 +28,7 @@ SURELY, MAYBE, NEVER = 0.5, 0.25, 0.0
         ("How many books may I borrow?", "Members borrow five old books.", SURELY),
         ("How many seats are there?", "Room: Oak; Seats: 60", SURELY),
         ("How many seats are there?", "There are seats in the hall.", NEVER),
+        ("Who may open the kiln, and when?", "Only Hanna Brandt may open it.", SURELY),
     ],
 )
 def test_an_answer_is_of_the_kind_that_is_asked_for(question: str, text: str, kind: float) -> None:
@@ -49,6 +50,11 @@ def test_sentences_that_lead_to_a_question_count_half() -> None:
         ("Who teaches it?", True),
         ("Und im Winter?", True),
         ("Wie viel kostet das für ihn?", True),
+        ("How many people live in one?", True),
+        ("What did it cost to fix the pump?", False),
+        ("How cold is it in the store?", False),
+        ("How long does one wait before a row that was sprayed may be entered?", False),
+        ("Was kostet es, eine Maschine zu waschen?", False),
         ("Et les enfants ?", True),
         ("Why?", True),
         ("Who keeps the list of firings?", False),
