@@ -18,7 +18,6 @@ from typing import Any
 from sot_chains.serving.loading import LOCAL, Extras, add_model_arguments, find_vendor, load_model
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
-_PIPED_WIDTH = 100
 
 
 def run(arguments: Sequence[str] | None, extras: Extras) -> int:
@@ -86,7 +85,7 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
         raise ValueError("the question is empty")
     model = load_model(options.model, extras, opened, options.base_url, options.api_key_env)
     is_terminal = sys.stdout.isatty()
-    width = None if is_terminal else _PIPED_WIDTH
+    width = None if is_terminal else 100
     console = Console(force_terminal=is_terminal, width=width, highlight=False)
     sot = SkeletonOfThought(model, profile=options.profile)
     asyncio.run(compare(sot, options.question, console=console, plain=options.plain))

@@ -15,7 +15,7 @@ from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.histories import with_results
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
-from sot_chains.router.rules import PLAINLY
+from sot_chains.router.rules import PLAINLY, RulesRouter
 from sot_chains.serving.answer import Answer, Answers, TextLimit
 from sot_chains.serving.loading import Copying
 from sot_chains.serving.schema import ChatRequest, RefusedError
@@ -39,6 +39,7 @@ class ServedModel:
         self.price = price_for(self.provider.model_name, prices)
         self.plain = SkeletonOfThought(self.provider, router=PLAINLY, profile=UNFILTERED, prices=prices)
         self.sot = SkeletonOfThought(self.provider, router="always", profile=profile, prices=prices)
+        self.auto = SkeletonOfThought(self.provider, router=RulesRouter({}), profile=profile, prices=prices)
         self.copy = copying.from_folder(model) if copying and copying.from_folder else None
         self.guarded = SkeletonOfThought(self.provider, router=PLAINLY, profile=profile, prices=prices)
         self._copying = copying
@@ -74,7 +75,8 @@ class ServedModel:
             suffix, options["reason"] = "", f"a limit of {limit} tokens is too low for several points"
         if suffix == "sot":
             text_limit = TextLimit(request.stops, limit, count=num_tokens)
-            return Answer(self.sot, messages, parameters, limit=text_limit, **options)
+            chain = self.auto if "reason" in options else self.sot
+            return Answer(chain, messages, parameters, limit=text_limit, **options)
         parameters |= self._limits(request)
         if suffix == "copy":
             assert self.copy
