@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -23,8 +24,8 @@ from threadpoolctl import threadpool_info
 
 T = TypeVar("T")
 _HARD = 2  # omp_pause_hard
-_FIRST_TRY, _SLOW, _PATIENCE = 2, 2.0, 100  # forwards; times as long; times as long as the try
-_GAIN = 1.3  # times as fast
+_SLOW, _PATIENCE, _GAIN = 2.0, 100, 1.3  # times as long; times as long as the try; times as fast
+_NUM_RECENT = 3  # forwards; one or two may have been disturbed, or the first of their shape
 
 
 def release_workers() -> None:
@@ -57,24 +58,23 @@ def run_in_short_lived_thread(work: Callable[[], object]) -> None:
 class ThreadChoice:
     """Computes forwards on one thread instead of ``most`` while another process keeps a core busy.
 
-    Workers wait, spinning, for one that is not scheduled: with one of two cores busy, a forward of a small
-    model takes fifteen times as long on two threads as on one. The other number is tried early, and
-    when forwards of a kind have become slow, for a hundredth of the time at most.
+    Workers wait, spinning, for one that is not scheduled: with one of two cores busy, a small model takes
+    fifteen times as long on two threads as on one. The other number is tried early, and when forwards of a
+    kind have become slow, for a hundredth of the time at most.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._most = self._count = self._set_count = most
-        self._clock, self._num_forwards, self._next_try = clock, 0, 0.0
-        self._last, self._best = dict[Hashable, float](), dict[Hashable, float]()  # seconds, by kind
+        self._clock, self._next_try, self._best = clock, 0.0, dict[Hashable, float]()  # seconds, by kind
+        self._recent = defaultdict[Hashable, deque[float]](lambda: deque(maxlen=_NUM_RECENT))
 
     def run(self, kind: Hashable, forward: Callable[[], T]) -> T:
         """The result of ``forward``, which takes as long as others of its ``kind`` on as many threads."""
-        started, last = self._clock(), self._last.get(kind)
-        self._num_forwards += 1
+        started, recent = self._clock(), self._recent[kind]
         is_try = False
-        if last is not None and started >= self._next_try:
-            is_slow = self._count < self._most or last > _SLOW * self._best[kind]
-            is_try = is_slow or (self._next_try == 0 and self._num_forwards > _FIRST_TRY)
+        if len(recent) == _NUM_RECENT and started >= self._next_try:
+            is_slow = self._count < self._most or min(recent) > _SLOW * self._best[kind]
+            is_try = is_slow or self._next_try == 0
         other = 1 if self._count == self._most else self._most
         self._set(other if is_try else self._count)
         result = forward()
@@ -82,8 +82,9 @@ class ThreadChoice:
         if is_try:
             self._next_try = started + _PATIENCE * seconds
         needed = _GAIN if self._set_count < self._most else 1.0  # rounding may differ: not for nothing
-        if not is_try or last is None or seconds * needed < last:
-            self._count, self._last[kind] = self._set_count, seconds
+        if not is_try or seconds * needed < min(recent):
+            self._count = self._set_count
+            recent.append(seconds)
             self._best[kind] = min(seconds, self._best.get(kind, seconds))
         return result
 

@@ -87,19 +87,17 @@ class PointWriter:
         try:
             await self._caller.make(call, asked, take)
             self._add_rest(part, text, is_cut=call.is_cut_off)
-            if part in self._runs:
-                await self._settle(part)
             if not part.pieces and call.reply_start is not None and part.point:
                 # The model had nothing to add to what was begun for it, or nothing of its own: it goes on
-                # with a sentence that the heading begins.
+                # with a sentence that the heading begins. Later, it would only delay the others.
                 begun = part.point.text
                 call, take = self._begin(part), partial(self._take, part, text, begun)
                 asked = replace(asked, reply_start=f"{asked.reply_start} {begun}")
                 take(None)
                 await self._caller.make(call, asked, take)
                 self._add_rest(part, text, is_cut=call.is_cut_off)
-                if part in self._runs:
-                    await self._settle(part)
+            if part in self._runs:
+                await self._settle(part)
         except Exception as error:  # the failure policy decides what happens to the part
             self._add_rest(part, text)
             self._fail(part, call, error)
