@@ -156,8 +156,8 @@ class Answer:
         reason = f"{route.router} router: {route.reason}"
         if not route.use_sot:
             return reason
-        if self._messages.gain(num_answers := self._options.expectations.num_answers) < 1.0:
-            return f"points of {num_answers} answers at once would take longer"
+        if slower := self._messages.find_load(self._options.expectations.num_answers):
+            return slower
         self._record.route_reason = f", {reason}"
         if route.is_graph:
             self._record.is_graph = self._messages.marks_needs = True
@@ -187,6 +187,8 @@ class Answer:
         await self._caller.make(call, request, take)
         reader.end(is_cut=reader.is_over or call.is_cut_off)
         fault = find_fault(reader.headings, self._messages.templates.example_headings)
+        if self._options.router is not None:  # of answers that were begun meanwhile
+            fault = fault or self._messages.find_load(self._options.expectations.num_answers)
         points, record.skeleton_reply = reader.take(), reader.text
         if fault and not record.parts:
             self._fault, record.skeleton = fault, Skeleton.of(reader.headings)

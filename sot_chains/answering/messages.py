@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -44,10 +43,12 @@ class Messages:
         )
         self._caches_prefix = isinstance(options.provider, VendorProvider)
 
-    def gain(self, num_answers: int) -> float:
-        """How many times as fast ``num_answers`` answers by points are, if that is known."""
+    def find_load(self, num_answers: int) -> str | None:
+        """Why so many answers at once are written sooner if they are plain, if they are."""
         most, num_tokens = self.max_points or 5, self._profile.points[self._options.detail].max_tokens or 100
-        return self._local.splitting_gain(num_answers, most, num_tokens) if self._local else math.inf
+        if self._local and self._local.splitting_gain(num_answers, most, num_tokens) < 1.0:
+            return f"points of {num_answers} answers at once would take longer"
+        return None
 
     def outline(self) -> Request:
         """Asks for the outline."""

@@ -88,8 +88,7 @@ class PointWriter:
             await self._caller.make(call, asked, take)
             self._add_rest(part, text, is_cut=call.is_cut_off)
             if not part.pieces and call.reply_start is not None and part.point:
-                # The model had nothing to add to what was begun for it, or nothing of its own: it goes on
-                # with a sentence that the heading begins. Later, it would only delay the others.
+                # Nothing of its own came: it goes on from its heading. Later that would delay the others.
                 begun = part.point.text
                 call, take = self._begin(part), partial(self._take, part, text, begun)
                 asked = replace(asked, reply_start=f"{asked.reply_start} {begun}")
