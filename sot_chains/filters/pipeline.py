@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sot_chains.outline.words import SENTENCE_END, num_words
+from sot_chains.outline.words import SENTENCE_END, ends_sentence, num_words
 
 _FEWEST_WORDS = 3  # of a sentence that is cut
 
@@ -18,11 +18,9 @@ class TextFilter(Protocol):
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay now."""
-        ...
 
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
-        ...
 
 
 class Pipeline:
@@ -58,8 +56,9 @@ class Pipeline:
         self._fed.append(piece)
         for one in self._filters:
             if self.ended_by is not None:
-                piece = one.feed(piece) if piece else ""
-                piece += "" if one.is_over else one.end(is_cut=self.ended_by.cuts_sentences)
+                piece, is_cut = one.feed(piece) if piece else "", self.ended_by.cuts_sentences
+                rest = "" if one.is_over else one.end(is_cut=is_cut)
+                piece += rest if ends_sentence(rest) or not is_cut else ""
             elif piece:
                 piece = one.feed(piece)
                 if one.is_over:

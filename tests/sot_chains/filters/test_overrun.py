@@ -108,6 +108,8 @@ def test_a_text_passes_through_filters_in_turn() -> None:
     filters = Pipeline(lambda: [LoopGuard(), WholeSentences()])
     text = f"It helps. They {LINE}, {LINE}, {LINE}."
     assert "".join(filters.feed(character) for character in text) == "It helps."
+    filters = Pipeline(lambda: [LoopGuard(), WholeSentences()])  # not of the only one either
+    assert "".join(filters.feed(character) for character in text.removeprefix("It helps. ")) == ""
 
 
 def test_an_overrun_at_the_beginning_leaves_nothing() -> None:
