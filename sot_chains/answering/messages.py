@@ -45,10 +45,11 @@ class Messages:
 
     def find_load(self, num_answers: int) -> str | None:
         """Why so many answers at once are written sooner if they are plain, if they are."""
+        if num_answers == 1 or self._local is None:  # forwards are measured at first, in a second
+            return None
         most, num_tokens = self.max_points or 5, self._profile.points[self._options.detail].max_tokens or 100
-        if self._local and self._local.splitting_gain(num_answers, most, num_tokens) < 1.0:
-            return f"points of {num_answers} answers at once would take longer"
-        return None
+        is_slower = self._local.splitting_gain(num_answers, most, num_tokens) < 1.0
+        return f"points of {num_answers} answers at once would take longer" if is_slower else None
 
     def outline(self) -> Request:
         """Asks for the outline."""
