@@ -33,7 +33,7 @@ def measure(chat: ChatLocal, max_tokens: int, *, is_busy: bool) -> float:
         if is_busy:
             process = ended.enter_context(subprocess.Popen(_BUSY))
             ended.callback(process.kill)
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(_SETTLE_SECONDS)  # until the other process computes
         started = time.perf_counter()
         prompt = chat.get_token_ids(questions(1)[0])
         chat.engine.generate([prompt], SamplingParams(max_tokens=max_tokens, ignore_end=True))

@@ -148,7 +148,7 @@ def _process(asked: Sequence[_Position], scores: Tensor) -> None:
         if one.row.logits is not None and one.row.error is None:
             try:
                 row_scores.copy_(one.row.logits(one.row.token_ids, one.path, row_scores))
-            except Exception as error:
+            except Exception as error:  # anything: it ends this row alone
                 one.row.error = error
 
 
@@ -173,7 +173,7 @@ def _bound(asked: Sequence[_Position], scores: Tensor) -> None:
         if one.row.grammar is not None and one.row.error is None:
             try:
                 bits[number] = one.row.grammar([*one.row.token_ids[one.row.num_prompt_tokens :], *one.path])
-            except Exception as error:
+            except Exception as error:  # anything: it ends this row alone
                 one.row.error = error
     found = [number for number, each in bits.items() if each is not None]
     if found:

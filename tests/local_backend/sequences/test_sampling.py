@@ -75,7 +75,10 @@ def test_what_is_drawn_has_the_distribution(number: int, is_coarse: bool) -> Non
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_a_draw_does_not_depend_on_the_batch(options: dict[str, float]) -> None:
-    mixed = [SamplingParams(temperature=0.3 + number, **FILTERS[number]) for number in range(len(FILTERS))]  # type: ignore[arg-type]
+    mixed = [
+        SamplingParams(temperature=0.3 + number, **filters)  # type: ignore[arg-type]  # some of its fields
+        for number, filters in enumerate(FILTERS)
+    ]
     params = SamplingParams(temperature=0.8, **options)  # type: ignore[arg-type]  # some of its fields
     for seed in range(20):
         scores, uniform = _scores(700, seed), (seed + 0.5) / 20
