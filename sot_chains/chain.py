@@ -68,7 +68,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         model: A LangChain chat model, another Runnable that answers messages with a message,
             ``"openai:MODEL"`` or ``"anthropic:MODEL"``.
         router: Decides which questions are answered this way and which plainly, see :mod:`sot_chains.router`.
-            ``"auto"`` are the rules and the trained router, some 10 ms; ``"always"`` asks for points each time
+            ``"auto"`` are the rules and the trained router, some 10 ms; ``"always"`` asks for points always
             (the answer is plain if the model has no usable outline, or has answered before any is read).
         profile: How the model is asked: ``"small"``, ``"strong"`` or a
             :class:`~sot_chains.prompts.profile.ModelProfile`. By default ``"small"`` for local models and for
