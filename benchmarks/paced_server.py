@@ -1,8 +1,9 @@
-"""A loopback server that speaks OpenAI's chat protocol at the pace of a hosted model.
+"""A loopback server that speaks OpenAI's and Anthropic's chat protocols at the pace of a hosted model.
 
-It simulates a model's latency and an account's limits, not what a model says: outlines, points and plain
-answers are filler of realistic length. It recognises requests by their wording, so it works only with this
-project's prompts. Runs in a thread; nothing leaves the machine.
+It simulates a model's latency and an account's cache, limits and bill (:mod:`benchmarks.vendor_account`),
+not what a model says: outlines, points and plain answers are filler of realistic length. It recognises
+requests by their wording, so it works only with this project's prompts. Runs in a thread; nothing leaves the
+machine.
 """
 
 from __future__ import annotations
@@ -12,29 +13,20 @@ import json
 import random
 import re
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-_HEADINGS = ("Clear goals", "Fewer meetings", "Short breaks", "Early hours", "One thing", "Plain lists")
-_WORDS = (
-    "so",
-    "that",
-    "what",
-    "matters",
-    "is",
-    "done",
-    "first",
-    "and",
-    "the",
-    "rest",
-    "can",
-    "wait",
-    "a",
-    "while",
+from benchmarks.vendor_account import OPENAI_EARLIER, Charge, Prompt, PromptCache, RateLimits, Terms
+from benchmarks.vendor_wires import ReplyStream
+from sot_chains.calls.usage import num_tokens
+
+_HEADINGS = (
+    *("Clear goals", "Fewer meetings", "Short breaks", "Early hours", "One thing", "Plain lists"),
+    *("Quiet rooms", "Good sleep", "Simple tools", "Honest refusals", "Weekly reviews", "Daily walks"),
 )
+_WORDS = ["so", "that", "what", "matters", "is", "done", "first", "and", "the", "rest", "can", "wait"]
 _POINT = re.compile(r"(?:Your point is|write only point) (\d+)\. (.*)")
 
 
@@ -48,9 +40,16 @@ class Pace:
         num_points: Points in an outline.
         point_tokens: Tokens of every point, or of the first, the second and so on.
         requests_per_window: Requests beyond this number in ``window_seconds`` are refused with status 429.
+        input_tokens_per_window: The same of input tokens.
+        output_tokens_per_window: The same of output tokens.
         window_seconds: Length of that window.
         failing: A point whose heading contains this text gets status 500.
+        cut_once: The first reply to a point whose heading contains this text breaks off in the middle.
+        num_busy: The next so many requests are answered with status 503.
         late_share: Share of requests that wait ten times as long for their first token.
+        terms: How the vendor caches and counts.
+        prompt_tokens_per_second: Speed at which what is not in the cache is read, before the first token.
+        fast: How many times faster the fast tier is; ``None`` if the model has none.
     """
 
     first_token_seconds: float = 0.15
@@ -58,9 +57,16 @@ class Pace:
     num_points: int = 6
     point_tokens: int | Sequence[int] = 40
     requests_per_window: int | None = None
+    input_tokens_per_window: int | None = None
+    output_tokens_per_window: int | None = None
     window_seconds: float = 1.0
     failing: str | None = None
+    cut_once: str | None = None
+    num_busy: int = 0
     late_share: float = 0.0
+    terms: Terms = OPENAI_EARLIER
+    prompt_tokens_per_second: float | None = None
+    fast: float | None = 2.5
 
 
 @dataclass
@@ -72,67 +78,114 @@ class PacedServer:
         pace: How it behaves; may be changed while it runs.
         num_requests: Requests so far, refused ones included.
         num_refused: Requests refused with status 429.
+        charges: What was billed, a line for each request that was answered.
+        requests: The bodies of requests, in order of arrival.
     """
 
     pace: Pace
     url: str = ""
     num_requests: int = 0
     num_refused: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    _starts: deque[float] = field(default_factory=deque)
+    charges: list[Charge] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def __post_init__(self) -> None:
+        self._cache = PromptCache(self.pace.terms)
+        self._limits = RateLimits()
+
+    @property
+    def input_tokens(self) -> int:
+        """Input tokens of all requests."""
+        return sum(charge.input_tokens for charge in self.charges)
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens of all requests."""
+        return sum(charge.output_tokens for charge in self.charges)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection."""
         try:
             while request := await _read(reader):
-                await self._answer(request, writer)
+                await self._answer(request, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client disconnected, or the server is stopping
         finally:
             writer.close()
 
-    async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.num_requests += 1
-        now, pace = asyncio.get_running_loop().time(), self.pace
-        while self._starts and now - self._starts[0] >= pace.window_seconds:
-            self._starts.popleft()
-        if pace.requests_per_window is not None and len(self._starts) >= pace.requests_per_window:
-            self.num_refused += 1
-            wait = self._starts[0] + pace.window_seconds - now
-            return await _refuse(writer, 429, "too many requests", f"retry-after-ms: {wait * 1000:.0f}\r\n")
-        self._starts.append(now)
-        prompt = "".join(str(message["content"]) for message in request["messages"])
-        tokens = self._reply(prompt)
-        if pace.failing and (point := _POINT.search(prompt)) and pace.failing in point[2]:
-            return await _refuse(writer, 500, "this point cannot be written")
-        await asyncio.sleep(pace.first_token_seconds * (10 if self._random.random() < pace.late_share else 1))
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.requests.append(request)
+        now, pace, limits = asyncio.get_running_loop().time(), self.pace, self._limits
+        limits.requests, limits.window_seconds = pace.requests_per_window, pace.window_seconds
+        limits.input_tokens, limits.output_tokens = (
+            pace.input_tokens_per_window,
+            pace.output_tokens_per_window,
         )
-        num_in = len(prompt) // 4
-        self.input_tokens += num_in
-        self.output_tokens += len(tokens)
-        async for token in _paced(tokens, pace.tokens_per_second):
-            await _send(writer, request, choices=[{"index": 0, "delta": {"content": token}}])
-        await _send(writer, request, choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
-        usage = {
-            "prompt_tokens": num_in,
-            "completion_tokens": len(tokens),
-            "total_tokens": num_in + len(tokens),
-        }
-        await _send(writer, request, choices=[], usage=usage)
-        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-        await writer.drain()
+        try:
+            prompt = Prompt.of(request, pace.terms)
+        except ValueError as error:
+            return await _refuse(writer, 400, str(error))
+        wire, is_fast = pace.terms.wire, prompt.tier in ("fast", "priority")
+        if is_fast and pace.fast is None:
+            return await _refuse(writer, 400, f"'{prompt.tier}' is not supported by this model")
+        if pace.num_busy > 0:
+            pace.num_busy -= 1
+            return await _refuse(writer, 503, "overloaded", {"retry-after-ms": "20"})
+        counted = prompt.num_tokens - (
+            0 if pace.terms.counts_reads else self._cache.num_readable(prompt, now)
+        )
+        if refused := limits.refused(now, counted):
+            self.num_refused += 1
+            pause = {"retry-after-ms": f"{refused[1] * 1000:.0f}"}
+            headers = pause | limits.headers(now, wire)
+            return await _refuse(writer, 429, f"too many {refused[0]}", headers)
+        tokens, point = self._reply(prompt.text), _POINT.search(prompt.text)
+        heading = point[2] if point else ""
+        limits.spend(now, requests=1)
+        if pace.failing and pace.failing in heading:
+            return await _refuse(writer, 500, "this point cannot be written")
+        charge = self._cache.charge(prompt, now)
+        charge.tier = ("priority" if wire == "openai" else "fast") if is_fast else None
+        limits.spend(now, input_tokens=counted)
+        self.charges.append(charge)
+        wait = pace.first_token_seconds * (10 if self._random.random() < pace.late_share else 1)
+        if pace.prompt_tokens_per_second:
+            wait += (charge.input_tokens - charge.cached_tokens) / pace.prompt_tokens_per_second
+        await asyncio.sleep(wait)
+        headers = limits.headers(asyncio.get_running_loop().time(), wire)
+        writer.write(
+            _head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **headers})
+        )
+        most = request.get("max_tokens") or request.get("max_completion_tokens") or len(tokens)
+        stream = ReplyStream(request, charge, wire, writer)
+        await stream.begin()
+        charge.begin()
+        is_cut = bool(pace.cut_once and pace.cut_once in heading)
+        if is_cut:
+            pace.cut_once, tokens = None, tokens[: len(tokens) // 2]
+        said = ""
+        async for token in _paced(tokens[:most], pace.tokens_per_second * (pace.fast or 1 if is_fast else 1)):
+            if reader.at_eof():
+                raise ConnectionError("the client has closed the stream")
+            said += token
+            num_new = num_tokens(said) - charge.output_tokens
+            charge.output_tokens += num_new
+            limits.spend(asyncio.get_running_loop().time(), output_tokens=num_new)
+            await stream.write(token)
+        if is_cut:
+            raise ConnectionError("the stream is to break off")
+        await stream.end("length" if most < len(tokens) else "stop")
 
     def _reply(self, prompt: str) -> list[str]:
         if point := _POINT.search(prompt):
             return [*self._text(int(point[1])), "."]
         if "utline" in prompt:
-            lines = [
-                f"{number}. {_HEADINGS[(number - 1) % 6]}" for number in range(1, self.pace.num_points + 1)
-            ]
+            headings = [_HEADINGS[number % len(_HEADINGS)] for number in range(self.pace.num_points)]
+            lines = [f"{number}. {heading}" for number, heading in enumerate(headings, 1)]
             return [token for line in lines for token in _split(f"{line}\n")]
         return [token for _ in range(self.pace.num_points) for token in (*self._text(1), ". ")]
 
@@ -168,19 +221,17 @@ async def _read(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     return dict(json.loads(body))
 
 
-async def _refuse(writer: asyncio.StreamWriter, status: int, message: str, headers: str = "") -> None:
-    body = json.dumps({"error": {"message": message}})
-    head = (
-        f"HTTP/1.1 {status} No\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}"
-    )
-    writer.write(f"{head}\r\n{body}".encode())
-    await writer.drain()
+def _head(status: int, headers: dict[str, str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status} {'OK' if status == 200 else 'No'}\r\n{lines}\r\n".encode()
 
 
-async def _send(writer: asyncio.StreamWriter, request: dict[str, Any], **fields: Any) -> None:
-    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": request["model"], **fields}
-    data = f"data: {json.dumps(chunk)}\n\n".encode()
-    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+async def _refuse(
+    writer: asyncio.StreamWriter, status: int, message: str, headers: dict[str, str] | None = None
+) -> None:
+    body = json.dumps({"type": "error", "error": {"type": "refused", "message": message}}).encode()
+    told = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    writer.write(_head(status, told) + body)
     await writer.drain()
 
 
@@ -196,7 +247,8 @@ def paced_server(**pace: Any) -> Iterator[PacedServer]:
         return await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=1024)
 
     listening = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+    root = "" if server.pace.terms.wire == "anthropic" else "/v1"
+    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}{root}"
     try:
         yield server
     finally:
