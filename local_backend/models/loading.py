@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from local_backend.models.default_model import default_model_folder
+from local_backend.models.default_model import default_model_path
 from local_backend.models.files import check_files
 from local_backend.models.gguf import load_gguf
 
@@ -35,8 +35,7 @@ def load(
     Args:
         path_or_name: A folder, a GGUF file, or a name on the model hub; omit it for the default model, see
             :mod:`~local_backend.models.default_model`.
-        dtype: Dtype of weights and computation. ``"auto"`` is bfloat16 if the device computes it
-            natively, else float32.
+        dtype: Of weights and computation: "auto" for bfloat16 where the device computes it, else float32.
         device: Where the model runs, see :func:`choose_device`; on the CPU if it is quantized, and where a
             ``device_map`` of ``model_options`` says, unless given.
         quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.kernels.quantization`.
@@ -45,9 +44,8 @@ def load(
     Raises:
         ImportError: The ``local`` extra is not installed.
         OSError: There is no such model, or no default model can be found.
-        ValueError: A file is damaged, is something else or cannot be read by ``transformers``; ``dtype`` is
-            no floating-point type; ``device`` cannot be used; or ``quantization`` is unknown or needs another
-            dtype or device.
+        ValueError: A file is damaged, is something else or cannot be read by ``transformers``; or ``dtype``,
+            ``device`` or ``quantization`` is unknown or cannot be used here.
     """
     options = dict(model_options or {})
     is_mapped = "device_map" in options and device in (None, "auto")
@@ -55,7 +53,7 @@ def load(
     options["dtype"] = dtype = _number_format(dtype, device)
     where = {name: options[name] for name in _OF_BOTH & options.keys()}
     if path_or_name is None:
-        path_or_name = default_model_folder(dtype)
+        path_or_name = default_model_path()
     else:
         path_or_name = os.path.expanduser(path_or_name)
         check_files(Path(path_or_name, where.get("subfolder", "")))
@@ -128,12 +126,9 @@ def _number_format(dtype: torch.dtype | str, device: torch.device) -> torch.dtyp
 
 
 def bf16_is_fast(device: str | torch.device | None = None) -> bool:
-    """Whether ``device`` computes bfloat16 natively.
+    """Whether ``device`` (by default as :func:`choose_device`) computes bfloat16 natively.
 
     Without native units it is emulated: matrix products then take ten to thirty times as long as in float32.
-
-    Args:
-        device: Defaults to the GPU if there is one, else to the CPU.
     """
     import torch
 

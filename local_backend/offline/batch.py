@@ -6,11 +6,12 @@ Knows lines, rows and their updates. Does not know models, or where answers are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from local_backend.engine.engine import Engine
 from local_backend.langchain.chat_format import PARAMETERS, turn_ends
@@ -31,12 +32,10 @@ def row_arguments(
     """The arguments of :meth:`~local_backend.Engine.make_row` for a line; unknown keys are ignored.
 
     The record is a prompt, see :func:`~local_backend.offline.prompt_file.record_prompt`, optionally with
-    ``references``, ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, the penalties, ``seed``
-    and ``stop``.
+    ``references`` and fields of :class:`~local_backend.SamplingParams`.
 
     Raises:
-        TypeError: A value has the wrong type.
-        ValueError: There is no prompt, or a value is out of range.
+        TypeError, ValueError: There is no prompt, or a value has the wrong type or is out of range.
     """
     prompt_ids, num_context_tokens = record_prompt(record, tokenizer)
     given = {name: record[name] for name in _PARAMETERS if record.get(name) is not None}
@@ -63,11 +62,9 @@ def answer_lines(
 ) -> Iterator[tuple[JsonLine, dict[str, Any]]]:
     """Answer lines, at most ``max_in_flight`` at a time; yields each one as soon as it is answered.
 
-    Each line's own seed follows from ``seed`` and the line's number.
-
     Yields:
         The line and its output record: its number as ``line``, its ``id`` if it has one, and its answer or
-        an ``error``. The record does not depend on when or in which batch the line ran.
+        an ``error``. Its seed follows from ``seed`` and its number, so it depends on no other line.
 
     Raises:
         Exception: The error that ended the engine.
@@ -76,8 +73,9 @@ def answer_lines(
     in_flight: dict[int, _LineInFlight] = {}
     upcoming = enumerate(map(_LineInFlight, lines))
 
-    def listener(index: int) -> Callable[[Update], None]:
-        return lambda update: outcomes.put((index, update)) if update.is_last else None
+    def note(index: int, update: Update) -> None:
+        if update.is_last:
+            outcomes.put((index, update))
 
     try:
         while True:
@@ -89,7 +87,7 @@ def answer_lines(
                         line.read(), engine.tokenizer, defaults, seed=seed + line.source.number
                     )
                     line.row = engine.make_row(
-                        listener=listener(index),
+                        listener=partial(note, index),
                         min_interval_seconds=math.inf,  # nobody reads the stream
                         **arguments,
                     )
@@ -108,12 +106,9 @@ def answer_lines(
 
 
 class _LineInFlight:
-    """A line until its answer is yielded; ``head`` is what its output record begins with."""
-
     def __init__(self, source: JsonLine) -> None:
-        self.source = source
-        self.head: dict[str, Any] = {"line": source.number}
-        self.row: Any = None
+        self.source, self.row = source, cast("Any", None)
+        self.head: dict[str, Any] = {"line": source.number}  # what its output record begins with
 
     def read(self) -> Mapping[str, Any]:
         record = self.source.record()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,7 @@ class JsonLine:
         return f"line {self.number} of {self.path}"
 
     def record(self) -> Any:
-        """The parsed JSON.
-
-        Raises:
-            ValueError: It is not JSON in UTF-8; the message names the line.
-        """
+        """The parsed JSON; a ``ValueError`` names a line that is not JSON in UTF-8."""
         try:
             return json.loads(self.content.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
@@ -41,18 +37,14 @@ class JsonLine:
 
 
 def read_lines(path: Path) -> Iterator[JsonLine]:
-    """The lines of a file of JSON lines.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """The lines of a file of JSON lines."""
     with path.expanduser().open("rb") as file:
         for number, content in enumerate(file, 1):
             if content.decode("utf-8-sig", "replace").strip():
                 yield JsonLine(path, number, content)
 
 
-class ResumableOutput:
+class ResumableOutput(AbstractContextManager["ResumableOutput"]):
     """The output file of a long run: none of its lines is lost or written twice when the run is killed.
 
     Records are appended in any order to ``OUT.partial``, whose first line holds the run's settings; it is
@@ -74,7 +66,7 @@ class ResumableOutput:
         try:
             self._resume(_encode({"settings": dict(settings)}))
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
     def _resume(self, header: bytes) -> None:
@@ -133,18 +125,11 @@ class ResumableOutput:
             file.flush()
             os.fsync(file.fileno())
         written_path.replace(self.path)
-        self.close()
+        self._file.close()
         self.partial_path.unlink()
 
-    def close(self) -> None:
-        """Close the partial file; the run can be resumed."""
+    def __exit__(self, *_: object) -> None:  # the run can be resumed
         self._file.close()
-
-    def __enter__(self) -> ResumableOutput:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _encode(record: Mapping[str, Any]) -> bytes:

@@ -71,8 +71,7 @@ def read_prompts(
     """Token ids of every prompt.
 
     Args:
-        source: A file of JSON lines, the name or folder of a ``datasets`` dataset, or records; see
-            :func:`record_prompt`.
+        source: JSON lines, name or folder of a ``datasets`` dataset, or records; see :func:`record_prompt`.
         tokenizer: The model's.
         max_positions: Tokens the model has positions for.
         max_tokens: Maximum tokens of an answer.
@@ -83,9 +82,8 @@ def read_prompts(
 
     Raises:
         FileNotFoundError: A file of JSON lines does not exist.
-        ValueError: There is no prompt, a record has none or does not fit the template, the tokenizer has no
-            end token, a prompt leaves no room for its answer or contains token ids unknown to the model, or
-            the limit is less than 1. The message says which record and what to do.
+        ValueError: A prompt is missing, too long or unknown to the model, does not fit the template, or the
+            tokenizer has no end token. The message says which record and what to do.
     """
     check_tokenizer(tokenizer)
     if limit is not None and limit < 1:
@@ -107,10 +105,7 @@ def read_examples(
     max_positions: int,
     vocabulary_size: int | None = None,
 ) -> list[Trajectory]:
-    """Read prompts with answers, as trajectories without iterates; each answer ends with the end token.
-
-    As :func:`read_prompts`; a record also has an ``answer`` (text) or ``answer_ids``.
-    """
+    """As :func:`read_prompts`, of records with ``answer`` (text) or ``answer_ids``, too, which end there."""
     end = check_tokenizer(tokenizer)
 
     def parse(record: Mapping[str, Any]) -> Trajectory:
@@ -132,11 +127,7 @@ def read_examples(
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the tokenizer's end token.
-
-    Raises:
-        ValueError: It has none, so no answer would ever end.
-    """
+    """The id of the tokenizer's end token; ``ValueError`` if it has none, so that no answer would end."""
     if tokenizer.eos_token_id is None:
         raise ValueError(
             "the tokenizer has no end token, so answers would never end and training would include what "
@@ -150,7 +141,6 @@ def _parse_records(
     limit: int | None,
     parse: Callable[[Mapping[str, Any]], _Parsed],
 ) -> list[_Parsed]:
-    """The parsed records; an error names its record."""
     parsed = []
     for name, record in islice(_records(source), limit):
         try:

@@ -1,8 +1,7 @@
 """Offline generation on a Ray cluster: every row of a dataset is answered once, in the order of the input.
 
-A block of rows is a Ray task without state: if its machine is lost, Ray runs it again on another one, with
-the same result. An engine lives as long as Ray's worker process and answers one block after another. Needs
-the ``ray`` extra on every machine.
+A block of rows is a stateless Ray task: if its machine is lost, Ray runs it again, with the same result. An
+engine answers block after block of a worker process. Needs the ``ray`` extra on every machine.
 """
 
 from __future__ import annotations
@@ -68,9 +67,6 @@ def parallel_batch(
     Returns:
         The rows with ``text``, ``finish_reason``, ``num_prompt_tokens`` and ``num_tokens``, or ``error`` for
         those that could not be answered. Lazy, as all datasets of Ray: iterating it, or writing it, runs it.
-
-    Raises:
-        ImportError: The ``ray`` extra is not installed.
     """
     import ray.data
 
@@ -111,7 +107,7 @@ def answer_block(block: Table, *, settings: BatchSettings) -> Table:
 
 
 def _make_line(row: Mapping[str, Any]) -> JsonLine:
-    """The row as a line of a file; its number, which its seed follows from, does not depend on its block."""
+    """The row as a line; its number, which its seed follows from, does not depend on its block."""
     if row.keys() == {"line", "record"}:
         return JsonLine(Path("the dataset"), row["line"], row["record"].encode())
     content = json.dumps({name: value for name, value in row.items() if value is not None}, default=str)

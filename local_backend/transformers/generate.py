@@ -1,8 +1,6 @@
-"""Our engine behind ``model.generate`` of stock ``transformers``.
+"""Our engine behind ``model.generate`` of stock ``transformers``: greedy or sampling; the rest is refused.
 
-Decodes greedily or samples, with the logits processors, end tokens and stopping criteria that ``generate``
-has prepared; other arguments raise an error. Knows what ``generate`` passes to its loop. Does not know how
-drafts are made.
+Knows what ``generate`` passes to its loop. Does not know how drafts are made.
 """
 
 from __future__ import annotations
@@ -59,14 +57,8 @@ class ParallelDecoding:
 
     Greedy tokens are those of ``generate`` itself, sampled ones have the same distribution; sampling uses
     other random numbers, which follow ``torch.manual_seed``. A row ends at the model's last position at the
-    latest. ``generate`` then also takes ``references=``: for each prompt, texts the answer may copy from.
-
-    ``generate`` passes neither its ``streamer`` nor its ``tokenizer`` (for stop strings) to a callable;
-    :func:`generate` does.
-
-    Args:
-        drafter: A drafter's name or a drafter.
-        tokenizer: Encodes the references; only needed with them.
+    latest. ``generate`` then also takes ``references=``, for which ``tokenizer`` is needed: for each prompt,
+    texts the answer may copy from. Streamers and stop strings need :func:`generate`: no callable gets them.
     """
 
     def __init__(
@@ -94,11 +86,7 @@ class ParallelDecoding:
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Called by ``generate`` with what it has prepared; returns what ``generate`` would.
-
-        Raises:
-            ValueError: An argument is not supported.
-        """
+        """Called by ``generate`` with what it has prepared; ``ValueError`` for unsupported arguments."""
         num_rows = len(input_ids)
         if streamer is not None and num_rows > 1:
             raise ValueError(f"a streamer takes one prompt at a time, got {num_rows}")
@@ -135,9 +123,9 @@ class ParallelDecoding:
     def close(self) -> None:
         """Close the engine; the next call makes another."""
         with self._lock:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+            if self._engine is not None:
+                self._engine.close()
+            self._engine = None
 
     @contextmanager
     def _engine_for(self, model: PreTrainedModel) -> Iterator[Engine]:
@@ -147,12 +135,9 @@ class ParallelDecoding:
             if self._engine is None or self._engine.model is not model:
                 if self._engine is not None:
                     self._engine.close()
-                self._engine = Engine(
-                    model,
-                    self.tokenizer if self.tokenizer is not None else cast("Any", _NoText()),
-                    self.drafter,
-                    use_generation_config=False,  # `generate` passes what applies to this call
-                )
+                tokenizer = self.tokenizer if self.tokenizer is not None else cast("Any", _NoText())
+                # `generate` passes what applies to this call.
+                self._engine = Engine(model, tokenizer, self.drafter, use_generation_config=False)
             model.eval()
             engine = self._engine
             self._num_calls += 1
@@ -231,11 +216,9 @@ def _row_criterion(input_ids: Tensor, criteria: StoppingCriteriaList) -> Callabl
     others = StoppingCriteriaList(one for one in criteria if not isinstance(one, known))
 
     def ends_row(index: int, answer: list[int]) -> bool:
-        if not others:
-            return False
         written = torch.tensor([answer], device=input_ids.device)
         so_far = torch.cat([input_ids[index : index + 1], written], dim=1)
-        return bool(others(cast("Any", so_far), cast("Any", None))[0])
+        return bool(others) and bool(others(cast("Any", so_far), cast("Any", None))[0])
 
     return ends_row
 
@@ -249,11 +232,11 @@ def _decode(
     """The tokens of each row, up to where a stopping criterion holds."""
     arrivals: SimpleQueue[tuple[int, Update]] = SimpleQueue()
 
-    def listener(index: int) -> Callable[[Update], None]:
-        return lambda update: arrivals.put((index, update))
+    def put(index: int, update: Update) -> None:
+        arrivals.put((index, update))
 
     rows = [
-        engine.make_row(listener=listener(index), min_interval_seconds=0.0, **given)
+        engine.make_row(listener=partial(put, index), min_interval_seconds=0.0, **given)
         for index, given in enumerate(arguments)
     ]
     answers: list[list[int]] = [[] for _ in rows]
@@ -312,9 +295,7 @@ def generate(
     stop_strings = options.pop("stop_strings", None) or getattr(generation_config, "stop_strings", None)
     if stop_strings := stop_strings or own_config.stop_strings:
         if tokenizer is None:
-            raise ValueError(
-                "stop strings need the tokenizer: generate(..., stop_strings=..., tokenizer=...)"
-            )
+            raise ValueError("stop strings need the tokenizer: generate(..., tokenizer=...)")
         criteria.append(StopStringCriteria(tokenizer, stop_strings))
         # Now handled: `generate` would look for a tokenizer, which it does not have with a callable.
         if generation_config is None or own_config.stop_strings:

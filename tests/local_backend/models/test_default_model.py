@@ -7,62 +7,32 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from local_backend import ChatLocal
 from local_backend.models import default_model
 from local_backend.models.default_model import default_model_folder, packaged_file
 from local_backend.models.loading import bf16_is_fast, load
+from tests.local_backend.models.test_gguf import write_gguf
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 
-@pytest.fixture
-def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """A small file in the package's place, an empty cache directory, and the conversions made there."""
-    made: list[Path] = []
-    file = tmp_path / "packaged.gguf"
-    file.write_bytes(b"GGUF and so on")
-
-    def read(source: Path, options: object) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        made.append(source)
-        return tiny_chat_model(), tiny_tokenizer()
-
+def test_the_packaged_file_is_kept_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file stands in the package's place."""
+    write_gguf(tmp_path / "packaged.gguf", "llama")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(default_model, "packaged_file", lambda: file)
-    monkeypatch.setattr(default_model, "load_gguf", read)
-    return made
-
-
-def test_it_is_converted_once_for_each_number_format(conversions: list[Path], tmp_path: Path) -> None:
-    folders = [default_model_folder(dtype) for dtype in (torch.float32, torch.float32, torch.bfloat16)]
-    assert folders[0] == folders[1] != folders[2]
-    assert len(conversions) == 2
-    assert all(folder.is_relative_to(tmp_path / "cache") for folder in folders)
-    assert not list(folders[0].parent.glob("unfinished-*"))
-    model, tokenizer = load(folders[0], dtype="float32")
-    assert model.config.vocab_size == len(tokenizer)
-
-
-def test_a_conversion_that_fails_leaves_nothing(
-    conversions: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as during:
-        during.setattr(PreTrainedTokenizerBase, "save_pretrained", fails)
-        with pytest.raises(KeyboardInterrupt):
-            default_model_folder(torch.float32)
-    assert not list((tmp_path / "cache").rglob("*.safetensors"))
-    assert default_model_folder(torch.float32).is_dir()
-
-
-def test_without_a_place_to_keep_it_the_file_itself_is_read(
-    conversions: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch.setattr(default_model, "packaged_file", lambda: tmp_path / "packaged.gguf")
+    folder = default_model_folder(torch.float32)
+    assert folder.is_relative_to(tmp_path / "cache")
+    model, tokenizer = load(folder, dtype="float32")
+    assert tokenizer.chat_template
+    of_default, _ = load(dtype="float32")
+    assert of_default.name_or_path == str(tmp_path / "packaged.gguf")
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(of_default(ids).logits, model(ids).logits)
     (tmp_path / "no-folder").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no-folder"))
-    assert default_model_folder(torch.float32) == tmp_path / "packaged.gguf"
+    with pytest.raises(OSError, match="cannot be saved in the cache directory"):
+        default_model_folder(torch.float32)
 
 
 def test_where_there_is_none_two_commands_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

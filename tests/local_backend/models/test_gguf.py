@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.models.default_model import packaged_file
@@ -79,6 +81,30 @@ def write_gguf(path: Path, architecture: str, *, template: bool = True) -> None:
     writer.close()
 
 
+@pytest.fixture(autouse=True)
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the converted copies, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "langchain-parallel-decoding" / "models"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_gguf(tmp_path / "tiny.gguf", "llama")
+    return tmp_path / "tiny.gguf"
+
+
+def folders(copies: Path) -> list[str]:
+    return sorted(each.name for each in copies.iterdir() if each.is_dir())
+
+
+def logits(path: Path, dtype: str = "float32") -> torch.Tensor:
+    model, tokenizer = load(path, dtype=dtype)
+    assert model.name_or_path == str(path)
+    assert tokenizer.chat_template
+    return model(torch.tensor([tokenizer.encode("How can I bake bread?")])).logits
+
+
 def continued(model: Any, prompt: list[int], max_tokens: int) -> list[int]:
     ids = torch.tensor([prompt])
     output = model.generate(
@@ -128,6 +154,93 @@ def test_a_model_of_a_file_can_be_saved(tmp_path: Path) -> None:
     assert "quantization_config" not in model.config.to_dict()
     assert model.name_or_path == str(tmp_path / "tiny.gguf")
     assert tokenizer.chat_template
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_copy_has_the_tokenizer_of_the_file(architecture: str, tmp_path: Path) -> None:
+    """Also where the architecture's own class would normalize texts, as Qwen's does."""
+    write_gguf(tmp_path / "tiny.gguf", architecture)
+    read = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    for _ in range(2):
+        _, tokenizer = load(tmp_path / "tiny.gguf", dtype="float32")
+        assert tokenizer.backend_tokenizer.to_str() == read.backend_tokenizer.to_str()
+        assert tokenizer.special_tokens_map == read.special_tokens_map
+        assert tokenizer.chat_template == read.chat_template
+
+
+def test_a_file_is_converted_once_for_each_content_and_dtype(
+    file: Path, copies: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    first = logits(file)
+    assert "converting" in caplog.text
+    assert str(copies) in caplog.text
+    caplog.clear()
+    assert torch.equal(logits(file), first)
+    moved = shutil.copy(file, file.with_name("moved.gguf"))  # another time and path, but the same content
+    moved.rename(elsewhere := copies.parent / "tiny.gguf")
+    assert torch.equal(logits(elsewhere), first)
+    assert not caplog.records
+    ids = load(file, dtype="float32")[1].encode("How can I bake bread?")
+    assert torch.equal(theirs(torch.tensor([ids])).logits, first)
+    assert len(folders(copies)) == 1
+    assert logits(file, "bfloat16").dtype == torch.bfloat16
+    assert len(folders(copies)) == 2
+    with file.open("r+b") as opened:  # the last weight
+        opened.seek(-4, 2)
+        opened.write(np.float32(9.0).tobytes())
+    assert not torch.equal(logits(file), first)
+    assert len(folders(copies)) == 3
+
+
+def test_options_hold_for_a_copy(file: Path) -> None:
+    for _ in range(2):
+        model, _ = load(file, dtype="float32", model_options={"attn_implementation": "eager"})
+        assert model.config._attn_implementation == "eager"
+    assert load(file, dtype="float32")[0].config._attn_implementation == "sdpa"
+
+
+def test_a_conversion_that_was_killed_or_damaged_is_made_again(
+    file: Path, copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(PreTrainedTokenizerBase, "save_pretrained", fails)
+        with pytest.raises(KeyboardInterrupt):
+            load(file, dtype="float32")
+    assert not folders(copies)
+    first = logits(file)
+    (name,) = folders(copies)
+    weights = copies / name / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (rest := copies / f"{name}.unfinished").mkdir()  # as SIGKILL leaves it
+    (rest / "model.safetensors").write_bytes(b"half")
+    assert torch.equal(logits(file), first)
+    assert folders(copies) == [name]
+
+
+def test_a_file_is_loaded_without_a_place_for_its_copy(
+    file: Path, copies: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # writing fails, as on a full disk
+    try:
+        full = logits(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot save" in caplog.text
+    assert not folders(copies)
+    with monkeypatch.context() as during:
+        (file.parent / "no-folder").write_text("a file")
+        during.setenv("XDG_CACHE_HOME", str(file.parent / "no-folder"))
+        assert torch.equal(logits(file), full)
+        eager, _ = load(file, dtype="float32", model_options={"attn_implementation": "eager"})
+        assert eager.config._attn_implementation == "eager"
+    assert torch.equal(logits(file), full)
+    assert len(folders(copies)) == 1
 
 
 def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:

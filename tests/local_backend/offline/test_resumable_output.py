@@ -64,7 +64,8 @@ def test_a_run_killed_while_it_wrote_goes_on_after_the_last_whole_line(
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    ResumableOutput(path, SETTINGS).close()
+    with ResumableOutput(path, SETTINGS):
+        pass
     with pytest.raises(ValueError, match=r"was begun with .*remove"):
         ResumableOutput(path, {**SETTINGS, "seed": 1})
 
