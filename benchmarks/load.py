@@ -42,7 +42,6 @@ from benchmarks.workloads import questions as questions_at_hand
 from local_backend import ChatLocal
 from sot_chains import Delta, Limits, SkeletonOfThought
 from sot_chains.router import Route, Router, TrainedRouter
-from sot_chains.router.rules import PLAINLY
 from sot_chains.serving.app import create_app
 
 WAYS = ("plain", "sot", "sot_r")
@@ -217,7 +216,7 @@ async def ask_at_once(
 
 def measure_at_once(chat: ChatLocal, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Plain against the router's choice for so many questions at once, by engine and by ``sot serve``."""
-    chains = {"plain": SkeletonOfThought(chat, router=PLAINLY), "auto": SkeletonOfThought(chat)}
+    chains = {"plain": SkeletonOfThought(chat, router="never"), "auto": SkeletonOfThought(chat)}
     suffixes = {"plain": "", "auto": ":auto"}
 
     async def ask_chain(way: str, question: str) -> tuple[str, bool]:

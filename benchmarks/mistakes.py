@@ -18,7 +18,7 @@ _ITEM = re.compile(r"(?:^|\s)[(*]{0,3}(\d{1,2})[*]*[.)]\s")
 TEXT_FAULTS = ("dangling", "list_in_line", "alike", "bad_headings", "other_language")
 _MOST_ALIKE, _LONGEST_HEADING = 0.6, 8
 _FUNCTION_WORDS = {
-    "en": "the and of to is that with for are you it this",
+    "en": "the and of to is that with for are you it this how what why do can",
     "de": "der die das und ist nicht mit ein eine sie zu auf",
     "fr": "le la les et est des une pour que dans vous qui",
     "es": "el los las y es una para que por con del se",

@@ -34,7 +34,6 @@ from local_backend.offline.jsonl import read_lines
 from retrieval_copy.stores.stores import SentenceEmbeddings
 from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens
-from sot_chains.router.rules import PLAINLY
 
 
 async def measure(
@@ -157,7 +156,7 @@ async def measure_all(
         router: dict[str, Any] = {} if options.router else {"router": "always"}
         chains = {
             "sot": SkeletonOfThought(to_ask, **own, **router),
-            "plain": SkeletonOfThought(to_ask, **own, router=PLAINLY),
+            "plain": SkeletonOfThought(to_ask, **own, router="never"),
         }
         for warm_up in questions[:2]:
             await measure(model, chains, warm_up["question"], sot_first=False)

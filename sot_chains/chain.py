@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.language_models import LanguageModelInput
@@ -32,7 +32,14 @@ from sot_chains.aio.tasks import gather_or_cancel
 from sot_chains.answering.answer import Answer
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.answering.state import PointDelta
-from sot_chains.calls.options import AnswerOptions, CallOptions, OnFailure, calls_limit, choose_profile
+from sot_chains.calls.options import (
+    AnswerOptions,
+    CallOptions,
+    OnFailure,
+    Routing,
+    calls_limit,
+    choose_profile,
+)
 from sot_chains.calls.rate_limits import Limits, limiter_for
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, load_vocabulary
@@ -41,9 +48,6 @@ from sot_chains.prompts.profile import ModelProfile
 from sot_chains.prompts.templates import Detail
 from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.callbacks import NO_CALLBACKS, ChatRun, chat_run, wants_tokens, without_callbacks
-
-if TYPE_CHECKING:
-    from sot_chains.router.route import Route
 
 # LangGraph leaves runs with this tag out of its "messages" stream: the run "answer" shows points in order.
 _TAG_NOSTREAM = "nostream"
@@ -69,7 +73,9 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             ``"openai:MODEL"`` or ``"anthropic:MODEL"``.
         router: Decides which questions are answered this way and which plainly, see :mod:`sot_chains.router`.
             ``"auto"`` are the rules and the trained router, some 10 ms; ``"always"`` asks for points always
-            (the answer is plain if the model has no usable outline, or has answered before any is read).
+            (the answer is plain if the model has no usable outline, or has answered before any is read),
+            ``"unless_busy"`` unless a local model writes so much that points would take longer, and
+            ``"never"`` not at all: plain answers under the same guards, to compare with.
         profile: How the model is asked: ``"small"``, ``"strong"`` or a
             :class:`~sot_chains.prompts.profile.ModelProfile`. By default ``"small"`` for local models and for
             servers other than the vendors' own, and ``"strong"`` for all others.
@@ -112,7 +118,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         self,
         model: str | Runnable[Any, Any] | Provider,
         *,
-        router: Runnable[LanguageModelInput, Route] | Literal["auto", "always"] = "auto",
+        router: Routing | Literal["auto"] = "auto",
         profile: ModelProfile | Literal["small", "strong"] | None = None,
         detail: Detail = "normal",
         max_points: int | None = None,
@@ -280,10 +286,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         call_options: CallOptions,
     ) -> tuple[Answer, RunnableConfig]:
         """An answer that has not been begun, and the config of the run that shows it."""
-        from sot_chains.router.rules import PLAINLY
-
         # What is answered plainly in any case may be an image, or a system message alone.
-        conversation = Conversation.of(question, needs_question=self.options.router is not PLAINLY)
+        conversation = Conversation.of(question, needs_question=self.options.router != "never")
         child = run_manager.get_child() if run_manager else NO_CALLBACKS
         run_id = run_manager.run_id if run_manager else config.get("run_id") or uuid7()
         shown = without_callbacks(patch_config(config, callbacks=child))

@@ -26,7 +26,6 @@ from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.skeleton import Point
 from sot_chains.providers import Provider
 from sot_chains.rendering import Run, make_lane
-from sot_chains.router.rules import PLAINLY
 
 _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
 _COLORS = {_PLAIN: "blue", _SOT: "green"}
@@ -59,7 +58,7 @@ async def compare(
     """
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
     once, profile = Retries(max_attempts=1), sot.options.profile
-    plain_chain = SkeletonOfThought(sot.provider, router=PLAINLY, profile=profile, retries=once)
+    plain_chain = SkeletonOfThought(sot.provider, router="never", profile=profile, retries=once)
     chains = {_PLAIN: plain_chain, _SOT: sot} if plain else {_SOT: sot}
     console.print(Text(f"Question: {printable(question)}", style="bold"))
     texts: _Texts = {title: {} for title in chains}

@@ -97,24 +97,24 @@ class ForwardCost:
             ),
         )
 
-    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
-        """How many times as fast ``num_answers`` answers are if each is written as so many parts at once.
+    def splitting_gain(self, num_beside: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as many tokens a second all rows write if an answer is so many parts at once.
 
-        An outline is written before the parts, whose prompts are longer than that of a whole answer.
+        An outline is written before the parts, whose prompts are longer than that of a whole answer; while
+        they are read, the ``num_beside`` other rows wait.
         """
-        whole = num_parts * part_tokens * self(context=_PLAIN_CONTEXT, rows=num_answers, width=1)
-        outline = _OUTLINE_TOKENS * self(context=_PART_CONTEXT, rows=num_answers, width=1)
-        prompts = num_answers * num_parts * self(context=_PART_CONTEXT, rows=1, width=_PROMPT_TOKENS)
-        parts = part_tokens * self(context=_PART_CONTEXT, rows=num_answers * num_parts, width=1)
-        return whole / (outline + prompts + parts)
+        one_more = self(context=_PLAIN_CONTEXT, rows=num_beside + 1, width=1)
+        outline = _OUTLINE_TOKENS * one_more
+        prompts = num_parts * self(context=_PART_CONTEXT, rows=1, width=_PROMPT_TOKENS)
+        parts = part_tokens * self(context=_PART_CONTEXT, rows=num_beside + num_parts, width=1)
+        num_tokens = num_beside * (_OUTLINE_TOKENS + part_tokens) + num_parts * part_tokens
+        return num_tokens / (outline + prompts + parts) / ((num_beside + 1) / one_more)
 
     def best_draft_width(self, drafts: Sequence[Draft], *, context: int) -> int:
-        """The number of draft tokens per row with the most expected tokens per second.
+        """The number of draft tokens per row with the most expected tokens, bonus included, per second.
 
-        All rows of a forward are as wide as the widest, so one width is chosen for all: the one with the
-        highest ratio of expected tokens, accepted ones and a bonus for each row, to seconds.
-
-        Drafts without probabilities are always kept whole. ``context`` are the tokens of the longest row.
+        All rows of a forward are as wide as the widest, so one width is chosen for all. Drafts without
+        probabilities are always kept whole. ``context`` are the tokens of the longest row.
         """
         least = max((len(draft) for draft in drafts if not draft.probabilities), default=0)
         most = max(map(len, drafts), default=0)
@@ -196,10 +196,7 @@ class ForwardTimer:
 
 
 def measure_forward_cost(timer: ForwardTimer) -> ForwardCost:
-    """Time forwards of several widths, batches and contexts.
-
-    Takes about a second; what there is no time to measure is extrapolated linearly by tokens.
-    """
+    """Time forwards in about a second; what there is no time for is extrapolated linearly by tokens."""
     longest = timer.max_positions - 1
     widths = tuple(width for width in _WIDTHS if width <= longest // 2) or (1,)
     contexts = tuple(context for context in _CONTEXTS if context + widths[-1] <= longest) or (
@@ -240,10 +237,8 @@ def _time_widths(
 
 
 def _fill(measured: Mapping[int, float], widths: Sequence[int]) -> tuple[float, ...]:
-    """Seconds at each width from those that were measured.
-
-    A narrower forward that took longer than a wider one was disturbed: nothing makes one faster.
-    """
+    """Seconds at each width from those that were measured."""
     known = sorted(measured)
+    # A narrower forward that took longer than a wider one was disturbed: nothing makes one faster.
     bounded = list(accumulate((measured[width] for width in reversed(known)), min))[::-1]
     return tuple(_interpolate(known, width, bounded.__getitem__) for width in widths)

@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from operator import attrgetter
 
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from sot_chains.aio.tasks import Tasks, cancel_and_wait
 from sot_chains.answering.messages import Messages
@@ -24,7 +24,7 @@ from sot_chains.calls.model_call import Caller
 from sot_chains.calls.options import AnswerOptions, CallOptions
 from sot_chains.calls.request import Request
 from sot_chains.calls.trace import Call
-from sot_chains.outline.reader import OutlineReader, find_fault
+from sot_chains.outline.reader import OutlineReader
 from sot_chains.outline.skeleton import Point, Skeleton, read_mark
 from sot_chains.outline.thoughts import numbered
 from sot_chains.prompts.conversation import Conversation
@@ -46,7 +46,6 @@ class Answer:
         self._options = options
         self._call_options = call_options
         self._conclusion = options.conclusion
-        self._fault: str | None = None  # of the outline
         self._part_of: dict[int, Part] = {}  # by the number of the point
         self._messages = Messages(options, conversation)
         self._caller = Caller(options, call_options)
@@ -54,7 +53,6 @@ class Answer:
         self._order = ReadingOrder(self._record.parts)
         self._writer = PointWriter(options, self._caller, self._record, self._order, call_options.arrivals)
         self._given = self._given_points() if options.thoughts or call_options.resume else ()
-        self._short_answer = None if self._given or self._caller.is_limited else self._messages.short_answer
         self._whole = whole_points(call_options.resume, self._given) if call_options.resume else {}
 
     async def write(self) -> AIMessage:
@@ -73,27 +71,29 @@ class Answer:
                     tasks.start(self._writer.write(part, self._request_for))
 
             async def write_outline() -> None:
-                # Stage 1: the model writes an outline. Its points come when it is whole or, if the answer is
-                # eager, each as soon as the next one begins.
-                await self._outline(write_points)
-                if self._conclusion and self._record.parts:  # it builds on all points
+                # Stage 1: an outline. Points come when it is whole or, if eager, when the next begins.
+                if fault := await self._outline(write_points):
+                    await write_plainly(fault, plain)
+                if self._conclusion and not self._record.is_plain:  # it builds on all points
                     tasks.start(self._writer.write(self._begin_conclusion(), self._request_for))
                 self._record.is_outlined = True
 
-            try:
-                reason_for_plain = await self._reason_for_plain()
-                if reason_for_plain is None:
-                    tasks.start(write_outline())
-                    if self._short_answer and self._options.expectations.num_answers == 1:
-                        tasks.start(self._writer.race(self._short_answer), is_needed=False)
-                    await tasks.join()
-                    reason_for_plain = self._fault
-            except PlainInsteadError as instead:
-                reason_for_plain, plain = instead.args
-            if reason_for_plain is not None:
-                self._record.begin_plain(reason_for_plain)
+            async def write_plainly(reason: str, plain: Part) -> None:
+                self._record.begin_plain(reason)
                 self._writer.announce(plain)
                 await self._writer.write(plain, self._request_for)
+
+            try:
+                if reason_for_plain := await self._reason_for_plain():
+                    await write_plainly(reason_for_plain, plain)
+                else:
+                    tasks.start(write_outline())
+                    if self._messages.begins_plainly and not (self._given or self._caller.is_limited):
+                        # It is the answer if it is whole before any point, or the outline is of no use.
+                        tasks.start(self._writer.race(plain, self._request_for), is_needed=False)
+                    await tasks.join()
+            except PlainInsteadError as instead:
+                await write_plainly(*instead.args)
         return self.message()  # in reading order; a stream is read so meanwhile, see `read`
 
     async def read(self) -> AsyncGenerator[str, None]:
@@ -149,30 +149,31 @@ class Answer:
             return None
         if not self.conversation.ends_with_question:
             return "the conversation does not end with a question of the user"
-        if self._options.router is None:
-            return None
-        config = RunnableConfig(**{**self._call_options.config, "run_name": "route"})
-        route = await self._options.router.ainvoke(list(self.conversation.messages), config)
-        reason = f"{route.router} router: {route.reason}"
-        if not route.use_sot:
-            return reason
-        if slower := self._messages.find_load(self._options.expectations.num_answers):
-            return slower
-        self._record.route_reason = f", {reason}"
-        if route.is_graph:
-            self._record.is_graph = self._messages.marks_needs = True
-            self._conclusion = True
-        return None
+        router = self._options.router
+        if router == "never":
+            return "plain answers are asked for"
+        if isinstance(router, Runnable):
+            config = RunnableConfig(**{**self._call_options.config, "run_name": "route"})
+            route = await router.ainvoke(list(self.conversation.messages), config)
+            reason = f"{route.router} router: {route.reason}"
+            if not route.use_sot:
+                return reason
+            self._record.route_reason = f", {reason}"
+            if route.is_graph:
+                self._record.is_graph = self._messages.marks_needs = True
+                self._conclusion = True
+        return self._messages.find_load(self._options.expectations.num_answers)
 
-    async def _outline(self, write_points: Callable[[Sequence[Point]], None]) -> None:
-        """Writes the outline and hands on its points; none if it is of no use."""
+    async def _outline(self, write_points: Callable[[Sequence[Point]], None]) -> str | None:
+        """Writes the outline and hands on its points; if it is of no use none, but why."""
         if self._given:
             write_points(self._given)
-            return
-        record, request = self._record, self._messages.outline()
+            return None
+        record, messages, profile = self._record, self._messages, self._options.profile
+        request = messages.outline()
         call = record.skeleton_call = Call("skeleton", "skeleton")
         record.calls.append(call)
-        reader = OutlineReader(self._messages.max_points, self._options.profile.most_alike)
+        reader = OutlineReader(messages.max_points, profile.heading_words, profile.most_alike)
 
         def take(piece: str | None) -> bool:
             if piece is None:
@@ -186,16 +187,16 @@ class Answer:
 
         await self._caller.make(call, request, take)
         reader.end(is_cut=reader.is_over or call.is_cut_off)
-        fault = find_fault(reader.headings, self._messages.templates.example_headings)
-        if self._options.router is not None:  # of answers that were begun meanwhile
-            fault = fault or self._messages.find_load(self._options.expectations.num_answers)
+        fault = reader.find_fault(messages.templates.example_headings)
+        fault = fault or messages.find_load(self._options.expectations.num_answers)  # begun meanwhile
         points, record.skeleton_reply = reader.take(), reader.text
         if fault and not record.parts:
-            self._fault, record.skeleton = fault, Skeleton.of(reader.headings)
-            return
+            record.skeleton = Skeleton.of(reader.headings)
+            return fault
         record.cut = f"the outline was cut: it ended with {call.finish_reason!r}" if call.is_cut_off else ""
         write_points(points)
         record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{record.route_reason}"
+        return None
 
     def _begin(self, points: Sequence[Point]) -> list[Part]:
         """Adds ``points`` to the skeleton, and to the answer as parts of it."""

@@ -36,20 +36,17 @@ class Messages:
         wrapped = options.provider if isinstance(options.provider, LangChainProvider) else None
         self._local = wrapped.local if wrapped else None
         self._own = wrapped.parameters if wrapped else {}
-        bounds = self._profile.short_answer
-        # Asks a local model what the user asks, to see how short the answer is.
-        self.short_answer = (
-            Request(conversation, bounds=bounds) if self._local and bounds.max_tokens else None
-        )
+        # A local model writes the plain answer, too, at first: it may be short.
+        self.begins_plainly = bool(self._local and self._profile.short_answer)
         self._caches_prefix = isinstance(options.provider, VendorProvider)
 
     def find_load(self, num_answers: int) -> str | None:
-        """Why so many answers at once are written sooner if they are plain, if they are."""
-        if num_answers == 1 or self._local is None:  # forwards are measured at first, in a second
+        """Why one of so many answers at once is written sooner if it is plain, if it is."""
+        if self._local is None or self._options.router == "always":
             return None
         most, num_tokens = self.max_points or 5, self._profile.points[self._options.detail].max_tokens or 100
         is_slower = self._local.splitting_gain(num_answers, most, num_tokens) < 1.0
-        return f"points of {num_answers} answers at once would take longer" if is_slower else None
+        return "points would take longer beside all that the model writes" if is_slower else None
 
     def outline(self) -> Request:
         """Asks for the outline."""
@@ -57,9 +54,10 @@ class Messages:
         needs = templates.skeleton_needs if self.marks_needs else ""
         parameters = self._parameters(profile.outline)
         if self._local and self._local.takes_grammars and profile.heading_words and self._options.prefills:
-            num_words = profile.heading_words + (_MARK_WORDS if self.marks_needs else 0)
-            question = self._conversation.question
-            parameters["grammar"] = outline_grammar(self.max_points or 9, num_words, question)
+            # Sentences, which one word more tells, are left out: so that others may come.
+            last, num_words = (self.max_points or 7) + 2, profile.heading_words + 1
+            num_words += _MARK_WORDS if self.marks_needs else 0
+            parameters["grammar"] = outline_grammar(last, num_words, self._conversation.question)
         return Request(
             self._conversation,
             templates.skeleton.format(question=self._conversation.question) + needs,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from sot_chains.answering.reading_order import ReadingOrder
@@ -18,8 +16,8 @@ from sot_chains.calls.trace import Call, Status, StoppedBy
 from sot_chains.filters.heading import HeadingFilter
 from sot_chains.filters.overrun import OverrunFilter
 from sot_chains.filters.pipeline import Pipeline, TextFilter, WholeSentences
-from sot_chains.outline.words import ends_sentence
-from sot_chains.providers.loops import LoopGuard, Run
+from sot_chains.outline.words import are_alike, ends_sentence, without_repetitions
+from sot_chains.providers.loops import LoopGuard
 
 _STOPPED_BY: dict[type, StoppedBy] = {OverrunFilter: "overrun", LoopGuard: "loop"}
 
@@ -52,20 +50,19 @@ class PointWriter:
         self._record = record
         self._order = order
         self._arrivals = arrivals
-        self._texts: dict[Part, Pipeline] = {}
-        self._runs: dict[Part, Counter[Run]] = {}  # of the words of points that do not read each other
         self.errors: list[Exception] = []
 
     def announce(self, part: Part) -> None:
         """Adds a part to the answer, so that its heading can be shown."""
+        is_alone = part.kind != "point" or part.needs or self._options.thoughts or self._arrivals
+        part.is_compared = "loop" in self._options.profile.filters and not is_alone
         self._record.parts.append(part)
         self._tell(part, part.text)
 
-    async def race(self, asked: Request) -> None:
+    async def race(self, plain: Part, request_for: Callable[[Part], Request]) -> None:
         """Writes the plain answer beside the points; whole before these are read, it takes their place."""
-        plain = Part(kind="plain")
-        await self.write(plain, lambda _: asked)
-        is_read = self._order.has_begun or (self._arrivals and self._record.parts)
+        await self.write(plain, request_for)
+        is_read = self._order.has_begun or self._record.is_plain or (self._arrivals and self._record.parts)
         if plain.status == "complete" and not plain.stopped_by and not is_read:
             self._record.parts.clear()  # at once: they end with the text they have, which is not to be read
             raise PlainInsteadError("the plain answer was whole before the points", plain)
@@ -79,23 +76,16 @@ class PointWriter:
             PlainInsteadError: The call failed and the policy is ``"plain"``.
             Exception: The call failed and the policy is ``"raise"``.
         """
+        if part.call is not None:  # it is being written
+            await part.wait()
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
         asked, call = request_for(part), self._begin(part)
-        text = self._texts[part] = Pipeline(partial(self._filters, part, asked.conversation.question))
-        take = partial(self._take, part, text, "")
+        text = Pipeline(partial(self._filters, part, asked.conversation.question))
         try:
-            await self._caller.make(call, asked, take)
+            await self._caller.make(call, asked, partial(self._take, part, text))
             self._add_rest(part, text, is_cut=call.is_cut_off)
-            if not part.pieces and call.reply_start is not None and part.point:
-                # Nothing of its own came: it goes on from its heading. Later that would delay the others.
-                begun = part.point.text
-                call, take = self._begin(part), partial(self._take, part, text, begun)
-                asked = replace(asked, reply_start=f"{asked.reply_start} {begun}")
-                take(None)
-                await self._caller.make(call, asked, take)
-                self._add_rest(part, text, is_cut=call.is_cut_off)
-            if part in self._runs:
+            if part.is_compared:
                 await self._settle(part)
         except Exception as error:  # the failure policy decides what happens to the part
             self._add_rest(part, text)
@@ -106,21 +96,21 @@ class PointWriter:
                 self._end(part, call)
             raise
         else:
-            part.stopped_by = _STOPPED_BY.get(type(text.ended_by))
+            part.stopped_by = part.stopped_by or _STOPPED_BY.get(type(text.ended_by))
             self._end(part, call)
-        if part in self._runs and not self._arrivals:
-            self._filter_again()
         self._order.wake()
 
-    def _take(self, part: Part, text: Pipeline, begun: str, piece: str | None) -> bool:
-        """Takes the next piece of ``part``, whose text was ``begun``; tells whether it is at its end."""
+    def _take(self, part: Part, text: Pipeline, piece: str | None) -> bool:
+        """Takes the next piece of ``part``; tells whether it is at its end."""
         if piece is None:
             part.pieces.clear()
             text.restart()
-            piece = begun
-        if piece and (new := text.feed(piece)):
+        elif new := text.feed(piece):
             part.pieces.append(new)
             self._tell(part, new)
+        is_beside = self._record.is_outlined and part.kind == "plain" and not self._record.is_plain
+        if is_beside and part.call and len(part.call.pieces) >= self._options.profile.short_answer:
+            part.end("omitted", "the points are written")
         return text.ended_by is not None or part.status is not None
 
     def _begin(self, part: Part) -> Call:
@@ -150,35 +140,24 @@ class PointWriter:
         if part.point and "overrun" in wanted:
             filters.append(OverrunFilter(part.point, self._record.skeleton.folded))
         if "loop" in wanted:
-            filters.append(self._loop_guard(part))
-        if part.kind != "plain" and self._options.profile.points[self._options.detail].max_tokens:
-            filters.append(WholeSentences())
+            filters.append(LoopGuard())
+        bounds = self._options.profile.points[self._options.detail]
+        if part.kind != "plain" and bounds.max_tokens:
+            filters.append(WholeSentences(bounds.enough_words if part.point else None))
         return filters
 
-    def _loop_guard(self, part: Part) -> LoopGuard:
-        """Points that do not read each other may say the same: for them, a loop is one of the answer."""
-        if part.kind != "point" or part.needs or self._options.thoughts:
-            return LoopGuard()
-        counts = self._runs.setdefault(part, Counter())
-        counts.clear()  # another attempt replaces the one before
-        return LoopGuard(counts, [self._runs.setdefault(one, Counter()) for one in self._beside(part)])
-
-    def _beside(self, part: Part) -> list[Part]:
-        """The points that are read before ``part`` and written at the same time."""
-        parts = self._record.parts
-        return [one for one in parts[: parts.index(part)] if one.kind == "point" and not one.needs]
-
     async def _settle(self, part: Part) -> None:
-        """Waits until what ``part`` must not repeat is written, unless it has nothing left by now."""
-        for one in self._beside(part):
-            if part.pieces:
-                await one.wait()
-
-    def _filter_again(self) -> None:
-        """Compares what is being written with what is read before it and has been written meanwhile."""
-        for part, text in self._texts.items():
-            if part.status is None and part in self._runs and not part.num_read:
-                part.pieces[:] = filter(None, [text.again()])
+        """Takes out what the points say that are read before ``part``, once they are written."""
+        before = [one for one in self._record.parts[: self._record.parts.index(part)] if one.is_compared]
+        text, said = part.text, dict[tuple[str, ...], None]()
+        for one in before:
+            await one.wait()
+            without_repetitions(one.text, said)
+            text = "" if are_alike(text, one.text) else text
+        said[()] = None  # between them and it
+        if before and (new := without_repetitions(text, said)) != part.text:
+            part.pieces[:] = filter(None, [new.strip()])
+            part.stopped_by = "loop"
 
     def _end(self, part: Part, call: Call) -> None:
         """Ends a part whose call has ended well, with a whole text or the beginning of one."""

@@ -57,7 +57,7 @@ class ReadingOrder:
                 if part.status == "omitted":
                     self._current += 1
                     continue
-                if not part.pieces and part.status is None:
+                if part.status is None and (not part.pieces or (part.is_compared and self._current)):
                     return None  # it may come to nothing, and then is left out
                 self._is_announced = True
                 return part, ""

@@ -34,6 +34,7 @@ class Part:
     resumed: PointTrace | None = None  # its trace in an earlier answer, if it was taken over from there
     needs: Sequence[Part] = ()  # what is written before it, since it builds on it
     has_failed: bool = False  # whether its call ended with an error
+    is_compared: bool = False  # whether it ends without what the points before it say
     _ended: asyncio.Event | None = None
 
     def end(self, status: Status, reason: str | None = None) -> None:

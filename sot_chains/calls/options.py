@@ -26,6 +26,7 @@ from sot_chains.providers.vendor import VendorProvider
 Policy = Literal["retry", "omit", "plain", "raise"]
 Dispensable = Literal["prefill", "stop", "examples"]
 OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]
+Routing: TypeAlias = Runnable[LanguageModelInput, Any] | Literal["always", "unless_busy", "never"]
 
 
 class Expectations:
@@ -64,7 +65,7 @@ class AnswerOptions:
     retries: Retries = field(default_factory=Retries)
     limiter: Limiter | None = None
     prices: Mapping[str, Price] | Price | None = None
-    router: Runnable[LanguageModelInput, Any] | None = None
+    router: Routing = "always"
     detail: Detail = "normal"
     dependencies: bool = False
     conclusion: bool = False

@@ -20,7 +20,6 @@ from sot_chains.evaluation.data import Store
 from sot_chains.prompts.profile import UNFILTERED
 from sot_chains.prompts.templates import load_wording
 from sot_chains.providers import Provider
-from sot_chains.router.rules import PLAINLY
 
 Outcome = Literal["first", "second", "tie", "unreadable", "failed"]
 
@@ -89,7 +88,7 @@ class Judge:
     ) -> None:
         if timeout_seconds <= 0:
             raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
-        self._chain = SkeletonOfThought(model, router=PLAINLY, profile=UNFILTERED, **options)
+        self._chain = SkeletonOfThought(model, router="never", profile=UNFILTERED, **options)
         self._store = store
         self.label = label or self._chain.provider.model_name
         self._timeout_seconds = timeout_seconds

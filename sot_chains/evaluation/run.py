@@ -24,7 +24,6 @@ from sot_chains.evaluation.judge import CRITERIA, Judge
 from sot_chains.evaluation.results import Evaluation, Mode, QuestionResult, TimedAnswer
 from sot_chains.providers import Provider
 from sot_chains.router.route import Route
-from sot_chains.router.rules import PLAINLY
 
 
 async def evaluate(
@@ -54,7 +53,7 @@ async def evaluate(
     for label, model in models.items():
         chains: list[tuple[Mode, SkeletonOfThought]] = [
             ("sot", SkeletonOfThought(model, router="always")),
-            ("plain", SkeletonOfThought(model, router=PLAINLY)),
+            ("plain", SkeletonOfThought(model, router="never")),
         ]
         by_model[label] = []
         for question in watch(questions, label):

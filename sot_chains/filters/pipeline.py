@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sot_chains.outline.words import SENTENCE_END, ends_sentence, num_words
+from sot_chains.outline.words import SENTENCE_END, ends_sentence, num_words, without_repetitions
 
 _FEWEST_WORDS = 3  # of a sentence that is cut
 
@@ -34,26 +34,16 @@ class Pipeline:
         self._make_filters = make_filters
         self._filters: Sequence[TextFilter] = ()
         self._is_begun = False
-        self._fed: list[str] = []
-        self._is_cut: bool | None = None  # once the text has ended
         self.ended_by: TextFilter | None = None  # what has ended the text
 
     def restart(self) -> None:
         """Forgets the text, because another one follows."""
-        self._is_begun, self._fed, self._is_cut, self.ended_by = False, [], None, None
-
-    def again(self) -> str:
-        """The text so far, filtered once more."""
-        fed, is_cut = "".join(self._fed), self._is_cut
-        self.restart()
-        text = self.feed(fed) if fed else ""
-        return text if is_cut is None else text + self.end(is_cut=is_cut)
+        self._is_begun, self.ended_by = False, None
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay now."""
         if not self._is_begun:
             self._filters, self._is_begun = self._make_filters(), True
-        self._fed.append(piece)
         for one in self._filters:
             if self.ended_by is not None:
                 piece, is_cut = one.feed(piece) if piece else "", self.ended_by.cuts_sentences
@@ -68,20 +58,23 @@ class Pipeline:
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
         text = ""
-        for one in self._filters if self._is_begun and self._is_cut is None else ():
+        for one in self._filters if self._is_begun else ():
             text = (one.feed(text) if text else "") + ("" if one.is_over else one.end(is_cut=is_cut))
-        self._is_cut = is_cut
+        self._is_begun = False  # it may be told its end twice
         return text
 
 
 class WholeSentences:
-    """Gives out whole sentences or lines, and drops one that is cut or leads to a list not written."""
+    """Gives out whole sentences or lines until it has ``enough_words``; drops what is cut or came before."""
 
-    is_over = cuts_sentences = False  # it never ends a text
+    cuts_sentences = False
 
-    def __init__(self) -> None:
+    def __init__(self, enough_words: int | None = None) -> None:
+        self.is_over = False
+        self._enough_words = enough_words
         self._text = ""
         self._num_given = 0
+        self._said: dict[tuple[str, ...], None] = {}
         self._end = 0  # of the last sentence or line that is whole
 
     def feed(self, piece: str) -> str:
@@ -90,6 +83,9 @@ class WholeSentences:
         for found in SENTENCE_END.finditer(self._text, self._end):
             if found.end() < len(self._text):  # else it may go on: "3." becomes "3.5"
                 self._end = found.end()
+                if self._enough_words and num_words(self._text[: self._end]) >= self._enough_words:
+                    self.is_over = True
+                    return self._give(self._end)
         if self._end:
             self._end = max(self._end, self._text.rfind("\n"))
         return self._give(self._end)
@@ -106,4 +102,4 @@ class WholeSentences:
 
     def _give(self, end: int) -> str:
         given, self._num_given = self._text[self._num_given : end], max(self._num_given, end)
-        return given
+        return without_repetitions(given, self._said) if given else ""

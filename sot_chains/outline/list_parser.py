@@ -21,10 +21,11 @@ _MARKER = re.compile(
 )
 _LONGEST_MARKER = 40
 _WORD_CHARACTER = re.compile(r"[^\W_]")
-_DECORATION = " *_:："
-_FULL_STOP = re.compile(r"(?<=\w\w)[.。…]+$")
+_DECORATION = " *_:：,，、;；"
+_FULL_STOP = re.compile(r"(?<=\w[\w'’])[.。…]+$|\.{2,}$")
+_MARK = re.compile(r" ?[(（]")  # of what it builds on
+_SHORT = 8  # words of a heading with its explanation that stay together
 _LEAD = re.compile(r"[:：]\s|：| [-–—] ")  # from a heading to its explanation
-_MOST_WORDS = 8
 
 
 class Marker(NamedTuple):
@@ -50,6 +51,7 @@ class OutlineParser:
     "1." starts the list again, if there is only one point so far, and otherwise ends it.
 
     Args:
+        most_words: Of a heading; a longer one is a sentence, which is left out. ``None`` keeps it.
         most_alike: The share of common words, of all words of two headings, from which on one counts as a
             repetition of the other.
 
@@ -57,10 +59,12 @@ class OutlineParser:
         headings: The headings of the complete points, without repetitions. It only ever grows.
         has_repeated: Whether a heading has come a second time, as from a model that is in a loop.
         is_over: Whether the list has ended, so that nothing that follows can add a point.
+        num_sentences: How many headings were too long.
     """
 
-    def __init__(self, most_alike: float = 1.0) -> None:
+    def __init__(self, most_words: int | None = None, most_alike: float = 1.0) -> None:
         self.headings: list[str] = []
+        self.num_sentences, self._most_words = 0, most_words
         self.has_repeated = self.is_over = False
         self._most_alike = most_alike
         self._seen: set[str] = set()
@@ -147,9 +151,12 @@ class OutlineParser:
     def _complete(self) -> None:
         """Adds the heading that is being read, unless it is empty or a repetition, but for case."""
         heading = _clean(" ".join(self._heading))
-        if num_words(heading) > _MOST_WORDS:
+        if num_words(heading) > (self._most_words or _SHORT):
             heading = _clean(_LEAD.split(heading, maxsplit=1)[0])
         self._heading = []
+        if self._most_words and num_words(_MARK.split(heading)[0]) > self._most_words:
+            self.num_sentences += 1
+            return
         if not _WORD_CHARACTER.search(heading):
             return
         folded = heading.casefold()

@@ -6,7 +6,7 @@ Knows skeletons, not models: what a reply was begun with is asked of the caller.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from sot_chains.outline.list_parser import OutlineParser, read_marker
 from sot_chains.outline.skeleton import Point
@@ -31,25 +31,6 @@ def outline_grammar(last: int, num_words: int, question: str) -> str:
     return f"start: HEADING{lines}\nHEADING: / ?{word}( {word}){{0,{num_words - 1}}}/"
 
 
-def find_fault(headings: Sequence[str], example_headings: Collection[str]) -> str | None:
-    """Why ``headings`` are no outline of an answer; ``None`` if they are one.
-
-    Args:
-        headings: The headings of the outline.
-        example_headings: Those of the examples that the model was shown, with case folded.
-    """
-    if len(headings) < 2:
-        found = "1 usable point" if headings else "no usable points"
-        return f"the skeleton has {found}, fewer than 2"
-    num_copied = sum(map(example_headings.__contains__, map(str.casefold, headings)))
-    if 2 * num_copied >= len(headings):
-        return "the skeleton copies the headings of the examples"
-    words = statistics.median(map(num_words, headings))
-    if words > _MAX_WORDS:
-        return f"the points of the skeleton are whole paragraphs, of {words:g} words by the median"
-    return None
-
-
 class OutlineReader:
     """Reads the reply to a skeleton request and gives out each point as soon as it is certain.
 
@@ -58,16 +39,18 @@ class OutlineReader:
 
     Args:
         max_points: How many points to take, at least 2; ``None`` takes all.
-        most_alike: See :class:`~sot_chains.outline.list_parser.OutlineParser`.
+        most_words, most_alike: See :class:`~sot_chains.outline.list_parser.OutlineParser`.
 
     Attributes:
         reply_start: What the reply was begun with, set before its text. A model may continue it or start
             again.
     """
 
-    def __init__(self, max_points: int | None = None, most_alike: float = 1.0) -> None:
+    def __init__(
+        self, max_points: int | None = None, most_words: int | None = None, most_alike: float = 1.0
+    ) -> None:
         self.reply_start: str | None = None
-        self._most_alike = most_alike
+        self._bounds = most_words, most_alike
         self._max_points = max_points
         self._given: list[str] = []
         self.restart()
@@ -77,7 +60,7 @@ class OutlineReader:
         self._pieces: list[str] = []
         self._num_characters = 0
         self._first_line: str | None = ""  # until it is known whether the model starts again
-        self._parser = OutlineParser(self._most_alike)
+        self._parser = OutlineParser(*self._bounds)
         self._is_ended = False
 
     def feed(self, text: str) -> None:
@@ -122,6 +105,22 @@ class OutlineReader:
     def headings(self) -> list[str]:
         """The headings read so far, without repetitions."""
         return self._parser.headings[: self._max_points]
+
+    def find_fault(self, example_headings: Collection[str] = ()) -> str | None:
+        """Why the headings, given those of the examples with case folded, are no outline; else ``None``."""
+        headings = self.headings
+        if self._parser.num_sentences > len(headings):
+            return "the points of the skeleton are sentences"
+        if len(headings) < 2:
+            found = "1 usable point" if headings else "no usable points"
+            return f"the skeleton has {found}, fewer than 2"
+        num_copied = sum(map(example_headings.__contains__, map(str.casefold, headings)))
+        if 2 * num_copied >= len(headings):
+            return "the skeleton copies the headings of the examples"
+        words = statistics.median(map(num_words, headings))
+        if words > _MAX_WORDS:
+            return f"the points of the skeleton are whole paragraphs, of {words:g} words by the median"
+        return None
 
     def take(self) -> list[Point]:
         """The points that have become certain since the last call."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from difflib import SequenceMatcher
+from itertools import pairwise
 
 HAN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 """The characters of scripts that separate no words, as the inside of a character class."""
@@ -13,7 +15,10 @@ SENTENCE_END = re.compile(
 """The end of a sentence. The number of an item, as in ``Then: 2. Rest``, ends none."""
 
 _TOKEN = re.compile(rf"[{HAN}]|[^\s{HAN}]+")
+_WORD = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 _LONGEST_END = 10
+_FEWEST_COMPARED = 6  # words of what is compared
+_MOST_ALIKE = 0.55  # of two texts: twice their common words over all
 
 
 def num_words(text: str) -> float:
@@ -28,6 +33,33 @@ def ends_sentence(text: str) -> bool:
     text = text.rstrip()
     ends = SENTENCE_END.finditer(text, max(0, len(text) - _LONGEST_END))
     return any(found.end() == len(text) for found in ends)
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether two texts have most of their words in common, in the same order."""
+    words, others = _words(one), _words(other)
+    share = SequenceMatcher(None, words, others, autojunk=False).ratio()
+    return share > _MOST_ALIKE and min(len(words), len(others)) >= _FEWEST_COMPARED
+
+
+def without_repetitions(text: str, said: dict[tuple[str, ...], None]) -> str:
+    """``text`` without the sentences that are in ``said``, by their words, to which it adds its own.
+
+    A sentence of a few words, and what looks like one ("In the U.S."), may come again, but not at once.
+    """
+    kept, ends = "", [0, *(found.end() for found in SENTENCE_END.finditer(text)), len(text)]
+    for begin, end in pairwise(ends):
+        words = _words(text[begin:end])
+        is_last = len(words) > 1 and words == next(reversed(said), ())
+        if not (words in said if len(words) >= _FEWEST_COMPARED else is_last):
+            kept += text[begin:end]
+            if words:
+                said[words] = said.pop(words, None)  # as the last one
+    return kept
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(text.casefold()))
 
 
 HAN_CHARACTER = re.compile(rf"[{HAN}]")

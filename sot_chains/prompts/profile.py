@@ -23,12 +23,14 @@ class ReplyBounds:
         stop: Strings before which it ends.
         max_tokens: Its tokens, at most, unless the user has set a bound; ``None`` for no bound.
         min_tokens: Its tokens, at least, for models that take such a bound.
+        enough_words: With so many words a point ends at the end of its sentence.
         presence_penalty: For models that take one and whose own is 0: it ends what repeats itself.
     """
 
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
+    enough_words: int | None = None
     presence_penalty: float = 0.0
 
 
@@ -43,11 +45,11 @@ class ModelProfile:
         outline: Bounds of the outline.
         points: Bounds of a point, by level of detail.
         conclusion: Bounds of the conclusion.
-        short_answer: Bounds of the plain answer that a local model writes beside outline and points: if it is
-            whole before they are, it is the answer. Without ``max_tokens`` there is none.
+        short_answer: How many tokens of the plain answer a local model writes beside the points. It begins
+            it beside the outline: if it is whole first, it is the answer.
         max_points: How many points an answer has at most; ``None`` for no bound.
-        heading_words: How many words a heading has, at most, for models that take a grammar. ``None`` lets
-            the model write what it likes.
+        heading_words: How many words a heading has, at most; longer ones are sentences and left out.
+            ``None`` lets the model write what it likes.
         most_alike: The share of words from which on a heading counts as the repetition of an earlier one.
         filters: What the text of a point passes through: ``"heading"`` drops a repeated heading,
             ``"overrun"`` ends a point where it goes on to another one, and ``"loop"`` ends a text, the plain
@@ -61,7 +63,7 @@ class ModelProfile:
         default_factory=lambda: dict.fromkeys(get_args(Detail), ReplyBounds())
     )
     conclusion: ReplyBounds = ReplyBounds()
-    short_answer: ReplyBounds = ReplyBounds()
+    short_answer: int = 0
     max_points: int | None = None
     heading_words: int | None = None
     most_alike: float = 1.0
@@ -81,11 +83,11 @@ ModelProfile.SMALL = ModelProfile(
     outline=ReplyBounds(stop=("\n\n",), max_tokens=110, presence_penalty=1.0),
     points={
         "brief": ReplyBounds(stop=("\n",), max_tokens=60, presence_penalty=1.0),
-        "normal": ReplyBounds(stop=("\n",), max_tokens=60, min_tokens=20, presence_penalty=1.0),
+        "normal": ReplyBounds(("\n",), 60, min_tokens=20, enough_words=17, presence_penalty=1.0),
         "full": ReplyBounds(max_tokens=400, presence_penalty=1.0),
     },
     conclusion=ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=20, presence_penalty=1.0),
-    short_answer=ReplyBounds(max_tokens=40),
+    short_answer=40,
     max_points=5,
     heading_words=8,
     most_alike=0.7,

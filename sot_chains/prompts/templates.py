@@ -69,11 +69,12 @@ class Example:
 _ENGLISH = load_wording("en")["small"]
 _FIELDS = {  # of templates that are used as requests
     "skeleton": {"question"},
-    "expansion": {"question", "skeleton", "number", "point"},
+    "expansion": {"question", "number", "point"},
     "expansion_prefill": {"number", "point"},
     "needed": {"points"},
     "conclusion": {"question", "points"},
 }
+_OPTIONAL = {"skeleton", "length"}  # of "expansion"
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class PromptTemplates:
 
     Attributes:
         skeleton: Request for the skeleton; uses ``{question}``.
-        expansion: Request for one point; uses ``{question}``, ``{skeleton}``, ``{number}``, ``{point}``, and
-            ``{length}`` for how long the text should be, if it likes.
+        expansion: Request for one point; uses ``{question}``, ``{number}``, ``{point}`` and, if it likes,
+            ``{skeleton}``, and ``{length}`` for how long the text should be.
         lengths: What ``{length}`` is in each level of detail.
         skeleton_needs: Added to ``skeleton`` if points may build on each other.
         needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
@@ -115,7 +116,7 @@ class PromptTemplates:
     def __post_init__(self) -> None:
         for name, required in _FIELDS.items():
             found = {one for _, one, _, _ in Formatter().parse(vars(self)[name]) if one}
-            if found - ({"length"} if name == "expansion" else set()) != required:
+            if found - (_OPTIONAL if name == "expansion" else set()) != required:
                 raise ValueError(
                     f"the {name} template must use exactly the fields {sorted(required)}, got "
                     f"{sorted(found)}; write literal braces as {{{{ and }}}}"

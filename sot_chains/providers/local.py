@@ -39,7 +39,7 @@ class LocalChatModel(ContinuesReplies, Protocol):
         """Whether calls take ``grammar``: a Lark grammar of ``llguidance`` that bounds the reply."""
 
     def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
-        """How many times as fast ``num_answers`` answers are if each is written in so many parts at once."""
+        """How many times as many tokens a second come if one of ``num_answers`` is in so many parts."""
 
 
 @runtime_checkable

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import TypeAlias
 
 from sot_chains.outline.words import HAN, ends_sentence
 
 _TOKEN = re.compile(rf"\s*(?:[{HAN}]|[^\s{HAN}]+)")
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
-
-Run: TypeAlias = tuple[str, ...]  # of words
 
 
 class LoopGuard:
@@ -22,18 +18,13 @@ class LoopGuard:
     While words repeat earlier ones they are held back, and given out once the text goes on otherwise. From
     the second time on whole sentences or lines are given out only, so that the text ends with one. In
     scripts other than Latin, sixteen words or characters count.
-
-    Args:
-        counts: Takes how often each run of words has come in this text.
-        before: The same of texts that are read before this one.
     """
 
     cuts_sentences = True
 
-    def __init__(self, counts: Counter[Run] | None = None, before: Sequence[Counter[Run]] = ()) -> None:
+    def __init__(self) -> None:
         self.is_over = False
-        self._counts = Counter[Run]() if counts is None else counts
-        self._all_counts = (self._counts, *before)
+        self._counts = Counter[tuple[str, ...]]()  # how often each run of words has come
         self._words: list[str] = []
         self._num_repeating = 0  # of the last words: those that repeat earlier ones
         self._held: list[str] = []
@@ -72,18 +63,15 @@ class LoopGuard:
         """How often the run that the last word ends has come before."""
         words = self._words
         word, pair = (words[-1],), tuple(words[-2:])
-        if len(pair) == 2 and self._num_before(pair):
+        if len(pair) == 2 and self._counts[pair]:
             self._num_repeating = max(self._num_repeating, 1) + 1
         else:
-            self._num_repeating = int(self._num_before(word) > 0)
+            self._num_repeating = int(self._counts[word] > 0)
         num_compared = _NUM_WORDS * (1 if words[-1].isascii() else 2)
         run = tuple(words[-num_compared:]) if len(words) >= num_compared else ()
-        num_repeats = self._num_before(run) if run else 0
+        num_repeats = self._counts[run] if run else 0
         self._counts.update({word, pair, run} - {()})
         return num_repeats
-
-    def _num_before(self, run: Run) -> int:
-        return sum([counts[run] for counts in self._all_counts])
 
     def _given(self) -> str:
         """Gives out the held words that are sure to stay."""

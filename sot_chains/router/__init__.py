@@ -5,11 +5,11 @@ router=TrainedRouter())``.
 """
 
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.runnables import Runnable
 
+from sot_chains.calls.options import Routing
 from sot_chains.router.prompted import PromptedRouter
 from sot_chains.router.route import Route, Router, first_certain_of
 from sot_chains.router.rules import RulesRouter
@@ -33,18 +33,15 @@ def auto_router() -> Router:
     return first_certain_of(RulesRouter(), TrainedRouter())
 
 
-def make_router(
-    router: Runnable[LanguageModelInput, Any] | Literal["auto", "always"],
-) -> Runnable[LanguageModelInput, Any] | None:
-    """The router meant by the argument ``router`` of a chain; ``None`` if Skeleton-of-Thought is always used.
+def make_router(router: Routing | Literal["auto"]) -> Routing:
+    """The router meant by the argument ``router`` of a chain, or what is done without one.
 
     Raises:
-        ValueError: ``router`` is neither a Runnable nor ``"auto"`` or ``"always"``.
+        ValueError: ``router`` is neither a Runnable nor one of the words.
     """
-    if isinstance(router, Runnable):
+    if isinstance(router, Runnable) or router in ("always", "unless_busy", "never"):
         return router
-    if router not in ("auto", "always"):
-        raise ValueError(
-            f'router must be a Runnable, "auto" or "always" (always use Skeleton-of-Thought), got {router!r}'
-        )
-    return auto_router() if router == "auto" else None
+    if router != "auto":
+        words = '"auto", "always", "unless_busy" or "never"'
+        raise ValueError(f"router must be a Runnable, {words}, got {router!r}")
+    return auto_router()

@@ -69,6 +69,3 @@ class RulesRouter(Router):
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
         """See :meth:`decide`."""
         return self.decide(conversation.question)
-
-
-PLAINLY = RulesRouter({"to compare with": lambda question: True})  # the baseline of comparisons

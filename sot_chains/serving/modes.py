@@ -15,7 +15,6 @@ from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.histories import with_results
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
-from sot_chains.router.rules import PLAINLY, RulesRouter
 from sot_chains.serving.answer import Answer, Answers, TextLimit
 from sot_chains.serving.loading import Copying
 from sot_chains.serving.schema import ChatRequest, RefusedError
@@ -37,11 +36,11 @@ class ServedModel:
     ) -> None:
         self.provider = make_provider(model)
         self.price = price_for(self.provider.model_name, prices)
-        self.plain = SkeletonOfThought(self.provider, router=PLAINLY, profile=UNFILTERED, prices=prices)
+        self.plain = SkeletonOfThought(self.provider, router="never", profile=UNFILTERED, prices=prices)
         self.sot = SkeletonOfThought(self.provider, router="always", profile=profile, prices=prices)
-        self.auto = SkeletonOfThought(self.provider, router=RulesRouter({}), profile=profile, prices=prices)
+        self.auto = SkeletonOfThought(self.provider, router="unless_busy", profile=profile, prices=prices)
         self.copy = copying.from_folder(model) if copying and copying.from_folder else None
-        self.guarded = SkeletonOfThought(self.provider, router=PLAINLY, profile=profile, prices=prices)
+        self.guarded = SkeletonOfThought(self.provider, router="never", profile=profile, prices=prices)
         self._copying = copying
         # A LangChain chat model takes more than text.
         is_chat_model = isinstance(self.provider, LangChainProvider) and self.provider.takes_stop

@@ -16,7 +16,6 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
 from sot_chains import Delta, ModelProfile, ProviderError, SkeletonOfThought
-from sot_chains.prompts.profile import ReplyBounds
 from sot_chains.prompts.templates import CHINESE, ENGLISH, SHORT_CHINESE, SHORT_ENGLISH
 
 QUESTION = "How do I sleep well?"
@@ -39,7 +38,7 @@ BUSY = ProviderError("come back later", is_retryable=True, was_refused=True, sta
 
 
 # Without a plain answer beside the outline, of which the fakes know no length.
-POINTS_ONLY = replace(ModelProfile.SMALL, short_answer=ReplyBounds())
+POINTS_ONLY = replace(ModelProfile.SMALL, short_answer=0)
 
 
 def sot_of(model: Any, **options: Any) -> SkeletonOfThought:

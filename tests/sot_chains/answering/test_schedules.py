@@ -139,5 +139,5 @@ async def test_short_requests_cost_less() -> None:
         provider = FakeProvider(answer=outline("1. One\n2. Two"), usage=None)
         await sot_of(provider, profile=profile, prices=price).ainvoke(QUESTION)
         lengths.append(sum(map(len, provider.requests)))
-    assert lengths[1] < 0.6 * lengths[0]
+    assert lengths[1] < 0.65 * lengths[0]
     assert "要点" in Prompts.short().for_question("怎样才能睡得好？").expansion

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sot_chains.outline.list_parser import OutlineParser
-from sot_chains.outline.reader import OutlineReader, find_fault
+from sot_chains.outline.reader import OutlineReader
 from sot_chains.outline.skeleton import Point, Skeleton, parse_skeleton
 from sot_chains.prompts.templates import ENGLISH
 from tests.sot_chains.outline.test_skeleton import list_like
@@ -171,7 +171,10 @@ def test_an_outline_in_any_style_cut_at_every_byte(
     ],
 )
 def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | None) -> None:
-    found = find_fault(headings, ENGLISH.example_headings)
+    reader = OutlineReader()
+    reader.feed("".join(f"{number}. {heading}\n" for number, heading in enumerate(headings, 1)))
+    reader.end()
+    found = reader.find_fault(ENGLISH.example_headings)
     assert found is None if fault is None else fault in str(found)
 
 

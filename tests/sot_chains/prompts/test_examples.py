@@ -31,7 +31,7 @@ def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
             assert unbegun == example.expansion(detail)
             assert "\n" not in begun
             assert templates.lengths[detail] in request
-            assert f"{example.number}. {example.point.text}\n" in request.partition("\n\n")[2]
+            assert request.endswith(f"{example.number}. {example.point.text}")
 
 
 def test_they_stand_behind_system_messages_and_before_the_conversation() -> None:
