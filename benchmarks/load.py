@@ -6,9 +6,7 @@ a local model, where more rows slow down every forward, and an API that streams 
 requests in a window. Seconds run from a question's arrival to the end of its answer, waiting included. The
 API is simulated in this process; the limiter before it is the shipped one.
 
-With ``--at-once`` so many questions are asked at the same moment instead, of the engine and of ``sot serve``
-before it, plainly and as the router decides. Useful tokens count: those of the answers, each up to its first
-repetition.
+With ``--at-once`` so many questions are asked at the same moment instead, see :mod:`benchmarks.load_at_once`.
 """
 
 from __future__ import annotations
@@ -17,32 +15,25 @@ import argparse
 import asyncio
 import json
 import random
-import socket
 import statistics
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import openai
-import uvicorn
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.mistakes import without_loop
+from benchmarks.load_at_once import questions_of, report_at_once
 from benchmarks.results import RESULTS, save
 from benchmarks.workloads import add_model_argument
-from benchmarks.workloads import questions as questions_at_hand
 from local_backend import ChatLocal
 from sot_chains import Delta, Limits, SkeletonOfThought
-from sot_chains.router import Route, Router, TrainedRouter
-from sot_chains.serving.app import create_app
+from sot_chains.router import TrainedRouter
 
 WAYS = ("plain", "sot", "sot_r")
 _NAMES = {"plain": "plain", "sot": "SoT always", "sot_r": "SoT-R"}
@@ -64,11 +55,6 @@ class Service:
     chains: dict[str, SkeletonOfThought]
     rates: Sequence[float]
     reset: Callable[[], None]
-
-
-class _Plainly(Router):
-    async def adecide(self, conversation: object, config: RunnableConfig) -> Route:
-        return Route(False, "to compare with", 1.0, "benchmark")
 
 
 class PacedProvider:
@@ -107,7 +93,7 @@ class PacedProvider:
 def engine_service(chat: ChatLocal, rates: Sequence[float]) -> Service:
     """A local model on one engine."""
     chains = {
-        "plain": SkeletonOfThought(chat, router=_Plainly()),
+        "plain": SkeletonOfThought(chat, router="never"),
         "sot": SkeletonOfThought(chat, router="always"),
         "sot_r": SkeletonOfThought(chat, router=TrainedRouter()),
     }
@@ -117,7 +103,7 @@ def engine_service(chat: ChatLocal, rates: Sequence[float]) -> Service:
 def api_service(rates: Sequence[float], *, requests_per_window: int, window_seconds: float) -> Service:
     """The paced API; every method has its own account, so that none uses up another's limit."""
     provider = PacedProvider(seconds_per_token=0.002, first_token_seconds=0.05)
-    routers: dict[str, Any] = {"plain": _Plainly(), "sot": "always", "sot_r": TrainedRouter()}
+    routers: dict[str, Any] = {"plain": "never", "sot": "always", "sot_r": TrainedRouter()}
     chains = {
         way: SkeletonOfThought(
             provider,
@@ -192,74 +178,6 @@ def measure(service: Service, questions: Sequence[str], *, repeats: int) -> list
     return cases
 
 
-async def ask_at_once(
-    ask: Callable[[str, str], Awaitable[tuple[str, bool]]],
-    count: Callable[[str], int],
-    questions: Sequence[str],
-) -> dict[str, dict[str, float]]:
-    """Useful tokens a second, by way, of ``questions`` that are asked at the same moment; each way twice."""
-    figures: dict[str, list[dict[str, float]]] = {"plain": [], "auto": []}
-    for way in ("plain", "auto", "auto", "plain"):
-        begin = time.perf_counter()
-        answers = await asyncio.gather(*(ask(way, question) for question in questions))
-        seconds = time.perf_counter() - begin
-        tokens = sum(count(without_loop(text)) for text, _ in answers)
-        share = sum(by_points for _, by_points in answers) / len(answers)
-        figures[way].append(
-            {"tokens_per_second": tokens / seconds, "seconds": seconds, "share_of_sot": share}
-        )
-    return {
-        way: {key: round(statistics.fmean(run[key] for run in runs), 3) for key in runs[0]}
-        for way, runs in figures.items()
-    }
-
-
-def measure_at_once(chat: ChatLocal, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Plain against the router's choice for so many questions at once, by engine and by ``sot serve``."""
-    chains = {"plain": SkeletonOfThought(chat, router="never"), "auto": SkeletonOfThought(chat)}
-    suffixes = {"plain": "", "auto": ":auto"}
-
-    async def ask_chain(way: str, question: str) -> tuple[str, bool]:
-        message = await chains[way].ainvoke(question)
-        return message.text, message.response_metadata["sot"]["route"] == "sot"
-
-    async def run_all() -> list[dict[str, Any]]:
-        cases = []
-        with serving(create_app(chat)) as port:
-            client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600)
-
-            async def ask_server(way: str, question: str) -> tuple[str, bool]:
-                reply = await client.chat.completions.create(
-                    model=chat.model_name + suffixes[way], messages=[{"role": "user", "content": question}]
-                )
-                text = reply.choices[0].message.content or ""
-                return text, text.startswith("1. **")
-
-            for name, ask in (("engine", ask_chain), ("sot serve", ask_server)):
-                await ask_at_once(ask, chat.get_num_tokens, questions_of(1))  # warms up
-                for size in sizes:
-                    found = await ask_at_once(ask, chat.get_num_tokens, questions_of(size))
-                    cases += [{"service": name, "at_once": size, "way": way, **found[way]} for way in found]
-            await client.close()
-        return cases
-
-    return asyncio.run(run_all())
-
-
-@contextmanager
-def serving(app: Any) -> Iterator[int]:
-    """Serves ``app`` from a thread, on the port that is yielded."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", log_config=None, ws="none"))
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """By service: the speed-up at each rate, and the rate from which plain is faster."""
     found: dict[str, Any] = {}
@@ -302,33 +220,6 @@ def picture(cases: Sequence[dict[str, Any]]) -> Any:
             axis.grid(alpha=0.3)
     axes[0][0].legend()
     return figure
-
-
-def questions_of(count: int) -> list[str]:
-    """The same ``count`` questions each time; they repeat if there are too few."""
-    found = questions_at_hand()
-    return [found[number % len(found)] for number in range(count)]
-
-
-def report_at_once(options: argparse.Namespace) -> None:
-    """Prints the table of ``--at-once`` and the JSON line."""
-    with ChatLocal.from_pretrained(options.model, max_tokens=options.max_tokens, dtype=options.dtype) as chat:
-        cases = measure_at_once(chat, options.at_once)
-    table = Table("service", "at once", "way", "tokens/s", "seconds", "by points")
-    rates: dict[str, dict[str, float]] = {}
-    for case in cases:
-        rates.setdefault(f"{case['service']} {case['at_once']}", {})[case["way"]] = case["tokens_per_second"]
-        figures = (
-            f"{case['tokens_per_second']:.1f}",
-            f"{case['seconds']:.2f}",
-            f"{case['share_of_sot']:.0%}",
-        )
-        table.add_row(case["service"], str(case["at_once"]), case["way"], *figures)
-    Console().print(table)
-    found = {name: round(of_one["auto"] / of_one["plain"], 3) for name, of_one in rates.items()}
-    if options.save:
-        save("load_at_once", found, cases)
-    print(json.dumps(found))
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ class Engine:
         architecture = Architecture.of(model)
         self.max_rows, self.max_positions = max_rows, architecture.max_positions
         with_graphs = _prepare(model, architecture, cuda_graphs=cuda_graphs, prepacked=prepacked)
-        self._width_costs: Callable[[], ForwardCost] = cache(
+        self._width_costs = cache(
             lambda: width_costs or forward_cost(model, architecture, with_graphs=with_graphs)
         )
         if drafter != "autoregressive":  # now, so that no answer waits for it
@@ -221,7 +221,11 @@ class Engine:
 
     @property
     def width_costs(self) -> ForwardCost:
-        """Forward cost by width; measured at the first use if nothing is drafted."""
+        """Forward cost by width; measured at the first use if nothing is drafted, between two forwards."""
+        if self._running and not self._width_costs.cache_info().currsize:
+            measured = self._loop.before_next_step(self._width_costs)
+            self._worker.wake()
+            measured.result()
         return self._width_costs()
 
     @property

@@ -36,8 +36,7 @@ class Messages:
         wrapped = options.provider if isinstance(options.provider, LangChainProvider) else None
         self._local = wrapped.local if wrapped else None
         self._own = wrapped.parameters if wrapped else {}
-        # A local model writes the plain answer, too, at first: it may be short.
-        self.begins_plainly = bool(self._local and self._profile.short_answer)
+        self.begins_plainly = bool(self._local and self._profile.short_answer)  # beside the outline
         self._caches_prefix = isinstance(options.provider, VendorProvider)
 
     def find_load(self, num_answers: int) -> str | None:

@@ -42,6 +42,8 @@ class ServedModel:
         self.copy = copying.from_folder(model) if copying and copying.from_folder else None
         self.guarded = SkeletonOfThought(self.provider, router="never", profile=profile, prices=prices)
         self._copying = copying
+        if isinstance(self.provider, LangChainProvider) and self.provider.local:
+            self.provider.local.splitting_gain(2, 2, 1)  # measures forwards now, while none runs
         # A LangChain chat model takes more than text.
         is_chat_model = isinstance(self.provider, LangChainProvider) and self.provider.takes_stop
         self._chat_model = cast("LangChainProvider", self.provider).runnable if is_chat_model else None
