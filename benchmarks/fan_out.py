@@ -38,7 +38,7 @@ from rich.table import Table
 
 from benchmarks.results import save
 from sot_chains import SkeletonOfThought
-from sot_chains.providers import Delta, SharedPrefix, VendorProvider
+from sot_chains.providers import Delta, VendorProvider
 
 _NUM_POINTS = 8
 _OUTLINE = "\n".join(f"{number}. Point number {number}" for number in range(1, _NUM_POINTS + 1))
@@ -77,7 +77,7 @@ class PacedProvider(VendorProvider):
         return False
 
     async def _deltas(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any]
     ) -> AsyncGenerator[Delta, None]:
         await asyncio.sleep(self._seconds)
         yield Delta(_reply_to(messages), _USAGE, "stop", {"model_name": "paced"})

@@ -25,7 +25,7 @@ from benchmarks.results import save
 from sot_chains import Limits, SkeletonOfThought
 from sot_chains.calls.rate_limits import Limiter, next_question
 from sot_chains.calls.usage import num_message_tokens
-from sot_chains.providers import Delta, SharedPrefix, VendorProvider
+from sot_chains.providers import Delta, VendorProvider
 
 _OUTLINE = "1. First point\n2. Second point\n3. Third point"
 _WIDTH = 4  # calls per question
@@ -43,7 +43,7 @@ class Metered(VendorProvider):
         self.starts: list[tuple[float, int]] = []
 
     async def _deltas(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any]
     ) -> AsyncGenerator[Delta, None]:
         num_in = num_message_tokens(messages)
         self.starts.append((time.monotonic(), num_in + _MAX_TOKENS))

@@ -18,8 +18,8 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from sot_chains.aio.blocking import BlockingRunnable
 from sot_chains.providers import Delta, Provider
+from sot_chains.providers.base import LocalChatModel
 from sot_chains.providers.langchain import LangChainProvider
-from sot_chains.providers.local import LocalChatModel
 
 if TYPE_CHECKING:
     from local_backend import ChatLocal

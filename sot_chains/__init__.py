@@ -6,6 +6,7 @@ message = await sot.ainvoke("How do I get more done in a day?")
 
 from sot_chains.answering.point_stream import PointStream
 from sot_chains.answering.state import PointDelta
+from sot_chains.calls.prefix_cache import PromptCaching
 from sot_chains.calls.rate_limits import Limits
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
@@ -18,30 +19,8 @@ from sot_chains.prompts.templates import CHINESE, ENGLISH, Prompts, PromptTempla
 from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, make_provider
 from sot_chains.thought_graph import ThoughtGraph
 
-__all__ = [
-    "CHINESE",
-    "ENGLISH",
-    "CallTrace",
-    "DeadlineError",
-    "Delta",
-    "Limits",
-    "ModelProfile",
-    "Point",
-    "PointDelta",
-    "PointStream",
-    "PointTrace",
-    "Price",
-    "PromptTemplates",
-    "Prompts",
-    "Provider",
-    "ProviderError",
-    "Retries",
-    "Skeleton",
-    "SkeletonOfThought",
-    "SotTrace",
-    "Thought",
-    "ThoughtGraph",
-    "close_clients",
-    "make_provider",
-    "parse_skeleton",
-]
+__all__ = ["CHINESE", "ENGLISH", "CallTrace", "DeadlineError", "Delta", "Limits", "ModelProfile"]
+__all__ += ["Point", "PointDelta", "PointStream", "PointTrace", "Price", "PromptCaching"]
+__all__ += ["PromptTemplates", "Prompts", "Provider", "ProviderError", "Retries", "Skeleton"]
+__all__ += ["SkeletonOfThought", "SotTrace", "Thought", "ThoughtGraph", "close_clients", "make_provider"]
+__all__ += ["parse_skeleton"]

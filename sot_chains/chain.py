@@ -40,6 +40,7 @@ from sot_chains.calls.options import (
     calls_limit,
     choose_profile,
 )
+from sot_chains.calls.prefix_cache import PromptCaching
 from sot_chains.calls.rate_limits import Limits, limiter_for
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, load_vocabulary
@@ -93,6 +94,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         retries: How often a call is tried, and with which pauses.
         limits: What the account may send, shared by all chains that use it.
         prices: What models cost, by name, so that the trace tells the price.
+        caching: How the vendor's prompt cache is used; by default where it is known to save.
         **options: For a model given by name: ``base_url``, ``api_key`` and so on, see
             :func:`~sot_chains.providers.make_provider`.
 
@@ -114,7 +116,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         2. **Rest**: Take breaks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each option
         self,
         model: str | Runnable[Any, Any] | Provider,
         *,
@@ -129,6 +131,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         retries: Retries | None = None,
         limits: Limits | None = None,
         prices: Mapping[str, Price] | Price | None = None,
+        caching: PromptCaching | None = None,
         **options: Any,
     ) -> None:
         if "deadline_seconds" in options:
@@ -151,6 +154,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
             retries=retries or Retries(),
             limiter=limiter_for(limits, account),
             prices=prices,
+            caching=caching or PromptCaching(),
             router=make_router(router),
         )
         if self.options.limiter and self.options.limiter.counts_tokens:
@@ -252,7 +256,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
     async def _run(
         self, question: LanguageModelInput, config: RunnableConfig, call_options: CallOptions
     ) -> AIMessage:
-        """Writes one answer, as a run if anybody listens."""
         if get_async_callback_manager_for_config(config).handlers:
             write = partial(self._write, call_options=call_options)
             return await self._acall_with_config(write, question, config)
@@ -285,7 +288,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         run_manager: AsyncCallbackManagerForChainRun | None,
         call_options: CallOptions,
     ) -> tuple[Answer, RunnableConfig]:
-        """An answer that has not been begun, and the config of the run that shows it."""
         # What is answered plainly in any case may be an image, or a system message alone.
         conversation = Conversation.of(question, needs_question=self.options.router != "never")
         child = run_manager.get_child() if run_manager else NO_CALLBACKS
@@ -297,11 +299,7 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
 
 
 async def _shown_text(answer: Answer, config: RunnableConfig, name: str) -> AsyncGenerator[str, None]:
-    """The text of ``answer`` in reading order, shown to handlers as what one chat model writes.
-
-    Without this run a handler would see the points interleaved, in order of arrival. It reports no usage:
-    the runs of the calls do.
-    """
+    """The text of ``answer`` in reading order, shown to handlers as what one chat model writes."""
     async with _shown_run(answer, config, name) as run, aclosing(answer.read()) as pieces:
         async for piece in pieces:
             if run:

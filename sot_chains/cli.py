@@ -21,18 +21,7 @@ _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
 
 def run(arguments: Sequence[str] | None, extras: Extras) -> int:
-    """Runs a command.
-
-    Args:
-        arguments: The arguments without the program's name; by default those of the process.
-        extras: Local models and copying, which other packages add.
-
-    Returns:
-        0 on success, 1 on failure (one line on standard error says why), 130 if interrupted.
-
-    Raises:
-        SystemExit: With code 2 if the arguments are invalid, with code 0 after ``--help``.
-    """
+    """Runs a command."""
     parser = argparse.ArgumentParser(
         prog="sot", description="Skeleton-of-Thought: answers written point by point, in parallel."
     )
@@ -217,7 +206,6 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
 
 
 def _run_server(app: Any, options: argparse.Namespace) -> int:
-    """Serves until it is interrupted, and prints the address."""
     import uvicorn
 
     from sot_chains.serving.app import is_loopback

@@ -1,8 +1,7 @@
 """Plain decoding and Skeleton-of-Thought side by side in a terminal, and an answer shown in a notebook.
 
-The two run one after the other, since together they would slow each other down, under the same bounds and
-guards. A terminal shows both answers as they grow; a file or a pipe gets them in reading order as they are
-written, without control characters.
+The two run one after the other, since together they would slow each other down. A terminal shows both as they
+grow; a file or a pipe gets them in reading order, without control characters.
 """
 
 from __future__ import annotations
@@ -41,21 +40,7 @@ async def compare(
     console: Console,
     plain: bool = True,
 ) -> tuple[AIMessage | None, AIMessage]:
-    """Answers ``question`` plainly and by Skeleton-of-Thought and shows both, then a table.
-
-    Args:
-        model: A ``SkeletonOfThought``, or a model to make one from.
-        question: The question.
-        console: Where to show the answers.
-        plain: Whether to run plain decoding at all.
-
-    Returns:
-        The plain answer, ``None`` if it was skipped, and the answer by Skeleton-of-Thought.
-
-    Raises:
-        ValueError: The question is empty.
-        ProviderError: A model call failed.
-    """
+    """Answers ``question`` plainly and by Skeleton-of-Thought and shows both, then a table."""
     sot = model if isinstance(model, SkeletonOfThought) else SkeletonOfThought(model)
     once, profile = Retries(max_attempts=1), sot.options.profile
     plain_chain = SkeletonOfThought(sot.provider, router="never", profile=profile, retries=once)
@@ -85,7 +70,6 @@ async def compare(
 
 
 async def _write(console: Console, title: str, chain: SkeletonOfThought, question: str) -> AIMessage:
-    """Writes the answer below its title while it is made."""
     console.print(Text(f"\n{title}\n{'-' * len(title)}"))
     message = AIMessageChunk(content="")
     async for chunk in chain.astream(question):
@@ -97,7 +81,6 @@ async def _write(console: Console, title: str, chain: SkeletonOfThought, questio
 
 
 def _board(texts: _Texts) -> Table:
-    """The panels on the screen, side by side; made again for each frame."""
     grid = Table.grid(expand=True, padding=(0, 1))
     panels = []
     for title, of_one in texts.items():
@@ -151,15 +134,7 @@ def _read_trace(message: AIMessage) -> SotTrace:
 
 
 def shown(message: AIMessage, question: str = "") -> Run:
-    """An answer as the page of ``sot serve`` shows it: points, timeline and figures. Jupyter displays it.
-
-    Args:
-        message: An answer of ``SkeletonOfThought``.
-        question: The question, to be shown above it.
-
-    Raises:
-        ValueError: The message carries no trace.
-    """
+    """An answer as the page of ``sot serve`` shows it: points, timeline and figures. Jupyter displays it."""
     _read_trace(message)
     model = str(message.response_metadata.get("model_name", ""))
     return Run(question, model, (make_lane("sot", _SOT, message),))

@@ -29,9 +29,6 @@ class ThoughtGraph(SkeletonOfThought):
         conclusion: Whether the model concludes with all thoughts in view.
         **options: Further arguments of ``SkeletonOfThought``, e.g. ``limits``, ``on_failure``.
 
-    Raises:
-        ValueError: A thought builds on one that does not exist, or on itself through others.
-
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
         >>> model = FakeListChatModel(responses=["Flour and water.", "Two pounds."])

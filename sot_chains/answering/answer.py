@@ -20,9 +20,8 @@ from sot_chains.answering.point_writer import PlainInsteadError, PointWriter
 from sot_chains.answering.reading_order import AnswerText, ReadingOrder
 from sot_chains.answering.record import AnswerRecord
 from sot_chains.answering.state import Part, points_of, take_over, whole_points
-from sot_chains.calls.model_call import Caller
+from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import AnswerOptions, CallOptions
-from sot_chains.calls.request import Request
 from sot_chains.calls.trace import Call
 from sot_chains.outline.reader import OutlineReader
 from sot_chains.outline.skeleton import Point, Skeleton, read_mark

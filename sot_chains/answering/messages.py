@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 from sot_chains.answering.state import Part
+from sot_chains.calls.model_call import Request
 from sot_chains.calls.options import AnswerOptions
-from sot_chains.calls.request import Request
+from sot_chains.calls.prefix_cache import Shared
 from sot_chains.outline.reader import outline_grammar
 from sot_chains.outline.skeleton import Skeleton
 from sot_chains.outline.thoughts import Thought
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ReplyBounds
-from sot_chains.providers.base import SharedPrefix
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 
@@ -37,7 +36,6 @@ class Messages:
         self._local = wrapped.local if wrapped else None
         self._own = wrapped.parameters if wrapped else {}
         self.begins_plainly = bool(self._local and self._profile.short_answer)  # beside the outline
-        self._caches_prefix = isinstance(options.provider, VendorProvider)
 
     def find_load(self, num_answers: int) -> str | None:
         """Why one of so many answers at once is written sooner if it is plain, if it is."""
@@ -63,7 +61,7 @@ class Messages:
             templates.skeleton_opening,
             templates.skeleton_prefill,
             templates.skeleton_examples() if templates.examples else (),
-            prefix=SharedPrefix(0, self._key) if self._caches_prefix else None,
+            shared=self._shared_by_all,
             bounds=profile.outline,
             parameters=parameters,
         )
@@ -81,7 +79,7 @@ class Messages:
             templates.expansion_reply_start(point),
             self._point_examples if templates.examples else (),
             point,
-            self._shared_prefix(skeleton) if self._caches_prefix and not self._options.eager else None,
+            self._shared(skeleton),
             bounds,
             self._parameters(bounds),
         )
@@ -93,6 +91,7 @@ class Messages:
             self._conversation,
             thought.request(self._conversation.question, texts),
             point=part.point,
+            shared=Shared(0),
             parameters=self._parameters(replace(self._profile.points[self._options.detail], min_tokens=0)),
         )
 
@@ -100,7 +99,14 @@ class Messages:
         """Asks for what follows from all points."""
         text = self.templates.conclusion.format(question=self._conversation.question, points=_written(parts))
         bounds = self._profile.conclusion
-        return Request(self._conversation, text, bounds=bounds, parameters=self._parameters(bounds))
+        shared = (
+            self._shared_by_all
+            if text.startswith(self.templates.shared(self._conversation.question))
+            else None
+        )
+        return Request(
+            self._conversation, text, shared=shared, bounds=bounds, parameters=self._parameters(bounds)
+        )
 
     def plain(self) -> Request:
         """Asks what the user asks."""
@@ -121,19 +127,18 @@ class Messages:
     def _point_examples(self) -> list[tuple[str, str, str]]:
         return self.templates.expansion_examples(self._options.detail)
 
-    def _shared_prefix(self, skeleton: Skeleton) -> SharedPrefix | None:
-        """What the requests for the points of ``skeleton`` have in common, for providers that cache it."""
-        if len(skeleton) < 2:
-            return None
-        question, detail = self._conversation.question, self._options.detail
-        return SharedPrefix(self.templates.num_shared(question, skeleton, detail=detail), self._key)
-
     @cached_property
-    def _key(self) -> str:
-        digest = blake2b(digest_size=12)
-        for message in self._conversation.messages:
-            digest.update(repr(message.content).encode())
-        return f"sot-{digest.hexdigest()}"
+    def _shared_by_all(self) -> Shared:
+        return Shared(len(self.templates.shared(self._conversation.question)))
+
+    def _shared(self, skeleton: Skeleton) -> Shared:
+        """What the request for a point of ``skeleton`` shares; eager ones have but a part of the outline."""
+        if self._options.eager:
+            return self._shared_by_all
+        num_shared = self.templates.num_shared(
+            self._conversation.question, skeleton, detail=self._options.detail
+        )
+        return replace(self._shared_by_all, by_points=num_shared, num_points=len(skeleton))
 
 
 def _written(parts: Sequence[Part]) -> str:

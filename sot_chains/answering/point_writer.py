@@ -9,9 +9,8 @@ from functools import partial
 from sot_chains.answering.reading_order import ReadingOrder
 from sot_chains.answering.record import AnswerRecord
 from sot_chains.answering.state import Part, PointDelta
-from sot_chains.calls.model_call import Caller
+from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import AnswerOptions
-from sot_chains.calls.request import Request
 from sot_chains.calls.trace import Call, Status, StoppedBy
 from sot_chains.filters.heading import HeadingFilter
 from sot_chains.filters.overrun import OverrunFilter

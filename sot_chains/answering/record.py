@@ -12,7 +12,17 @@ from langchain_core.messages.ai import UsageMetadata
 from sot_chains.answering.state import Part
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace
-from sot_chains.calls.usage import as_usage, compute_cost, count_tokens, price_for, total_tokens, total_usage
+from sot_chains.calls.usage import (
+    NO_TOKENS,
+    Tokens,
+    as_usage,
+    compute_cost,
+    count_tokens,
+    price_for,
+    tier_name,
+    total_tokens,
+    total_usage,
+)
 from sot_chains.outline.skeleton import Skeleton
 
 
@@ -112,7 +122,7 @@ class AnswerRecord:
             num_calls=sum(map(bool, map(attrgetter("num_requests"), self.calls))),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
             usage=total_usage((*usages.values(), estimated and as_usage(estimated))),
-            cost=compute_cost(stages, estimated, price),
+            cost=compute_cost(stages, estimated, price, self._tiers(), self._as_plain()),
         )
 
     def _usages(self) -> dict[str, UsageMetadata | None]:
@@ -122,6 +132,22 @@ class AnswerRecord:
             if call.num_requests:
                 stages.setdefault(call.stage, []).append(call.usage)
         return dict(zip(stages, map(total_usage, stages.values()), strict=True))
+
+    def _tiers(self) -> dict[str, Tokens]:
+        """The tokens of calls in other tiers than the standard one."""
+        tiers: dict[str, Tokens] = {}
+        for call in self.calls:
+            if (tier := tier_name(call.tier)) and call.num_requests:
+                tiers[tier] = total_tokens((tiers.get(tier), count_tokens(call.usage), call.estimated))
+        return tiers
+
+    def _as_plain(self) -> Tokens:
+        """What a plain answer of this length would take: the shortest prompt of a call, and all text."""
+        counts = [count_tokens(call.usage) for call in self.calls if call.usage]
+        num_in = min((one["input_tokens"] for one in counts), default=0)
+        calls = [part.call for part in self.parts if part.call]
+        num_out = sum(count_tokens(call.usage)["output_tokens"] for call in calls)
+        return {**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out}
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""

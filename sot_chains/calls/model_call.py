@@ -1,37 +1,103 @@
 """One model call with rate limiting, timing, usage accounting and retries.
 
-A call hands its text on as it arrives, and ends with the reply or raises what the last attempt failed with.
 Hundreds of calls run at once, so each is one coroutine that reads the provider, without further generators.
-Knows requests and replies; which point a reply belongs to, and what happens to a point that failed, is
-decided by who takes the text.
+Knows requests and replies; what happens to a point that failed is decided by who takes the text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from sot_chains.calls.options import AnswerOptions, CallOptions, Dispensable
+from sot_chains.calls.prefix_cache import Plan, PrefixCache, Shared
 from sot_chains.calls.rate_limits import log_wait
-from sot_chains.calls.reply import ReplyReader
-from sot_chains.calls.request import Request
 from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
-from sot_chains.calls.usage import NO_TOKENS, num_message_tokens, num_tokens
-from sot_chains.providers.base import PrefillRefusedError, ProviderError, find_ending
+from sot_chains.calls.usage import count_tokens, num_message_tokens
+from sot_chains.filters.reasoning import ReasoningFilter
+from sot_chains.outline.skeleton import Point
+from sot_chains.prompts.conversation import Conversation
+from sot_chains.prompts.profile import ReplyBounds
+from sot_chains.providers.base import PrefillRefusedError, ProviderError, find_ending, warn_once
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import broke_off, without_answer
 from sot_chains.providers.langchain import LangChainProvider
+from sot_chains.providers.vendor import VendorProvider
+
+
+@dataclass(slots=True)
+class Request:
+    """What a call asks for."""
+
+    conversation: Conversation
+    text: str | None = None  # what stands in place of the question; None for the question itself
+    opening: str = ""  # added to ``text`` if the reply cannot be begun for the model
+    reply_start: str = ""  # what the reply is begun with for models that continue one
+    # Earlier turns that show what is asked for: request, the whole of a reply that is begun, and one unbegun.
+    examples: Sequence[tuple[str, str, str]] = ()
+    point: Point | None = None  # the point that is asked for, if it is one
+    shared: Shared | None = None  # what the text shares with those of other requests
+    bounds: ReplyBounds = field(default_factory=ReplyBounds)  # besides where the model ends the reply
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # the user's own take precedence
+
+    def messages(self, *, prefill: bool, written: str, shows_examples: bool) -> list[BaseMessage]:
+        """The messages of one attempt; with ``prefill`` the model continues what is ``written`` by now."""
+        start = self.reply_start + written if prefill else ""
+        if self.text is None:
+            messages = list(self.conversation.messages)
+        else:
+            text = self.text if prefill else self.text + self.opening
+            shown = self.examples if shows_examples else ()
+            turns = [(asked, begun if prefill else unbegun) for asked, begun, unbegun in shown]
+            messages = self.conversation.asking(text, examples=turns)
+        return [*messages, AIMessage(content=start)] if start else messages
+
+
+class ReplyReader:
+    """Reads the text of one attempt: without reasoning, and without the beginning that was read already."""
+
+    def __init__(self, read: str, *, is_continued: bool, is_open: bool) -> None:
+        self.text = read  # of all attempts
+        self.has_text = False  # of this attempt
+        self.reasoning = ReasoningFilter(is_open=is_open)  # takes it out of the text, and knows what it was
+        self._rest = read[len(read.rstrip()) :] if is_continued else read  # blanks may come again
+
+    def feed(self, piece: str | None) -> str:
+        """The new text that the next raw piece gives; ``None`` ends the reply."""
+        text = self.reasoning.end() if piece is None else self.reasoning.feed(piece)
+        if text and (rest := self._rest):
+            is_left_out = not rest.strip() and text[:1].strip()  # blanks where it goes on
+            num_same = 0 if is_left_out else min(len(rest), len(text))
+            if text[:num_same] != rest[:num_same]:
+                raise _other_reply()
+            self._rest = "" if is_left_out else rest[num_same:]
+            text = text[num_same:]
+        if piece is None and self._rest.strip():
+            raise _other_reply()
+        self.has_text = self.has_text or bool(text.strip())
+        self.text += text
+        return text
+
+
+def _other_reply() -> ProviderError:
+    return ProviderError(
+        "the call broke off and said something else when it was made again; "
+        "the beginning has been read already and cannot be taken back"
+    )
+
 
 _AT_ONCE = nullcontext()
 _MOST_STOPS = 4  # that OpenAI takes
+_SAMPLING = {"temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "min_tokens"}
 
 # Takes the next text of a reply, or ``None`` to discard it because another attempt follows; tells whether it
 # has enough, which ends the call.
@@ -51,6 +117,11 @@ class Caller:
         self._own = dict(filter(itemgetter(1), (*own.items(), *call_options.parameters.items())))
         self._limiter = limiter if limiter and not limiter.is_unlimited else None
         self.is_limited = self._limiter is not None or call_options.limit is not None
+        self._known = options.caching.find(provider)
+        self._counts_reads = self._known is None or self._known.counts_reads
+        self._cache: PrefixCache | None = None
+        if self._known and options.caching.mode != "off":
+            self._cache = PrefixCache(self._known, options.caching, self._own)
         self._is_heard = not nobody_listens(call_options.config)
 
     def now(self) -> float:
@@ -60,29 +131,28 @@ class Caller:
     async def make(self, call: Call, request: Request, take: Take) -> None:
         """Makes ``call`` and hands its text to ``take``, piece by piece.
 
-        If an attempt fails whose text has been read, the next one continues it, if the model continues
-        replies; otherwise it is expected to say the same again, and only what follows is handed out.
-
-        Raises:
-            Exception: What the last attempt failed with.
+        If the text of a failed attempt has been read, the next one continues it or says the same again.
         """
         num_attempts, read = 0, ""
         while True:
             num_attempts += 1
             refused = self._options.expectations.refused
             prefill, shows_examples = self._options.prefills, "examples" not in refused
-            messages = request.messages(prefill=prefill, written=read, shows_examples=shows_examples)
+            plan = self._plan(request, prefill=prefill, written=read, shows_examples=shows_examples)
             is_begun = prefill and bool(request.reply_start or read)
             call.reply_start = request.reply_start if is_begun else None
             reply = ReplyReader(
                 read, is_continued=prefill, is_open=not is_begun and self._options.opens_reasoning
             )
             try:
-                async with self._admitted(call, request, messages) if self.is_limited else _AT_ONCE:
-                    await self._send(call, request, messages, reply, take)
+                async with (
+                    plan.turn() if plan.prefixes else _AT_ONCE,
+                    self._admitted(call, request, plan) if self.is_limited else _AT_ONCE,
+                ):
+                    await self._send(call, request, plan, reply, take)
                 return
             except Exception as error:  # whether it is worth another attempt is decided below
-                new = None if call.pieces else _find_refused(error, request)
+                new = None if call.pieces else _find_refused(error, request, plan)
                 if new and new not in refused:  # which another call may have learned meanwhile
                     self._options.expectations.refused |= {new}
                     num_attempts -= 1  # it has told us something, and costs nothing
@@ -97,17 +167,27 @@ class Caller:
                 read = ""
                 take(None)
 
-    async def _send(
-        self, call: Call, request: Request, messages: Sequence[BaseMessage], reply: ReplyReader, take: Take
-    ) -> None:
+    def _plan(self, request: Request, *, prefill: bool, written: str, shows_examples: bool) -> Plan:
+        messages = request.messages(prefill=prefill, written=written, shows_examples=shows_examples)
+        if self._cache is None or request.shared is None or "cache" in self._options.expectations.refused:
+            return Plan(messages)
+        num_examples = 2 * len(request.examples) if shows_examples else 0
+        asked = request.conversation.index + num_examples
+        return self._cache.plan(messages, request.shared, asked, num_examples)
+
+    async def _send(self, call: Call, request: Request, plan: Plan, reply: ReplyReader, take: Take) -> None:
         """Makes one attempt; records what comes, when, and what it cost."""
+        arguments = self._arguments(call, request, plan)
         call.begin(self.now())
-        deltas = self._options.provider.stream(messages, **self._arguments(call, request))
+        deltas = self._options.provider.stream(plan.messages, **arguments)
         try:
             async for delta in deltas:
                 call.note(delta, self.now())
-                if delta.pause_seconds and self._options.limiter:
-                    self._options.limiter.pause(delta.pause_seconds)
+                if delta.pause_seconds is None and delta.remaining is None:
+                    plan.end(is_readable=True)
+                elif self._options.limiter:
+                    self._options.limiter.pause(delta.pause_seconds or 0.0)
+                    self._options.limiter.observe(delta.remaining or {})
                 text = reply.feed(delta.text) if delta.text else ""
                 if reply.reasoning.has_discarded:
                     reply.reasoning.has_discarded = False
@@ -115,31 +195,33 @@ class Caller:
                         reply.text = ""
                         take(None)
                 if text and take(text):
-                    self._count(call, messages)
+                    self._count(call, plan)
                     return
             if text := reply.feed(None):
                 take(text)
             self._learn(call, reply)
             if call.usage is None:
-                self._count(call, messages)
+                self._count(call, plan)
         except BaseException as error:
-            self._note_failure(call, messages, error)
+            self._note_failure(call, plan, error)
             raise
         finally:
             call.end_seconds = self.now()
             if isinstance(deltas, AsyncGenerator):
                 await deltas.aclose()
 
-    def _arguments(self, call: Call, request: Request) -> dict[str, Any]:
-        """The arguments of the provider besides the messages."""
-        config = self._call_options.config
-        parameters = {**request.parameters, **self._call_options.parameters}
+    def _arguments(self, call: Call, request: Request, plan: Plan) -> dict[str, Any]:
+        config, provider = self._call_options.config, self._options.provider
+        parameters = {**plan.fields, **request.parameters, **self._call_options.parameters}
+        if self._known and not self._known.sampling:
+            for name in _SAMPLING & parameters.keys():
+                warn_once(f"{provider.model_name} takes no {name}: it is left out")
+                del parameters[name]
+        tiers = provider.tier_fields if isinstance(provider, VendorProvider) else self._own
+        call.tier = next(filter(None, map((tiers | parameters).get, ("speed", "service_tier"))), None)
         if self._is_heard:
             config = cast("RunnableConfig", {**config, "run_name": call.name})
-        if request.prefix:  # for a provider that takes it
-            parameters["prefix"] = request.prefix
         bounds = request.bounds
-        provider = self._options.provider
         takes_stop = not isinstance(provider, LangChainProvider) or provider.takes_stop
         if bounds.stop and takes_stop and "stop" not in self._options.expectations.refused:
             own = self._own.get("stop") or []
@@ -153,31 +235,32 @@ class Caller:
         return {"config": config, **parameters}
 
     @asynccontextmanager
-    async def _admitted(
-        self, call: Call, request: Request, messages: Sequence[BaseMessage]
-    ) -> AsyncIterator[None]:
-        """Waits until the bound on calls in flight and the rate limits admit a call."""
+    async def _admitted(self, call: Call, request: Request, plan: Plan) -> AsyncIterator[None]:
         async with self._call_options.limit or _AT_ONCE:
             if self._limiter is None:
                 yield
                 return
-            spent = await self._limiter.admit(
+            reserved = await self._limiter.admit(
                 self._call_options.question_number,
-                self._expected_tokens(call, request, messages) if self._limiter.counts_tokens else 0,
+                *(self._expected_tokens(call, request, plan) if self._limiter.counts_tokens else ()),
                 longest_wait_seconds=self._options.retries.longest_wait_seconds,
             )
             try:
                 yield
             finally:
-                self._limiter.release(spent, call.usage["total_tokens"] if call.usage else None)
+                used = count_tokens(call.usage)
+                num_in = used["input_tokens"] - (0 if self._counts_reads else used["cached_tokens"])
+                self._limiter.release(reserved, (num_in, used["output_tokens"]) if call.usage else None)
 
-    def _expected_tokens(self, call: Call, request: Request, messages: Sequence[BaseMessage]) -> int:
+    def _expected_tokens(self, call: Call, request: Request, plan: Plan) -> tuple[int, int]:
+        """Tokens that ``call`` is expected to read, as the vendor counts them, and to write."""
         parameters = self._call_options.parameters
         most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
         expected = self._options.expectations.output_tokens(call.stage)
         if request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
-        return num_message_tokens(messages) + (most if isinstance(most, int) else expected)
+        num_read = 0 if self._counts_reads else plan.expected["cached_tokens"]
+        return num_message_tokens(plan.messages) - num_read, most if isinstance(most, int) else expected
 
     def _learn(self, call: Call, reply: ReplyReader) -> None:
         """Learns from a reply that has ended; raises if all was reasoning or the model says it has failed."""
@@ -206,29 +289,29 @@ class Caller:
             return None
         return None if deadline is not None and self.now() + pause >= deadline else pause
 
-    def _note_failure(self, call: Call, messages: Sequence[BaseMessage], error: BaseException) -> None:
-        """Records what the failed attempt cost, and tells the limits what the server said."""
+    def _note_failure(self, call: Call, plan: Plan, error: BaseException) -> None:
         failure = as_provider_error(error)
-        if call.pieces or not (isinstance(error, ProviderError) and error.is_unbilled):
-            self._count(call, messages)
+        if call.pieces or call.usage or not (isinstance(error, ProviderError) and error.is_unbilled):
+            self._count(call, plan)
         if self._options.limiter and failure.was_refused:
             self._options.limiter.pause(failure.retry_after_seconds or 0.0)
 
     @staticmethod
-    def _count(call: Call, messages: Sequence[BaseMessage]) -> None:
+    def _count(call: Call, plan: Plan) -> None:
         """Estimates the tokens of an attempt whose usage did not arrive, or not the whole of it."""
         if call.usage is None or call.finish_reason is None:
-            num_in, num_out = num_message_tokens(messages), num_tokens(call.text) if call.pieces else 0
-            call.cut({**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out})
+            call.cut({**plan.expected, "input_tokens": num_message_tokens(plan.messages)})
 
 
-def _find_refused(error: Exception, request: Request) -> Dispensable | None:
+def _find_refused(error: Exception, request: Request, plan: Plan) -> Dispensable | None:
     """What ``request`` was refused for, if it can do without; ``None`` if it failed otherwise."""
     if isinstance(error, PrefillRefusedError):
         return "prefill"
     said = str(error).lower()
     if as_provider_error(error).status not in (400, 422) and type(error).__name__ != "TemplateError":
         return None
+    if (plan.prefixes or plan.fields) and "cache" in said:
+        return "cache"
     if request.bounds.stop and "stop" in said:
         return "stop"
     is_about_turns = any(word in said for word in ("role", "alternat", "turn", "messages"))

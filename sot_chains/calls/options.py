@@ -11,6 +11,7 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from sot_chains.calls.prefix_cache import PromptCaching, find_known
 from sot_chains.calls.rate_limits import Limiter, next_question
 from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import SotTrace
@@ -24,7 +25,7 @@ from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 
 Policy = Literal["retry", "omit", "plain", "raise"]
-Dispensable = Literal["prefill", "stop", "examples"]
+Dispensable = Literal["prefill", "stop", "examples", "cache"]
 OnFailure: TypeAlias = Policy | Callable[[Point, Exception], Policy]
 Routing: TypeAlias = Runnable[LanguageModelInput, Any] | Literal["always", "unless_busy", "never"]
 
@@ -66,6 +67,7 @@ class AnswerOptions:
     limiter: Limiter | None = None
     prices: Mapping[str, Price] | Price | None = None
     router: Routing = "always"
+    caching: PromptCaching = field(default_factory=PromptCaching)
     detail: Detail = "normal"
     dependencies: bool = False
     conclusion: bool = False
@@ -81,6 +83,10 @@ class AnswerOptions:
         for name, values in allowed.items():
             if (value := getattr(self, name)) not in values and not callable(value):
                 raise ValueError(f"{name} must be one of {values}, got {value!r}")
+        known, provider = self.caching.find(self.provider), self.provider
+        tiers = provider.tier_fields if isinstance(provider, VendorProvider) else {}
+        if "fast" in tiers.values() and known and not known.fast:
+            raise ValueError(f"{provider.model_name!r} has no fast tier, got {tiers}; omit it")
 
     @property
     def prefills(self) -> bool:
@@ -88,7 +94,9 @@ class AnswerOptions:
         known = isinstance(self.provider, VendorProvider) and self.provider.has_refused_prefill
         if known or "prefill" in self.expectations.refused:  # what the user says holds until then
             return False
-        prefill = self.profile.prefill
+        prefill, model = self.profile.prefill, find_known(self.provider)
+        if prefill is None and model is not None and not model.prefill:
+            return False
         return self.provider.supports_prefill if prefill is None else prefill
 
     @property
@@ -106,16 +114,13 @@ class AnswerOptions:
 
 
 def choose_profile(profile: ModelProfile | str | None, provider: Provider) -> ModelProfile:
-    """The profile meant by the argument ``profile`` of a chain; ``None`` leaves it to the kind of provider.
-
-    Raises:
-        ValueError: There is no profile of that name.
-    """
+    """The profile meant by the argument ``profile`` of a chain; ``None`` leaves it to the provider."""
     if isinstance(profile, ModelProfile):
         return profile
     if profile is None:
         is_local = isinstance(provider, LangChainProvider) and provider.local is not None
         is_elsewhere = isinstance(provider, VendorProvider) and provider.is_elsewhere
+        is_elsewhere = is_elsewhere and find_known(provider) is None  # a gateway to a vendor's model
         return ModelProfile.SMALL if is_local or is_elsewhere else ModelProfile.STRONG
     if profile in PROFILES:
         return PROFILES[profile]
@@ -138,12 +143,7 @@ class CallOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], limit: asyncio.Semaphore | None) -> CallOptions:
-        """Takes the options of ours out of the ``arguments`` of a call.
-
-        Raises:
-            ValueError: The deadline is not positive.
-            TypeError: ``resume`` is not a trace.
-        """
+        """Takes the options of ours out of the ``arguments`` of a call."""
         parameters = dict(arguments)
         deadline_seconds = parameters.pop("deadline_seconds", None)
         if deadline_seconds is not None and not deadline_seconds > 0:
@@ -153,11 +153,7 @@ class CallOptions:
 
 
 def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:
-    """Bounds the model calls that may be in flight under ``config``.
-
-    Raises:
-        ValueError: ``max_concurrency`` is below 1, which would wait forever.
-    """
+    """Bounds the model calls that may be in flight under ``config``."""
     if (bound := config.get("max_concurrency")) is None:
         return None
     if bound < 1:

@@ -2,10 +2,9 @@
 
 Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first.
 Only the first in the queue checks the limits; the others sleep until their turn, so thousands of them cost
-nothing. ``asyncio-throttle`` counts requests, a :class:`Window` tokens.
+nothing. ``asyncio-throttle`` counts requests, a :class:`~sot_chains.calls.windows.Window` tokens.
 
-Event loops may share an account: the queue belongs to none of them. The usage of other processes is known
-only from what the server reports.
+Event loops may share an account. The usage of other processes is known only from what the server reports.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 from uuid import uuid4
 
 from asyncio_throttle.throttler import Throttler
 
+from sot_chains.calls.windows import Spent, Window
 from sot_chains.providers.base import ProviderError
 
 _log = logging.getLogger(__name__)
@@ -40,82 +40,39 @@ class Limits:
         requests_per_minute: Requests started in any window of ``window_seconds``, retries included.
         tokens_per_minute: Tokens in any such window: estimated when a call starts, corrected when its usage
             is known.
+        input_tokens_per_minute: Input tokens alone, without those read from a cache if the vendor does not
+            count them.
+        output_tokens_per_minute: Output tokens alone, which count from the end of their call on.
         max_concurrent: Calls in flight at once.
         key: Names the account. Chains with the same key share the limits. Without a key, chains share them
             if they call the same model on the same server with the same API key, or if they use this same
             object with a LangChain model.
         window_seconds: Length of the window; change it if the vendor does not count per minute.
-
-    Raises:
-        ValueError: A limit is not positive.
     """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     key: str | None = None
     window_seconds: float = 60.0
     _identity: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "window_seconds"):
+        names = ("requests_per_minute", "max_concurrent", "window_seconds", *map(_per_minute, _TOKENS))
+        for name in names:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}; omit it for no limit")
 
 
-@dataclass(slots=True)
-class Spent:
-    """Tokens reserved at one moment, corrected once the server reports the actual number."""
-
-    at: float
-    tokens: int
-    counts: bool = True
-
-
-class Window:
-    """At most ``limit`` tokens in any window of ``seconds``. Pure: the caller passes the time.
-
-    A leaky bucket would allow up to twice the limit in one window (its saved capacity plus the refill), so
-    every reservation is kept for a whole window.
-    """
-
-    def __init__(self, limit: int, seconds: float) -> None:
-        self.limit = limit
-        self.seconds = seconds
-        self._spent: deque[Spent] = deque()
-        self._total = 0
-
-    def seconds_until(self, tokens: int, now: float) -> float:
-        """Seconds until ``tokens``, at most ``limit``, fit; ``0.0`` if they fit now."""
-        while self._spent and now - self._spent[0].at > self.seconds:
-            expired = self._spent.popleft()
-            self._total -= expired.tokens
-            expired.counts = False
-        missing = tokens - (self.limit - self._total)
-        for spent in self._spent if missing > 0 else ():
-            missing -= spent.tokens
-            if missing <= 0:
-                return max(spent.at + self.seconds - now, 0.0) or 1e-4  # exactly at the edge it still counts
-        return 0.0
-
-    def spend(self, tokens: int, now: float) -> Spent:
-        """Reserves ``tokens``."""
-        spent = Spent(now, tokens)
-        self._spent.append(spent)
-        self._total += tokens
-        return spent
-
-    def correct(self, spent: Spent, tokens: int) -> None:
-        """Replaces the reserved tokens by those actually used."""
-        self._total += (tokens - spent.tokens) * spent.counts
-        spent.tokens = tokens
+_TOKENS = ("tokens", "input_tokens", "output_tokens")
+Reservation: TypeAlias = dict[str, Spent]  # in each window
 
 
 @dataclass(slots=True, order=True)
 class _Waiter:
-    """A call in the queue; ordered by question, then by arrival."""
-
     question: int
     number: int
     loop: asyncio.AbstractEventLoop = field(compare=False)
@@ -144,7 +101,8 @@ class Limiter:
         self._first: _Waiter | None = None  # the one that checks the limits
         self._closed_until = self._asked_seconds = 0.0
         self._requests = Throttler(0)
-        self._tokens = Window(0, 0.0)
+        self._windows = {name: Window(0, 0.0) for name in _TOKENS}
+        self._in_flight = dict.fromkeys(_TOKENS, 0)
         self.change(limits)
 
     def __deepcopy__(self, memo: object) -> Limiter:
@@ -161,40 +119,37 @@ class Limiter:
         with self._lock:
             self.limits = limits
             self._requests.rate_limit = limits.requests_per_minute or _UNLIMITED
-            self._tokens.limit = limits.tokens_per_minute or _UNLIMITED
-            self._requests.period = self._tokens.seconds = seconds
+            self._requests.period = seconds
+            for name, window in self._windows.items():
+                window.limit, window.seconds = getattr(limits, _per_minute(name)) or _UNLIMITED, seconds
 
     @property
     def counts_tokens(self) -> bool:
         """Whether calls must state how many tokens they expect to use."""
-        return self.limits.tokens_per_minute is not None
+        return any(getattr(self.limits, _per_minute(name)) for name in _TOKENS)
 
     @property
     def is_unlimited(self) -> bool:
         """Whether nothing restricts calls now: no limits, and no pause that the server asked for."""
-        said = self.limits
-        is_limited = said.requests_per_minute or said.tokens_per_minute or said.max_concurrent
+        is_limited = self.limits.requests_per_minute or self.limits.max_concurrent or self.counts_tokens
         return not is_limited and self._closed_until <= time.monotonic()
 
     async def admit(
-        self, question: int, tokens: int = 0, *, longest_wait_seconds: float = float("inf")
-    ) -> Spent:
-        """Waits until the limits allow the call; returns what it reserves, for :meth:`release`.
-
-        Args:
-            question: The number of the call's question, from :func:`next_question`; lower ones go first.
-            tokens: Tokens the call is expected to use, input and output together.
-            longest_wait_seconds: The longest pause of the server that is waited out.
-
-        Raises:
-            ProviderError: ``tokens`` exceeds the limit, so the call could never start, or the server has
-                asked for a longer pause.
-        """
-        if tokens > self._tokens.limit:
-            raise ProviderError(
-                f"a request of about {tokens} tokens can never be sent under tokens_per_minute="
-                f"{self._tokens.limit}; raise the limit, shorten the input or set max_tokens"
-            )
+        self,
+        question: int,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        *,
+        longest_wait_seconds: float = float("inf"),
+    ) -> Reservation:
+        """Waits until the limits allow the call; returns what it reserves, for :meth:`release`."""
+        wanted = dict(zip(_TOKENS, (input_tokens + output_tokens, input_tokens, output_tokens), strict=True))
+        for name, window in self._windows.items():
+            if wanted[name] > window.limit:
+                raise ProviderError(
+                    f"a request of about {wanted[name]} tokens can never be sent under {_per_minute(name)}="
+                    f"{window.limit}; raise the limit, shorten the input or set max_tokens"
+                )
         waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._check_pause(longest_wait_seconds)
@@ -204,7 +159,7 @@ class Limiter:
             while True:
                 with self._lock:
                     is_first = self._first is waiter
-                    seconds = self._seconds_closed(tokens, longest_wait_seconds) if is_first else 0.0
+                    seconds = self._seconds_closed(wanted, longest_wait_seconds) if is_first else 0.0
                     is_full = self.num_running >= (self.limits.max_concurrent or _UNLIMITED)
                 if seconds > 0:
                     log_wait(seconds, "the rate limits of the account")
@@ -215,18 +170,30 @@ class Limiter:
                 else:  # last, since a request counts from the moment at which it is admitted
                     await self._count_request(waiter.loop)
                     with self._lock:  # the server may have asked for a pause meanwhile
-                        if self._seconds_closed(tokens, longest_wait_seconds) <= 0:
+                        if self._seconds_closed(wanted, longest_wait_seconds) <= 0:
                             self.num_running += 1
-                            return self._tokens.spend(tokens, time.monotonic())
+                            return self._reserve(wanted)
         finally:
             self._leave(waiter)
 
-    def release(self, spent: Spent, tokens: int | None) -> None:
-        """Ends a call. ``tokens`` replaces the estimate that it has reserved; ``None`` keeps it."""
+    def _reserve(self, wanted: dict[str, int]) -> Reservation:
+        now = time.monotonic()
+        for name, tokens in wanted.items():
+            self._in_flight[name] += tokens
+        return {name: window.spend(wanted[name], now) for name, window in self._windows.items()}
+
+    def release(self, reserved: Reservation, tokens: tuple[int, int] | None) -> None:
+        """Ends a call. ``tokens``, input and output, replace what it has reserved; ``None`` keeps that."""
         with self._lock:
             self.num_running -= 1
+            for name, spent in reserved.items():
+                self._in_flight[name] -= spent.tokens
             if tokens is not None:
-                self._tokens.correct(spent, tokens)
+                self._windows["tokens"].correct(reserved["tokens"], sum(tokens))
+                self._windows["input_tokens"].correct(reserved["input_tokens"], tokens[0])
+                # They are counted as they are written, so the last of them by now.
+                self._windows["output_tokens"].correct(reserved["output_tokens"], 0)
+                self._windows["output_tokens"].spend(tokens[1], time.monotonic())
             if self._first:
                 self._first.wake()
 
@@ -236,6 +203,13 @@ class Limiter:
         with self._lock:
             if seconds > 0 and until > self._closed_until:
                 self._closed_until, self._asked_seconds = until, seconds
+
+    def observe(self, remaining: Mapping[str, int]) -> None:
+        """Takes in what is left of the limits, as the server says: others may use the account, too."""
+        with self._lock:
+            for name, window in self._windows.items():
+                if name in remaining and window.limit != _UNLIMITED:
+                    window.observe(remaining[name], self._in_flight[name], time.monotonic())
 
     def _check_pause(self, longest_wait_seconds: float) -> float:
         """Seconds left of the pause that the server has asked for; raises if they are too many."""
@@ -251,9 +225,10 @@ class Limiter:
             )
         return left
 
-    def _seconds_closed(self, tokens: int, longest_wait_seconds: float) -> float:
-        left = self._check_pause(longest_wait_seconds)
-        return max(left, self._tokens.seconds_until(tokens, time.monotonic()))
+    def _seconds_closed(self, wanted: dict[str, int], longest_wait_seconds: float) -> float:
+        left, now = self._check_pause(longest_wait_seconds), time.monotonic()
+        waits = [window.seconds_until(wanted[name], now) for name, window in self._windows.items()]
+        return max(left, *waits)
 
     async def _count_request(self, loop: asyncio.AbstractEventLoop) -> None:
         note = loop.call_later(_LONG_SECONDS, _log.warning, "waiting: requests_per_minute is used up")
@@ -278,6 +253,10 @@ class Limiter:
                 heapq.heapify(self._queue)
 
 
+def _per_minute(name: str) -> str:
+    return f"{name}_per_minute"
+
+
 def log_wait(seconds: float, reason: str) -> None:
     """Logs a wait that somebody might take for a hang."""
     if seconds > _LONG_SECONDS:
@@ -294,11 +273,7 @@ _limiters_lock = threading.Lock()
 
 
 def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | None:
-    """The limiter shared by all chains with the same key; the newest limits apply to all of them.
-
-    It is ``None`` if there is nothing to enforce: neither limits nor an account, which LangChain models lack,
-    whose server may ask for pauses.
-    """
+    """The limiter shared by all chains with the same key; the newest limits apply to all of them."""
     if limits is None and account is None:
         return None
     key = (limits and limits.key) or account or (limits and limits._identity)

@@ -18,9 +18,6 @@ class Retries:
         first_pause_seconds: Backoff before the second attempt; doubled for each further one.
         longest_pause_seconds: Longest backoff. If the server asks for a longer pause, that one applies.
         longest_wait_seconds: Longest pause that the server may ask for; for a longer one the call fails.
-
-    Raises:
-        ValueError: ``max_attempts`` is below 1, or a pause is negative.
     """
 
     max_attempts: int = 5
@@ -35,14 +32,7 @@ class Retries:
             raise ValueError("pauses must not be negative")
 
     def pause_seconds(self, num_attempts: int, failure: ProviderError) -> float:
-        """Seconds to wait after ``num_attempts`` attempts, the last of which ended with ``failure``.
-
-        The backoff is scaled by a random factor from 0.5 to 1, so that calls that failed together are not
-        retried together; it is never shorter than the server asked for.
-
-        Raises:
-            ProviderError: The server asks for a longer pause than ``longest_wait_seconds``.
-        """
+        """Seconds to wait after ``num_attempts`` attempts, the last of which ended with ``failure``."""
         asked = failure.retry_after_seconds or 0.0
         if asked > self.longest_wait_seconds:
             raise ProviderError(
@@ -58,11 +48,7 @@ class Retries:
 
 
 def as_provider_error(error: BaseException) -> ProviderError:
-    """What ``error`` says of its call: itself, or what an error of an SDK or of LangChain amounts to.
-
-    LangChain's ``ModelError`` has ``is_retryable``, an SDK's error the status and the headers of a reply.
-    Connection errors and timeouts may pass.
-    """
+    """What ``error`` says of its call: itself, or what an error of an SDK or of LangChain amounts to."""
     if isinstance(error, ProviderError):
         return error
     status, is_retryable = getattr(error, "status_code", None), getattr(error, "is_retryable", None)

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict, cast
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
-from sot_chains.calls.usage import Cost, Tokens, num_tokens, total_tokens
+from sot_chains.calls.usage import Cost, Tokens, count_tokens, num_tokens, total_tokens
 from sot_chains.providers.base import Delta, find_ending
 
 # The text ends before its end; there is none; the point was left out of the answer because it failed.
@@ -85,6 +85,9 @@ class SotTrace(TypedDict):
     cost: Cost
 
 
+_STANDARD_TIERS = frozenset({"", "auto", "default", "standard", "standard_only"})
+
+
 @dataclass(slots=True)
 class Call:
     """A model call while it is made, over all its attempts."""
@@ -99,6 +102,7 @@ class Call:
     model_name: str | None = None
     num_requests: int = 0
     estimated: Tokens | None = None
+    tier: str | None = None  # that was asked for, or that served it
     reply_start: str | None = None  # what the reply of this attempt was begun with, if it was
     pieces: list[str] = field(default_factory=list)  # the raw text of this attempt
     reasoning: str = ""  # of this attempt, in the text or reported beside it
@@ -126,9 +130,13 @@ class Call:
         if metadata := delta.response_metadata:
             name = metadata.get("model_name") or metadata.get("model")
             self.model_name = name if isinstance(name, str) else self.model_name
+            if isinstance(tier := metadata.get("service_tier"), str):
+                self.tier = None if tier in _STANDARD_TIERS else tier
 
-    def cut(self, estimated: Tokens) -> None:
-        """Records that the attempt ended without its usage; ``estimated`` stands for it."""
+    def cut(self, prompt: Tokens) -> None:
+        """Records that the attempt ended before its usage was reported; ``prompt`` is an estimate."""
+        estimated = count_tokens(self.usage) if self.usage and self.usage["input_tokens"] else prompt
+        estimated = {**estimated, "output_tokens": num_tokens(self.text) if self.pieces else 0}
         self.estimated = total_tokens((estimated, self.estimated))
         self.usage = None
 

@@ -1,7 +1,6 @@
 """The cost of an answer: tokens by stage, and price.
 
-Token counts are those the server reported. Calls whose usage did not arrive, because they failed or were
-cancelled before, or because the server reports none, are estimated and listed separately.
+Token counts are those the server reported. Calls whose usage did not arrive are estimated, and listed apart.
 """
 
 from __future__ import annotations
@@ -9,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from langchain_core.messages import BaseMessage
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata, add_usage
+from langchain_core.messages.ai import UsageMetadata, add_usage
 
 _log = logging.getLogger(__name__)
 _ENCODING = "o200k_base"  # OpenAI's models since 2024; a fair estimate for others
@@ -28,6 +29,7 @@ _URL = f"https://{_HOST}/encodings/{_ENCODING}.tiktoken"
 _LONGEST_WAIT_SECONDS = 3.0
 _vocabulary: Any = None  # tiktoken's encoding
 _MILLION = 1_000_000
+_DETAILS = re.compile("^(priority|flex)_")
 
 
 @dataclass(frozen=True)
@@ -39,30 +41,44 @@ class Price:
         output: Output tokens.
         cached_input: Input tokens read from the vendor's cache; by default the price of ``input``.
         cache_write: Input tokens written to the cache; by default the price of ``input``.
+        cache_write_1h: Those written for an hour; by default the price of ``cache_write``.
+        tiers: Prices of other tiers, by their names: ``fast``, ``flex``. By default the same.
     """
 
     input: float
     output: float
     cached_input: float | None = None
     cache_write: float | None = None
+    cache_write_1h: float | None = None
+    tiers: Mapping[str, Price] = field(default_factory=dict, hash=False)
 
-    def of(self, tokens: Tokens) -> float:
-        """The price of ``tokens``."""
+    def of(self, tokens: Tokens, tier: str | None = None) -> float:
+        """The price of ``tokens`` in a tier."""
+        if other := self.tiers.get(tier_name(tier) or ""):
+            return other.of(tokens)
+        read = self.input if self.cached_input is None else self.cached_input
+        write = self.input if self.cache_write is None else self.cache_write
+        write_1h = write if self.cache_write_1h is None else self.cache_write_1h
         total = tokens["input_tokens"] * self.input + tokens["output_tokens"] * self.output
-        if self.cached_input is not None:
-            total += tokens["cached_tokens"] * (self.cached_input - self.input)
-        if self.cache_write is not None:
-            total += tokens["cache_write_tokens"] * (self.cache_write - self.input)
+        total += tokens["cached_tokens"] * (read - self.input)
+        total += tokens["cache_write_tokens"] * (write - self.input)
+        total += tokens.get("cache_write_1h_tokens", 0) * (write_1h - write)
         return total / _MILLION
 
 
+def tier_name(tier: str | None) -> str | None:
+    """One name for one tier: OpenAI calls its fast one ``priority`` in replies."""
+    return "fast" if tier == "priority" else tier
+
+
 class Tokens(TypedDict):
-    """Input and output tokens. Cache reads and cache writes are included in the input tokens."""
+    """Input tokens, some of them read from the cache or written to it (for an hour), and output tokens."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int
     cache_write_tokens: int
+    cache_write_1h_tokens: int
 
 
 class Cost(TypedDict):
@@ -71,11 +87,16 @@ class Cost(TypedDict):
     stages: dict[str, Tokens]  # as the server reported them, by stage: "skeleton", "points", "plain"
     reported: Tokens  # their exact sum
     estimated: Tokens | None  # of calls whose usage did not arrive; None if there were none
+    tiers: dict[str, Tokens]  # of these, those of other tiers than the standard one
     price: float | None  # of all these tokens; None if the model is not in the price table
     saved_by_cache: float | None  # by cache reads, minus the extra price of cache writes
+    uncached_price: float | None  # of the same calls without a cache
+    plain_price: float | None  # of one call that reads the prompt once and writes as much, without a cache
 
 
-NO_TOKENS = Tokens(input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0)
+NO_TOKENS = Tokens(
+    input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0, cache_write_1h_tokens=0
+)
 
 
 def total_usage(usages: Iterable[UsageMetadata | None]) -> UsageMetadata | None:
@@ -88,12 +109,18 @@ def count_tokens(usage: UsageMetadata | None) -> Tokens:
     """``usage`` as counts."""
     if usage is None:
         return NO_TOKENS
-    details = usage.get("input_token_details") or InputTokenDetails()
+    # LangChain's models put the tier before these names, and name writes by their lifetime.
+    given = cast("Mapping[str, int | None]", usage.get("input_token_details") or {})
+    counts = Counter[str]()
+    for name, number in given.items():
+        counts[_DETAILS.sub("", name)] += number or 0
+    num_1h = counts["ephemeral_1h_input_tokens"]
     return Tokens(
         input_tokens=usage["input_tokens"],
         output_tokens=usage["output_tokens"],
-        cached_tokens=details.get("cache_read") or 0,
-        cache_write_tokens=details.get("cache_creation") or 0,
+        cached_tokens=counts["cache_read"],
+        cache_write_tokens=counts["cache_creation"] + counts["ephemeral_5m_input_tokens"] + num_1h,
+        cache_write_1h_tokens=num_1h,
     )
 
 
@@ -110,29 +137,45 @@ def total_tokens(counts: Iterable[Tokens | None]) -> Tokens:
 
 
 def price_for(model: str, prices: Mapping[str, Price] | Price | None) -> Price | None:
-    """The price of ``model``: under its name, or under the longest name in the table that it starts with.
-
-    Servers answer with dated names, such as ``gpt-4.1-mini-2025-04-14`` for ``gpt-4.1-mini``.
-    """
+    """The price of ``model``: under its name, or under the longest name in the table that it starts with."""
     if prices is None or isinstance(prices, Price):
         return prices
     names = [name for name in prices if model == name or model.startswith(f"{name}-")]
     return prices[max(names, key=len)] if names else None
 
 
-def compute_cost(stages: Mapping[str, Tokens], estimated: Tokens | None, price: Price | None) -> Cost:
+def compute_cost(
+    stages: Mapping[str, Tokens],
+    estimated: Tokens | None,
+    price: Price | None,
+    tiers: Mapping[str, Tokens] | None = None,
+    plain: Tokens = NO_TOKENS,
+) -> Cost:
     """Computes the cost of an answer, from the reported tokens by stage and those estimated."""
-    reported = total_tokens(stages.values())
-    everything = total_tokens((reported, estimated))
-    uncached: Tokens = {**everything, "cached_tokens": 0, "cache_write_tokens": 0}
-    paid = price.of(everything) if price else None
+    reported, tiers = total_tokens(stages.values()), dict(tiers or {})
+    everything, others = total_tokens((reported, estimated)), total_tokens(tiers.values())
+    standard = cast("Tokens", {name: everything[name] - others[name] for name in NO_TOKENS})  # type: ignore[literal-required]
+    by_tier = [(None, standard), *tiers.items()]
+    paid = uncached = plain_price = None
+    if price:
+        paid = sum(price.of(tokens, tier) for tier, tokens in by_tier)
+        uncached = sum(price.of(without_cache(tokens), tier) for tier, tokens in by_tier)
+        plain_price = price.of(plain, next(iter(tiers), None))
     return Cost(
         stages=dict(stages),
         reported=reported,
         estimated=estimated,
+        tiers=tiers,
         price=paid,
-        saved_by_cache=price.of(uncached) - paid if price and paid is not None else None,
+        saved_by_cache=None if uncached is None or paid is None else uncached - paid,
+        uncached_price=uncached,
+        plain_price=plain_price,
     )
+
+
+def without_cache(tokens: Tokens) -> Tokens:
+    """``tokens`` without a cache."""
+    return {**NO_TOKENS, "input_tokens": tokens["input_tokens"], "output_tokens": tokens["output_tokens"]}
 
 
 _TOKENS_OF_A_MESSAGE = 4  # role and separators

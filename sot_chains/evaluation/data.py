@@ -22,14 +22,7 @@ class Question:
 
 
 def read_questions(path: Path | str) -> list[Question]:
-    """Reads a JSON Lines file of questions; the category is ``"all"`` where it is missing.
-
-    Lines end at line feeds alone, and a byte order mark is skipped.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line is not of this form (the message names it), or there is no question.
-    """
+    """Reads a JSON Lines file of questions; the category is ``"all"`` where it is missing."""
     questions = []
     for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
         try:
@@ -49,14 +42,7 @@ def read_questions(path: Path | str) -> list[Question]:
 
 
 class Store:
-    """Results by what was asked, in a file of JSON lines that is only appended to.
-
-    Args:
-        path: Created if it does not exist.
-
-    Raises:
-        ValueError: The file is not such a store.
-    """
+    """Results by what was asked, in a file of JSON lines that is only appended to."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

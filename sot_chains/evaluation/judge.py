@@ -1,8 +1,7 @@
 """A chat model as the judge of two answers: its request, and how its reply is read.
 
 Every pair is judged in both orders, since judges have a position bias (arXiv 2305.17926). Replies without a
-readable verdict (refusals among them) and failed calls are counted separately, never as ties. The general
-question follows FastChat's evaluation and the aspects follow LLMZoo, both in our own words.
+readable verdict and failed calls are never ties. The questions follow FastChat and LLMZoo, in our own words.
 """
 
 from __future__ import annotations
@@ -40,11 +39,7 @@ def read_verdict(reply: str) -> Outcome:
 
 
 def make_request(criterion: str, question: str, first: str, second: str) -> str:
-    """The request to the judge.
-
-    Raises:
-        ValueError: There is no such criterion.
-    """
+    """The request to the judge."""
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
     asked = ("" if criterion == GENERAL else _WORDING["aspect"]) + _WORDING["criteria"][criterion]
@@ -69,12 +64,7 @@ class Comparison:
 class Judge:
     """Compares answers with a chat model.
 
-    Args:
-        model: Any model that :class:`~sot_chains.chain.SkeletonOfThought` takes.
-        store: Stores its replies.
-        label: Names the judge in the store and the report; replies under another label are not reused.
-        timeout_seconds: Timeout of one reply.
-        **options: Further arguments of :class:`~sot_chains.chain.SkeletonOfThought`, such as ``limits``.
+    Its replies are kept in ``store`` under ``label``; ``options`` are further ones of ``SkeletonOfThought``.
     """
 
     def __init__(

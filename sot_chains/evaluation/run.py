@@ -1,8 +1,7 @@
 """Runs an evaluation: every question is answered plainly and by Skeleton-of-Thought, timed, and judged.
 
-Answers are generated one at a time, since concurrent ones would slow each other down. SoT-R is not generated:
-it is whichever of the two answers its router picks, plus the router's time. A stopped run resumes from its
-store.
+Answers are generated one at a time, since concurrent ones would slow each other down. SoT-R is whichever of
+the two answers its router picks, plus the router's time. A stopped run resumes from its store.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ async def _answer(chain: SkeletonOfThought, question: str, before_each: Callable
 async def _with_route(
     result: QuestionResult, router: Runnable[LanguageModelInput, Route], label: str, store: Store
 ) -> QuestionResult:
-    """``result`` with SoT-R, whose time includes the router's."""
     question = result.question.text
 
     async def decide() -> tuple[dict[str, Any], float]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
+from itertools import takewhile
 from string import Formatter
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -132,7 +133,14 @@ class PromptTemplates:
     def num_shared(self, question: str, skeleton: Skeleton, *, detail: Detail) -> int:
         """How many characters the expansion requests of all points of ``skeleton`` have in common."""
         fields = {"question": question, "skeleton": skeleton.text, "length": self.lengths[detail]}
-        return self.expansion.format(**fields, number="\0", point="\0").index("\0")
+        return len(self.expansion.format(**fields, number="\0", point="\0").partition("\0")[0].rstrip(" "))
+
+    def shared(self, question: str) -> str:
+        """The lines with which the requests for the skeleton and for every point begin."""
+        fields = {"question": question, "length": "", "number": "", "point": "", "skeleton": "\0"}
+        both = zip(self.skeleton.format(**fields), self.expansion.format(**fields), strict=False)
+        same = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        return same[: same.rfind("\n") + 1]
 
     def skeleton_examples(self) -> list[tuple[str, str, str]]:
         """Requests for the skeletons of ``examples``, and the replies, which are the same begun or not."""

@@ -9,27 +9,15 @@ from langchain_core.runnables import Runnable
 from sot_chains.providers.base import (
     DeadlineError,
     Delta,
+    LocalChatModel,
     PrefillRefusedError,
     Provider,
     ProviderError,
-    SharedPrefix,
 )
-from sot_chains.providers.clients import close_clients
-from sot_chains.providers.local import LocalChatModel
-from sot_chains.providers.vendor import VendorProvider
+from sot_chains.providers.vendor import VendorProvider, close_clients
 
-__all__ = [
-    "DeadlineError",
-    "Delta",
-    "LocalChatModel",
-    "PrefillRefusedError",
-    "Provider",
-    "ProviderError",
-    "SharedPrefix",
-    "VendorProvider",
-    "close_clients",
-    "make_provider",
-]
+__all__ = ["DeadlineError", "Delta", "LocalChatModel", "PrefillRefusedError", "Provider"]
+__all__ += ["ProviderError", "VendorProvider", "close_clients", "make_provider"]
 
 
 def make_provider(model: str | Runnable[Any, Any] | Provider, **options: Any) -> Provider:

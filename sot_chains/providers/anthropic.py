@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import anthropic
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from sot_chains.providers.base import Delta, SharedPrefix, warn_once
+from sot_chains.providers.base import WORDS, Delta, warn_once
 from sot_chains.providers.replies import Reply, find_text, mapping
 from sot_chains.providers.vendor import VendorProvider
 
@@ -21,7 +21,6 @@ class AnthropicProvider(VendorProvider):
     """Streams completions from Anthropic's Messages API.
 
     Args:
-        model: The model's name, as the server knows it.
         max_tokens: The longest a completion may be, unless a call sets it.
         **options: Those of :class:`~sot_chains.providers.vendor.VendorProvider`; ``base_url`` is without
             ``/v1``, and whether the model continues a final assistant message (``prefill``) is tried once by
@@ -37,14 +36,12 @@ class AnthropicProvider(VendorProvider):
         super().__init__(model, **options)
         self._max_tokens = max_tokens
 
-    def _request(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
-    ) -> dict[str, Any]:
+    def _request(self, messages: Sequence[BaseMessage], parameters: dict[str, Any]) -> dict[str, Any]:
         return {
             "model": self._model,
             "max_tokens": self._max_tokens,
             "stream": True,
-            **make_request(messages, prefix),
+            **make_request(messages),
             **_fields(parameters),
         }
 
@@ -53,12 +50,16 @@ class AnthropicProvider(VendorProvider):
         match payload.get("type"):
             case "message_start" | "message":
                 message = mapping(payload.get("message", payload))
-                return reply.add(
+                usage = mapping(message.get("usage"))
+                delta = reply.add(
                     find_text(message.get("content")),
                     model=message.get("model"),
                     finish_reason=message.get("stop_reason"),
-                    counts=(message.get("usage"),),
+                    counts=(usage,),
+                    tier=usage.get("speed"),
                 )
+                delta.usage = reply.take_usage()  # of the prompt, also if the rest does not come
+                return delta
             case "content_block_start" | "content_block_delta":
                 block = mapping(payload.get("content_block") or payload.get("delta"))
                 return reply.add(find_text(block.get("text")), find_text(block.get("thinking")))
@@ -70,23 +71,16 @@ class AnthropicProvider(VendorProvider):
         return Delta()
 
 
-# Parameters that the API does not know, or not beside others, are off at 1, or at 0, false or empty.
-_OFF_AT_ONE = ("n", "best_of", "top_p", "typical_p", "repetition_penalty", "length_penalty")
-_OFF_AT_ZERO = (
-    *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "top_k", "min_p"),
-    *("min_tokens", "echo", "suffix", "ignore_eos", "use_beam_search", "stop"),
-)
+_OFF = WORDS["off"]  # values of parameters that change nothing
 
 
 def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters under the API's names, without those that change nothing, of which it knows few."""
     if parameters.get("seed") is not None:  # a wish: nobody promises to answer alike
         warn_once("Anthropic's API takes no seed: it is left out")
-    fields = {
-        name: value
-        for name, value in parameters.items()
-        if name != "seed" and (value or name not in _OFF_AT_ZERO) and (value != 1 or name not in _OFF_AT_ONE)
-    }
+    off = {name: not value for name, value in parameters.items() if name in _OFF["at_zero"]}
+    off |= {name: parameters[name] == 1 for name in _OFF["at_one"] if name in parameters}
+    fields = {name: value for name, value in parameters.items() if name != "seed" and not off.get(name)}
     if stop := fields.pop("stop", None):
         fields["stop_sequences"] = [stop] if isinstance(stop, str) else list(stop)
     if "max_completion_tokens" in fields:
@@ -94,20 +88,8 @@ def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-_CACHE = {"type": "ephemeral"}
-# Anthropic caches no prefix below 1024 tokens (4096 for some models); a mark on a shorter one is ignored,
-# and cache writes cost a quarter more than plain input, so short prefixes are not marked.
-_FEWEST_CACHED_CHARACTERS = 4096
-
-
-def make_request(messages: Sequence[BaseMessage], prefix: SharedPrefix | None) -> dict[str, Any]:
-    """The fields ``system`` and ``messages`` of a request, with the shared prefix marked for caching.
-
-    Consecutive messages of one role are merged, since the API requires alternating roles.
-
-    Raises:
-        ValueError: A message has content that Anthropic's API does not support.
-    """
+def make_request(messages: Sequence[BaseMessage]) -> dict[str, Any]:
+    """The fields ``system`` and ``messages`` of a request."""
     system = [block for m in messages if m.type == "system" for block in _blocks(m)]
     turns: list[dict[str, Any]] = []
     for message in messages:
@@ -123,28 +105,7 @@ def make_request(messages: Sequence[BaseMessage], prefix: SharedPrefix | None) -
         system, turns = [], [{"role": "user", "content": system}]
     if turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
         last["text"] = last["text"].rstrip()  # of a prefilled reply, where the API refuses blanks at the end
-    if prefix is not None:
-        _mark(system, turns, prefix)
     return {**({"system": system} if system else {}), "messages": turns}
-
-
-def _mark(system: list[dict[str, Any]], turns: list[dict[str, Any]], prefix: SharedPrefix) -> None:
-    """Marks the end of the shared prefix, if the text up to it is long enough to be cached."""
-    asked = next((turn for turn in reversed(turns) if turn["role"] == "user"), None)
-    if asked is None or asked["content"][-1].get("type") != "text":
-        return
-    before = [*system, *(block for turn in turns[: turns.index(asked)] for block in turn["content"])]
-    num_before = sum(len(block.get("text", "")) for block in before)
-    # All stages share this part: the skeleton request, sent first, writes it to the cache for the points.
-    if before and num_before >= _FEWEST_CACHED_CHARACTERS and before[-1].get("type") == "text":
-        before[-1]["cache_control"] = _CACHE
-    text = asked["content"][-1]["text"]
-    shared, rest = text[: prefix.num_characters], text[prefix.num_characters :]
-    if rest.strip() and shared.strip() and num_before + len(shared) >= _FEWEST_CACHED_CHARACTERS:
-        asked["content"][-1:] = [
-            {"type": "text", "text": shared, "cache_control": _CACHE},
-            {"type": "text", "text": rest},
-        ]
 
 
 # Kinds of content that only Anthropic's API has, and takes back as they are.
@@ -152,7 +113,6 @@ _OWN = re.compile("(redacted_)?thinking|.*tool_(use|result)|document|search_resu
 
 
 def _blocks(message: BaseMessage) -> list[dict[str, Any]]:
-    """The content of ``message`` in the API's form, with its tool calls."""
     content = message.content
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     blocks = list(filter(None, (_block(part, message) for part in parts)))
@@ -176,7 +136,9 @@ def _block(given: Any, message: BaseMessage) -> dict[str, Any] | None:
     (part,) = HumanMessage([given]).content_blocks
     match part:
         case {"type": "text", "text": str(text)} | {"value": {"type": "refusal", "refusal": str(text)}}:
-            return {"type": "text", "text": text} if text.strip() else None  # blank ones are refused
+            mark = given.get("cache_control") if isinstance(given, dict) else None
+            block = {"type": "text", "text": text, **({"cache_control": mark} if mark else {})}
+            return block if text.strip() else None  # blank ones are refused
         case {"type": "image" | "file", "url": url}:
             source = {"type": "url", "url": url}
         case {"type": "image" | "file", "base64": data}:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
+import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.resources import files
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from langchain_core.exceptions import ContextOverflowError
@@ -19,14 +21,6 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import RunnableConfig
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, frozen=True)
-class SharedPrefix:
-    """The prefix of the last user message that several requests share."""
-
-    num_characters: int
-    key: str  # equal for all requests that share it, so that they can be routed to where it is cached
 
 
 @dataclass(slots=True)
@@ -38,20 +32,12 @@ class Delta:
     finish_reason: str | None = None  # as the model reports it; on the last delta
     response_metadata: dict[str, Any] | None = None  # such as ``model_name``
     pause_seconds: float | None = None  # that the server asks to wait before the next request
+    remaining: Mapping[str, int] | None = None  # of the account's limits, as the server's headers say
     reasoning: str = ""  # since the last delta, if the server reports it apart from the text
 
 
 Ending = Literal["whole", "calls", "length", "filtered", "failed"]
-# The reasons of OpenAI, Anthropic, Google, Amazon, Cohere, Mistral, Ollama, vLLM, TGI and others, in letters.
-_ENDINGS: Mapping[Ending, str] = {
-    "whole": "stop(sequence|string|token)?(met|found|reached)?|stopcriteriamet|end(turn|ofturn|oftext)?|done|"
-    "eos(token|found)?|completed?|finish(ed)?|normal",
-    "calls": "tool(calls?|use)|functioncall",
-    "length": "(model|max|context)?length(reached)?|max(imum|new|output|predicted)?tokens(reached)?|"
-    "truncated|(token|error)?limit|modelcontextwindowexceeded",
-    "filtered": "contentfilter(ed)?|(image)?safety|refusal|recitation|blocklist|prohibitedcontent|sensitive|"
-    "guardrailintervened|errortoxic|spii|modelarmor",
-}
+WORDS = tomllib.loads(files("sot_chains.providers").joinpath("words.toml").read_text("utf-8"))
 _NO_LETTER = re.compile(r".*\.|(finish_)?reason_|[^a-z]")  # FinishReason.STOP, FINISH_REASON_STOP, end-turn
 
 
@@ -59,7 +45,8 @@ _NO_LETTER = re.compile(r".*\.|(finish_)?reason_|[^a-z]")  # FinishReason.STOP, 
 def find_ending(finish_reason: str | None) -> Ending:
     """How a completion ended, by the reason that the model reports; any that is not known is a failure."""
     reason = "stop" if finish_reason is None else _NO_LETTER.sub("", finish_reason.lower())
-    return next((ending for ending, known in _ENDINGS.items() if re.fullmatch(known, reason)), "failed")
+    endings = WORDS["endings"].items()
+    return next((ending for ending, known in endings if re.fullmatch(known, reason)), "failed")
 
 
 @cache
@@ -87,11 +74,6 @@ class Provider(Protocol):
 
         Closing the iterator ends the request. If ``messages`` ends with a prefilled reply, only its
         continuation is yielded.
-
-        Args:
-            messages: The conversation.
-            config: Callbacks, tags and ``run_name`` of the call.
-            **kwargs: Parameters of the model, such as ``stop`` and ``temperature``.
 
         Raises:
             ProviderError: The request failed, or the reply was interrupted.
@@ -132,3 +114,45 @@ class PromptOverflowError(ProviderError, ContextOverflowError):
 
 class DeadlineError(ProviderError, TimeoutError):
     """The deadline passed before there was any text to return."""
+
+
+@runtime_checkable
+class ContinuesReplies(Protocol):
+    """A model that says whether it continues a final assistant message; any chat model may have this."""
+
+    @property
+    def supports_assistant_prefill(self) -> bool:
+        """Whether a final assistant message is continued rather than answered."""
+
+
+@runtime_checkable
+class LocalChatModel(ContinuesReplies, Protocol):
+    """A local chat model, whose calls share one batch and take further parameters.
+
+    The attributes named like parameters hold the values of a call that does not set them.
+    """
+
+    max_tokens: int | None
+    min_tokens: int  # before which the model does not end a reply
+    presence_penalty: float  # how much less likely tokens become that the reply already has
+    stop: list[str] | None  # before which a reply ends
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether the chat template begins each reply inside a block of reasoning."""
+
+    @property
+    def takes_grammars(self) -> bool:
+        """Whether calls take ``grammar``: a Lark grammar of ``llguidance`` that bounds the reply."""
+
+    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as many tokens a second come if one of ``num_answers`` is in so many parts."""
+
+
+@runtime_checkable
+class WrapsModel(Protocol):
+    """A chain that passes the arguments of its calls on to its model, such as ``RetrievalCopyChain``."""
+
+    @property
+    def model(self) -> object:
+        """The model, if it is a Runnable; chat models call their names so."""

@@ -1,9 +1,7 @@
 """Reports a chat model run to LangChain's callback handlers without a ``BaseChatModel``.
 
-Handlers, tracers, ``astream_events`` and LangGraph's "messages" stream mode follow a chat model through three
-callbacks: start, new token, end. This module makes these calls, and only to handlers that implement them.
-LangChain dispatches every event to a thread per handler, even if the handler's method is an inherited no-op;
-with hundreds of concurrent calls that costs more than the calls.
+Handlers and tracers follow a chat model through three callbacks: start, new token, end. This module makes
+them, and only to handlers that implement them: LangChain would dispatch each to a thread per handler.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from langchain_core.callbacks import (
     BaseCallbackHandler,
 )
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 
@@ -99,11 +97,7 @@ async def chat_run(
     message_id: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[ChatRun | None]:
-    """Reports the enclosed block as a chat model run; yields ``None`` if there are no handlers.
-
-    Handlers and tracers see the ``parameters``, so they must hold no secrets. By default ``message_id`` is
-    derived from the run's id.
-    """
+    """Reports the enclosed block as a chat model run; yields ``None`` if there are no handlers."""
     if nobody_listens(config):
         yield None
         return
@@ -155,7 +149,7 @@ async def reported(
         async for delta in deltas:
             if run and delta.text:
                 await run.wrote(delta.text)
-            usage = delta.usage or usage
+            usage = add_usage(usage, delta.usage) if delta.usage else usage
             metadata |= delta.response_metadata or {}
             if delta.finish_reason:
                 metadata["finish_reason"] = delta.finish_reason
@@ -165,7 +159,6 @@ async def reported(
 
 
 def _narrowed(manager: AsyncCallbackManagerForLLMRun, event: str) -> AsyncCallbackManagerForLLMRun:
-    """``manager`` with only the handlers that implement ``event``."""
     narrowed = copy(manager)
     narrowed.handlers = [handler for handler in manager.handlers if _hears(handler, event)]
     return narrowed

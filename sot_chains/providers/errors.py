@@ -1,7 +1,6 @@
 """What a failed request means: its status, the server's words, and whether and when to ask again.
 
-Pure. Servers report errors with an HTTP status, as an event within a stream that began well, or as a page in
-place of a stream; and many in forms of their own.
+Pure. Servers report errors with a status, within a stream that began well, or as a page in place of a stream.
 """
 
 from __future__ import annotations
@@ -16,42 +15,21 @@ from typing import Any
 
 import httpx2
 
-from sot_chains.providers.base import PromptOverflowError, ProviderError
+from sot_chains.providers.base import WORDS, PromptOverflowError, ProviderError
 
 REFUSED_STATUSES = frozenset({429, 503, 529})  # too busy: no work was done
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 _STATUS_KEYS = ("code", "status", "status_code")
 _WORD_KEYS = ("message", "detail", "error", "msg", "code", "type")
-_QUOTA = re.compile(
-    r"insufficient.{0,10}(quota|balance|credit|funds)|billing.{0,5}(hard.limit|not.active|error)|"
-    r"(credit )?balance is too low|exceeded your current quota|out of credits?|spend(ing)?.limit|"
-    r"usage limits?.{0,40}(reached|exceeded|regain)",
-    re.IGNORECASE,
+_QUOTA, OVERFLOW, _REFILLS = (
+    re.compile(WORDS["errors"][name], re.IGNORECASE) for name in ("quota", "overflow", "refills")
 )
-OVERFLOW = re.compile(r"context.(length|window|size)|(prompt|input) is too long", re.IGNORECASE)
-_REFILLS = re.compile(r"per.?(second|minute|hour|day)|retry in|try again in", re.IGNORECASE)
-# Of an error without a status. The first ones hold for its message, too; the rest for its type or code alone,
-# such as "invalid_request_error", since a message may mention anything.
-_STATUSES = [
-    (re.compile(pattern, re.IGNORECASE), status)
-    for pattern, status in (
-        (r"rate.?limit|too.?many.?requests|resource.?exhausted", 429),
-        (r"overloaded|temporarily.?unavailable|try again later|at capacity", 529),
-        (r"context.(length|window|size)|prompt is too long|input.{0,30}too (long|large)", 400),
-        (r"unavailable", 529),
-        (r"authentication|unauthorized|unauthenticated|api.?key", 401),
-        (r"permission|forbidden", 403),
-        (r"not.?found", 404),
-        (r"invalid|bad.?request|validation|context|too.?large|unprocessable", 400),
-        (r"timeout", 504),
-        (r"api.?error|(server|internal).{0,10}error|\binternal\b", 500),
-    )
-]
+_STATUSES = [(re.compile(words, re.IGNORECASE), status) for words, status in WORDS["errors"]["statuses"]]
 _NUM_FOR_MESSAGES = 3
 _INVISIBLE = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
 
 _FORMS = ("x-ratelimit-{field}-{unit}", "anthropic-ratelimit-{unit}-{field}")  # of OpenAI and Anthropic
-_WANTED = (("requests", 1), ("tokens", 1000))
+_WANTED = {"requests": 1, "tokens": 1000, "input-tokens": 1000, "output-tokens": 1000}
 
 
 class ReportedError(Exception):
@@ -95,10 +73,7 @@ def _find_status(said: object) -> int | None:
 
 
 def describe(said: object, otherwise: str = "") -> str:
-    """A server's words on one line, or ``otherwise``, with the error's code if they lack it.
-
-    ``said`` is an error object, possibly inside another one, or text, possibly a page.
-    """
+    """A server's words on one line, or ``otherwise``, with the error's code if they lack it."""
     whole, code, more = said, "", ""
     while isinstance(said, Mapping):
         for key in ("type", "code"):  # a type tells more than the status if it is about the account
@@ -211,13 +186,22 @@ def parse_pause(headers: Mapping[str, str]) -> float | None:
     with suppress(TypeError, ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(value or "").timestamp() - time.time())
     pauses = [0.0]
-    for form, (unit, wanted) in product(_FORMS, _WANTED):
+    for form, (unit, wanted) in product(_FORMS, _WANTED.items()):
         left, limit = (
             _number(headers.get(form.format(field=one, unit=unit))) for one in ("remaining", "limit")
         )
         if left == 0 and limit:
             pauses.append(wanted / limit * 60)
     return max(pauses) or None
+
+
+def parse_remaining(headers: Mapping[str, str]) -> Mapping[str, int] | None:
+    """What the account may still send, as ``headers`` say, by limit: ``requests``, ``input_tokens``."""
+    remaining = {}
+    for form, unit in product(_FORMS, _WANTED):
+        if (left := _number(headers.get(form.format(field="remaining", unit=unit)))) is not None:
+            remaining[unit.replace("-", "_")] = int(left)
+    return remaining or None
 
 
 def _number(value: str | None) -> float | None:

@@ -16,11 +16,7 @@ _NO_RESULT = "There is no result: the call was not carried out."
 
 
 def with_results(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """``messages`` with one result right behind each tool call, as APIs insist.
-
-    A call without one gets one that says so, and a result without a call is left out, both with a warning.
-    Calls whose identifier is missing, comes again or is refused by an API get another one.
-    """
+    """``messages`` with one result right behind each tool call, as APIs insist."""
     paired: list[BaseMessage | None] = []
     waiting: dict[object, list[tuple[int, str]]] = {}  # where results go, and the identifier they get
     taken: set[str] = set()
@@ -58,7 +54,6 @@ def with_results(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def _find_calls(message: AIMessage, parts: Sequence[dict[Any, Any]]) -> list[Any]:
-    """Copies of the calls; where arguments are broken, their text is the one argument."""
     calls: list[Any] = [{**call} for call in message.tool_calls]
     for call in message.invalid_tool_calls:
         args = {"arguments": call["args"]} if call["args"] else {}

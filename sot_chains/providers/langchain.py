@@ -15,20 +15,14 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence,
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
-from sot_chains.providers.base import Delta
+from sot_chains.providers.base import ContinuesReplies, Delta, LocalChatModel, WrapsModel
 from sot_chains.providers.histories import with_results
-from sot_chains.providers.local import ContinuesReplies, LocalChatModel, WrapsModel
 
 _REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason")  # the last of Amazon's Converse
 
 
 class LangChainProvider:
-    """Streams completions from a Runnable.
-
-    Args:
-        runnable: A chat model, alone or wrapped (``bind``, ``with_retry``, ``with_config``), a sequence
-            that starts with one, or a ``RunnableLambda`` from messages to a message.
-    """
+    """Streams completions from a Runnable."""
 
     def __init__(self, runnable: Runnable[Any, Any]) -> None:
         self.runnable = runnable
@@ -83,12 +77,7 @@ class LangChainProvider:
     async def stream(
         self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncGenerator[Delta, None]:
-        """Yields the Runnable's answer to ``messages`` as it arrives.
-
-        Raises:
-            TypeError: The Runnable answered with something that is neither a message nor text.
-            ValueError: Several choices are asked for.
-        """
+        """Yields the Runnable's answer to ``messages`` as it arrives."""
         num_choices = kwargs.get("n") or self.bound.get("n") or getattr(self.models[0], "n", None)
         if isinstance(num_choices, int) and num_choices > 1:
             raise ValueError(
@@ -132,10 +121,7 @@ class LangChainProvider:
 
 
 def _with_usage(so_far: UsageMetadata | None, reported: UsageMetadata | None) -> UsageMetadata | None:
-    """The tokens of a call after another report of them, which by LangChain's convention is added.
-
-    Some models report running totals. What tells them apart is the prompt, which those count again.
-    """
+    """The tokens of a call after another report of them, which by LangChain's convention is added."""
     if reported is None or not reported["total_tokens"] or so_far is None:
         return so_far or (reported if reported and reported["total_tokens"] else None)
     if reported["input_tokens"] and reported["input_tokens"] >= so_far["input_tokens"] > 0:
@@ -144,11 +130,7 @@ def _with_usage(so_far: UsageMetadata | None, reported: UsageMetadata | None) ->
 
 
 def find_finish_reason(metadata: Mapping[str, Any], *, is_streamed: bool = False) -> str | None:
-    """Why a reply ended, by the ``response_metadata`` of LangChain's models.
-
-    The integrations that name their provider report a reason at the end of every stream, so that one without
-    is half a stream.
-    """
+    """Why a reply ended, by the ``response_metadata`` of LangChain's models."""
     details = metadata.get("incomplete_details") or {}
     if details or metadata.get("object") == "response":  # of OpenAI's newer API
         metadata = {"finish_reason": details.get("reason") or metadata.get("status"), **metadata}
@@ -166,7 +148,6 @@ def _find_reasoning(message: AIMessage) -> str:
 
 
 def _innermost(runnable: object) -> Iterator[object]:
-    """The models inside LangChain's wrappers: several if there are fallbacks."""
     inner: Sequence[object] = ()
     match runnable:
         case RunnableBindingBase():  # bind, with_config, with_retry

@@ -60,7 +60,6 @@ class LoopGuard:
         return self._given()
 
     def _count(self) -> int:
-        """How often the run that the last word ends has come before."""
         words = self._words
         word, pair = (words[-1],), tuple(words[-2:])
         if len(pair) == 2 and self._counts[pair]:
@@ -74,7 +73,6 @@ class LoopGuard:
         return num_repeats
 
     def _given(self) -> str:
-        """Gives out the held words that are sure to stay."""
         held = self._held
         end = len(held) - self._num_repeating
         while self._num_free is not None and end > self._num_free and not self._ends_at(end):
@@ -85,6 +83,5 @@ class LoopGuard:
         return "".join(given)
 
     def _ends_at(self, index: int) -> bool:
-        """Whether the held word before ``index`` ends a sentence or a line."""
         is_line = index < len(self._held) and "\n" in self._held[index]
         return is_line or ends_sentence(self._held[index - 1])

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import openai
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
-from sot_chains.providers.base import Delta, SharedPrefix, warn_once
+from sot_chains.providers.base import Delta, warn_once
 from sot_chains.providers.replies import Reply, find_text, items, mapping
 from sot_chains.providers.vendor import VendorProvider
 
@@ -23,7 +23,6 @@ class OpenAIProvider(VendorProvider):
     """Streams completions over OpenAI's chat wire.
 
     Args:
-        model: The model's name, as the server knows it.
         prefill: Whether the server continues a final assistant message, which is asked for by the fields that
             vLLM, SGLang and ``sot serve`` have for it. OpenAI's own does not.
         stream_usage: Whether to ask for token counts. A server that ignores the wish is fine; switch it
@@ -43,16 +42,12 @@ class OpenAIProvider(VendorProvider):
         super().__init__(model, prefill=prefill, **options)
         self._request_options = {"stream_options": {"include_usage": True}} if stream_usage else {}
 
-    def _request(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
-    ) -> dict[str, Any]:
+    def _request(self, messages: Sequence[BaseMessage], parameters: dict[str, Any]) -> dict[str, Any]:
         request = {
             "model": self._model,
             "messages": _in_openais_form(messages),
             "stream": True,
             **self._request_options,
-            # Other servers may refuse a field they do not know.
-            **({"prompt_cache_key": prefix.key} if prefix and not self.is_elsewhere else {}),
             **parameters,
         }
         if self.is_elsewhere and messages and messages[-1].type == "ai":
@@ -76,17 +71,23 @@ class OpenAIProvider(VendorProvider):
             # Not OpenAI's, but of most servers that run reasoning models.
             reasoning += find_text(said.get("reasoning_content")) or find_text(said.get("reasoning"))
         return reply.add(
-            text, reasoning, model=payload.get("model"), finish_reason=finish_reason, counts=counts
+            text,
+            reasoning,
+            model=payload.get("model"),
+            finish_reason=finish_reason,
+            counts=counts,
+            tier=payload.get("service_tier"),
         )
 
 
+_MARK = "prompt_cache_breakpoint"  # at the end of a part
 _PARTS = {"assistant": ("text", "refusal"), "tool": ("text",), "system": ("text",)}  # of these roles' content
 
 
 def _in_openais_form(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """``messages`` for the request; what other APIs have written and OpenAI's refuses is left out."""
     try:
-        converted: list[dict[str, Any]] = convert_to_openai_messages(list(messages))
+        converted = [one for message in messages for one in _converted(message)]
     except (AttributeError, KeyError) as error:  # such as a tool call in a system message
         raise ValueError(f"the messages are not in a form that OpenAI's API takes: {error}") from error
     for message in converted:
@@ -96,4 +97,18 @@ def _in_openais_form(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         message["content"] = [part for part in content if part.get("type") in _PARTS[role]] or ""
         for kind in {part.get("type") for part in content}.difference(_PARTS[role]):
             warn_once(f"OpenAI's API takes no {kind!r} in messages of the role {role!r}: it is left out")
+    return converted
+
+
+def _converted(message: BaseMessage) -> list[dict[str, Any]]:
+    content = message.content if isinstance(message.content, list) else []
+    given: list[Any] = [part for part in content if isinstance(part, str) or part.get("type") == "text"]
+    is_marked = any(_MARK in part for part in given)
+    converted = convert_to_openai_messages([message], text_format="block" if is_marked else "string")
+    parts = [
+        part for one in converted for part in one["content"] or () if is_marked and part["type"] == "text"
+    ]
+    for part, marked in zip(parts, given, strict=is_marked) if is_marked else ():
+        if _MARK in marked:
+            part[_MARK] = marked[_MARK]
     return converted

@@ -18,7 +18,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
-from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata, subtract_usage
 
 from sot_chains.providers.base import Delta
 from sot_chains.providers.errors import ReportedError, find_error
@@ -40,11 +40,7 @@ class EventDecoder:
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, str]]:
-        """The events that are whole with ``chunk``; feed two newlines at the end.
-
-        Raises:
-            UnicodeDecodeError: An event is not UTF-8.
-        """
+        """The events that are whole with ``chunk``; feed two newlines at the end."""
         *lines, self._rest = _LINE_END.split(self._rest + chunk)
         for line in lines:
             field, _, value = line.removeprefix(_BYTE_ORDER_MARK).partition(b":")
@@ -69,6 +65,8 @@ class Reply:
         self.is_over = False  # whether the server has said that nothing follows
         self.has_text = self.has_reasoning = False  # beside each other
         self.finish_reason: str | None = None  # as the server reports it
+        self.tier: str | None = None  # which the request was served in, by the server's name
+        self._taken: UsageMetadata | None = None  # of the usage
         self._goes_on_after_end = False
         # Halves of a surrogate pair that come in two events are one character.
         self._characters = getincrementaldecoder("utf-16-le")("replace")
@@ -80,10 +78,7 @@ class Reply:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the reply has come to its end.
-
-        Some servers report a reason with every event. Then it says nothing, and the server's own end counts.
-        """
+        """Whether the reply has come to its end."""
         if self.is_over and not self.is_empty:
             return True
         return self.finish_reason is not None and not self._goes_on_after_end
@@ -96,12 +91,10 @@ class Reply:
         model: object = None,
         finish_reason: object = None,
         counts: Iterable[object] = (),
+        tier: object = None,
         is_over: bool = False,
     ) -> Delta:
-        """Takes in what an event says, each value as the server sent it; returns its text and reasoning.
-
-        ``counts`` are objects with counts of tokens; ``is_over`` says that nothing follows.
-        """
+        """Takes in what an event says, each value as the server sent it; returns its text and reasoning."""
         text = self._characters.decode(text.encode("utf-16-le", "surrogatepass"))
         self._goes_on_after_end |= self.finish_reason is not None and bool(text.strip())
         self.has_text |= bool(text.strip())
@@ -111,6 +104,8 @@ class Reply:
             self._count(reported)
         if isinstance(model, str) and model:
             self.model = model
+        if isinstance(tier, str):
+            self.tier = tier
         if finish_reason and str(finish_reason).strip().lower() not in _NO_REASON:
             self.finish_reason = str(finish_reason)
         return Delta(text, reasoning=reasoning)
@@ -126,13 +121,22 @@ class Reply:
             return None
         total = max(counts.get("total_tokens", 0), num_in + num_out)
         usage = UsageMetadata(input_tokens=num_in, output_tokens=num_out, total_tokens=total)
-        if "cached_tokens" in counts:
-            usage["input_token_details"] = InputTokenDetails(cache_read=counts["cached_tokens"])
-        elif read or written:
-            usage["input_token_details"] = InputTokenDetails(cache_read=read, cache_creation=written)
+        read, written = counts.get("cached_tokens", read), counts.get("cache_write_tokens", written)
+        if read or written or "cached_tokens" in counts:
+            usage["input_token_details"] = InputTokenDetails(cache_read=read)
+            if written:
+                num_1h = counts.get("ephemeral_1h_input_tokens", 0)
+                details: Any = usage["input_token_details"]  # with names of LangChain's own models
+                details |= {"cache_creation": written - num_1h, "ephemeral_1h_input_tokens": num_1h}
         if "reasoning_tokens" in counts:
             usage["output_token_details"] = OutputTokenDetails(reasoning=counts["reasoning_tokens"])
         return usage
+
+    def take_usage(self) -> UsageMetadata | None:
+        """The tokens that have been reported since the last time."""
+        usage, taken = self.usage, self._taken
+        self._taken = usage
+        return subtract_usage(usage, taken) if usage and taken else usage
 
     def end(self) -> str:
         """What is left of a character whose second half did not come."""
@@ -149,14 +153,7 @@ class Reply:
 async def read(
     chunks: AsyncGenerator[bytes, None], reply: Reply, parse: Callable[[Mapping[str, Any], Reply], Delta]
 ) -> AsyncGenerator[Delta, None]:
-    """Reads the body of a response into ``reply`` and yields its text as it arrives.
-
-    ``parse`` reads the JSON of an event, or of a reply in one piece, into the reply.
-
-    Raises:
-        ReportedError: The server reports an error, or sends something else in place of a reply.
-        ValueError: An event is neither text nor JSON.
-    """
+    """Reads the body of a response into ``reply`` and yields its text as it arrives."""
     decoder = EventDecoder()
     async with aclosing(chunks), aclosing(_with_blank_line(chunks)) as lines:
         async for chunk in lines:

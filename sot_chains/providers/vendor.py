@@ -1,35 +1,74 @@
 """Completions through a vendor's SDK, which sends the requests; the replies are read here.
 
 A request is one HTTP attempt: the SDKs' own retries are off, since every attempt must count against the rate
-limits and in the trace. Each completion is reported to the callback handlers, if any, as a chat model run.
-The SDKs are generated alike: their clients and errors have the same names. Knows no vendor's requests.
+limits and in the trace. The SDKs are generated alike: their clients and errors have the same names.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import httpx2
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from pydantic import SecretStr
 
-from sot_chains.providers.base import Delta, PrefillRefusedError, ProviderError, SharedPrefix
+from sot_chains.providers.base import WORDS, Delta, PrefillRefusedError, ProviderError
 from sot_chains.providers.callbacks import nobody_listens, reported
-from sot_chains.providers.clients import find_client
-from sot_chains.providers.errors import ReportedError, broke_off, explain, parse_pause
+from sot_chains.providers.errors import ReportedError, broke_off, explain, parse_pause, parse_remaining
 from sot_chains.providers.histories import with_results
 from sot_chains.providers.replies import Reply, read
 
-_PREFILL_REFUSED = re.compile(
-    r"prefill|must end with a user message|continue_final_message|add_generation_prompt|min_tokens",
-    re.IGNORECASE,
+_Clients = dict[Hashable, Any]
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Clients, AsyncGenerator[None, None]]] = (
+    WeakKeyDictionary()
 )
+
+
+async def find_client(settings: Hashable, make: Callable[[], Any]) -> Any:
+    """The running loop's client with ``settings``; if there is none yet, ``make`` creates it."""
+    loop = asyncio.get_running_loop()
+    if loop not in _loops:
+        for closed in [other for other in list(_loops) if other.is_closed()]:
+            del _loops[closed]  # its connections refer to it, so it would never be collected
+        clients: _Clients = {}
+        lifetime = _lifetime(clients)
+        _loops[loop] = clients, lifetime
+        await anext(lifetime)
+    clients, _ = _loops[loop]
+    if settings not in clients:
+        clients[settings] = make()
+    return clients[settings]
+
+
+async def close_clients() -> None:
+    """Closes every connection that named models have open on the running event loop.
+
+    ``asyncio.run`` does this when it ends. Call it in a long-lived loop while no closed models are needed.
+    Calls in flight fail.
+    """
+    if opened := _loops.pop(asyncio.get_running_loop(), None):
+        _, lifetime = opened
+        await lifetime.aclose()
+
+
+async def _lifetime(clients: _Clients) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        while clients:
+            _, client = clients.popitem()
+            await client.close()
+
+
+_PREFILL_REFUSED = re.compile(WORDS["errors"]["prefill"], re.IGNORECASE)
 _without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
 # Of the SDKs' methods for a request. Other fields are the server's.
 _ARGUMENTS = {"model", "messages", "max_tokens", "stream", "timeout", "extra_headers", "extra_query"}
@@ -50,6 +89,8 @@ class VendorProvider:
             ``base_url``, which mostly want none.
         prefill: Whether the model continues a final assistant message; ``None`` to find out from the API's
             response to the first such request.
+        service_tier: The tier of every request, such as OpenAI's ``"fast"`` and ``"flex"``.
+        speed: Anthropic's ``"fast"``, which other vendors do not have.
         **client_options: Passed to the SDK's client: ``timeout`` (seconds), ``default_headers``, and so on.
     """
 
@@ -65,10 +106,16 @@ class VendorProvider:
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
         prefill: bool | None = None,
+        service_tier: str | None = None,
+        speed: str | None = None,
         **client_options: Any,
     ) -> None:
         if not model:
             raise ValueError(f'the model has no name; write "{self.vendor}:MODEL"')
+        if speed and self.vendor != "anthropic":
+            raise ValueError(f"speed={speed!r} is a field of Anthropic's alone: pass service_tier={speed!r}")
+        given = {"service_tier": service_tier, "speed": speed}
+        self.tier_fields = {name: value for name, value in given.items() if value}  # of every request
         self._model = model
         self._base_url = (base_url or self._variable("BASE_URL") or self.vendor_url).strip().rstrip("/")
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
@@ -125,26 +172,18 @@ class VendorProvider:
         messages: Sequence[BaseMessage],
         *,
         config: RunnableConfig,
-        prefix: SharedPrefix | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[Delta, None]:
-        """Sends one request and yields the completion of ``messages`` as it arrives.
-
-        ``prefix`` is the part of the last user message that other requests share, to be cached; ``kwargs``
-        are fields of the request: ``stop``, ``temperature``, ``max_tokens``, ``top_k``.
-
-        Raises:
-            ProviderError: No API key, no connection, or the server returns an error or disconnects.
-        """
-        deltas = self._deltas(messages, kwargs, prefix)
+        """Sends one request and yields the completion of ``messages`` as it arrives."""
+        deltas = self._deltas(messages, {**self.tier_fields, **kwargs})
         if nobody_listens(config):
             return deltas
         return reported(deltas, config, messages, model=self._model, parameters=kwargs)
 
     async def _deltas(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
+        self, messages: Sequence[BaseMessage], parameters: dict[str, Any]
     ) -> AsyncGenerator[Delta, None]:
-        request = self._request(with_results(messages), parameters, prefix)
+        request = self._request(with_results(messages), parameters)
         client = await self._client()
         reply = Reply(self._model)
         headers: Mapping[str, str] = {}
@@ -153,7 +192,9 @@ class VendorProvider:
             sent = await endpoint.create(**_arguments(request))
             async with sent:  # closes the request however this ends
                 headers = sent.response.headers
-                yield Delta(pause_seconds=parse_pause(headers))
+                pause, remaining = parse_pause(headers), parse_remaining(headers)
+                if pause or remaining:
+                    yield Delta(pause_seconds=pause, remaining=remaining)
                 async with aclosing(read(sent.response.aiter_bytes(), reply, self._parse)) as deltas:
                     async for delta in deltas:
                         yield delta
@@ -170,11 +211,10 @@ class VendorProvider:
             raise explained from error
         if not reply.is_whole:
             raise broke_off(self._base_url, "the stream ended without a finish reason")
-        yield Delta(reply.end(), reply.usage, reply.finish_reason, {"model_name": reply.model})
+        metadata = {"model_name": reply.model, **({"service_tier": reply.tier} if reply.tier else {})}
+        yield Delta(reply.end(), reply.take_usage(), reply.finish_reason, metadata)
 
-    def _request(
-        self, messages: Sequence[BaseMessage], parameters: dict[str, Any], prefix: SharedPrefix | None
-    ) -> dict[str, Any]:
+    def _request(self, messages: Sequence[BaseMessage], parameters: dict[str, Any]) -> dict[str, Any]:
         """The fields of the request, as the SDK's method for it takes them."""
         raise NotImplementedError
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader
 from langchain_core.messages import AIMessage
 
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
@@ -75,10 +77,7 @@ def make_lane(
     seconds: float | None = None,
     first_text_seconds: float | None = None,
 ) -> Lane:
-    """The lane of an answer of ``SkeletonOfThought``, or of one with citations in ``response_metadata``.
-
-    An answer without a trace has the times that the caller measured.
-    """
+    """The lane of an answer of ``SkeletonOfThought``, or of one with citations in ``response_metadata``."""
     trace: SotTrace | None = message.response_metadata.get("sot")
     usage = message.usage_metadata
     lane = Lane(
@@ -117,7 +116,6 @@ def _blocks(trace: SotTrace, text: str) -> tuple[Block, ...]:
 
 
 def _bars(trace: SotTrace) -> tuple[Bar, ...]:
-    """The model calls of an answer in the order of its text."""
     calls: list[tuple[str, CallTrace | None]] = [("skeleton", trace["skeleton_call"])]
     for point in trace["points"]:
         after = f" (after {', '.join(map(str, point['needs']))})" if point["needs"] else ""
@@ -149,3 +147,31 @@ def _find_source(citation: Mapping[str, Any]) -> str:
     name = metadata.get("source") or metadata.get("title") or citation["document_id"]
     shown = str(name or f"document {citation['document'] + 1}")
     return shown if len(shown) <= _LONGEST_SOURCE else "…" + shown[1 - _LONGEST_SOURCE :]
+
+
+TEMPLATES = Path(__file__).with_name("templates")
+_environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Answers to one question by one model, side by side. Jupyter displays it."""
+
+    question: str
+    model: str
+    lanes: tuple[Lane, ...] = ()
+
+    def _repr_html_(self) -> str:
+        return self._rendered("notebook.html")
+
+    def fragment(self) -> str:
+        """The answers, a timeline and a table, without their style."""
+        return self._rendered("run.html")
+
+    def page(self) -> str:
+        """A document of its own, which needs no other file."""
+        return self._rendered("page.html")
+
+    def _rendered(self, template: str) -> str:
+        longest = max((bar.end for lane in self.lanes for bar in lane.bars), default=0.0)
+        return _environment.get_template(template).render(run=self, longest=longest)

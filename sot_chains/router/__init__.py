@@ -1,7 +1,6 @@
 """Routers decide whether a question takes Skeleton-of-Thought: SoT-R of arXiv 2307.15337, section 4.
 
-Every router is a Runnable from chat input to a :class:`Route`: ``SkeletonOfThought(model,
-router=TrainedRouter())``.
+Every router is a Runnable from chat input to a :class:`Route`.
 """
 
 from functools import cache
@@ -15,16 +14,8 @@ from sot_chains.router.route import Route, Router, first_certain_of
 from sot_chains.router.rules import RulesRouter
 from sot_chains.router.trained import TrainedRouter
 
-__all__ = [
-    "PromptedRouter",
-    "Route",
-    "Router",
-    "RulesRouter",
-    "TrainedRouter",
-    "auto_router",
-    "first_certain_of",
-    "make_router",
-]
+__all__ = ["PromptedRouter", "Route", "Router", "RulesRouter", "TrainedRouter", "auto_router"]
+__all__ += ["first_certain_of", "make_router"]
 
 
 @cache
@@ -34,11 +25,7 @@ def auto_router() -> Router:
 
 
 def make_router(router: Routing | Literal["auto"]) -> Routing:
-    """The router meant by the argument ``router`` of a chain, or what is done without one.
-
-    Raises:
-        ValueError: ``router`` is neither a Runnable nor one of the words.
-    """
+    """The router meant by the argument ``router`` of a chain, or what is done without one."""
     if isinstance(router, Runnable) or router in ("always", "unless_busy", "never"):
         return router
     if router != "auto":

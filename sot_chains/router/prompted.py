@@ -1,7 +1,6 @@
 """The prompted router: asks a chat model what kind of answer a question wants.
 
-The paper's method (arXiv 2307.15337, section 4.1: one short three-way question before the answer), in our own
-words. Each question costs a model call. Knows providers and the reply's form.
+The paper's method (arXiv 2307.15337, section 4.1: a three-way question before the answer), in our own words.
 """
 
 from __future__ import annotations
@@ -50,9 +49,6 @@ class PromptedRouter(Router):
             once those are written that it needs; otherwise such questions are answered plainly.
         **options: Options of a model given by name.
 
-    Raises:
-        ValueError: The model is not supported.
-
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
         >>> PromptedRouter(FakeListChatModel(responses=["B"])).invoke("Solve 3x = 9.").use_sot
@@ -70,11 +66,7 @@ class PromptedRouter(Router):
         self._graphs = graphs
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
-        """Asks the model.
-
-        Raises:
-            ProviderError: The model call failed.
-        """
+        """Asks the model."""
         letter = await self._ask(conversation.question, config)
         if letter is None:
             return Route(False, "the model's reply was none of A, B and C", 0.0, "prompted")

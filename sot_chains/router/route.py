@@ -47,12 +47,7 @@ class Router(BlockingRunnable[LanguageModelInput, Route]):
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Route:
-        """The route of ``input``.
-
-        Raises:
-            ValueError: ``input`` has no question.
-            TypeError: ``input`` is not the input of a chat model.
-        """
+        """The route of ``input``."""
 
         async def decide(
             question: LanguageModelInput, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
@@ -70,12 +65,7 @@ class FirstCertainOf(Router):
     the model only for questions that the rules and the classifier leave open. If none is certain, the most
     confident decides.
 
-    Args:
-        *routers: At least one.
-        certain: Minimum confidence to take a route without asking the next router.
-
-    Raises:
-        ValueError: There is no router, or ``certain`` is not from 0 to 1.
+    A route is certain whose confidence is at least ``certain``.
     """
 
     def __init__(self, *routers: Runnable[LanguageModelInput, Route], certain: float = 0.9) -> None:

@@ -1,8 +1,6 @@
 """The rules router: recognises clear cases with patterns, without a classifier or a model.
 
-Every rule chooses the plain answer, and only where that is certain: a pattern can hardly tell that a question
-*should* take Skeleton-of-Thought. If no rule applies the confidence is 0, so that the next router is asked.
-Pure.
+Every rule chooses the plain answer, where that is certain; if none applies, the next router is asked.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ RULES = _load_rules()
 class RulesRouter(Router):
     """Recognises questions that do not suit Skeleton-of-Thought: code, arithmetic, translations and the like.
 
-    Args:
-        rules: Checked in order; the first that applies decides.
+    The first of ``rules`` that applies decides.
 
     Example:
         >>> RulesRouter().invoke("Translate 'good night' into Dutch.").reason

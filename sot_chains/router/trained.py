@@ -1,8 +1,7 @@
 """The trained router: a small classifier that decides from the question alone, without a model call.
 
-A logistic regression over the question's words, hashed, and its sentence vector
-(:mod:`~sot_chains.router.encoder`). The paper trains a RoBERTa for this (arXiv 2307.15337, section 4.2); this
-classifier needs no torch and a hundredth of the time. Does not know how it is trained.
+A logistic regression over the question's words, hashed, and its sentence vector, in place of the RoBERTa of
+arXiv 2307.15337, section 4.2: it needs no torch and a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ class Features:
 
     @classmethod
     def of(cls, question: str, encoder: Encoder | None) -> Features:
-        """Computes the features of ``question``; takes about 10 ms.
-
-        The encoding is zero without an encoder, and for a question in another than the Latin script: MiniLM
-        knows only its letters.
-        """
+        """Computes the features of ``question``; takes about 10 ms."""
         indices, words = word_features(question)
         encoder = encoder if is_in_latin_script(question) else None
         encoding = encoder.encode(question) if encoder else np.zeros(WIDTH, dtype=np.float32)
@@ -103,14 +98,8 @@ class TrainedRouter(Router):
         head: The learned weights; by default the shipped ones.
         threshold: Replaces the trained threshold; a higher one takes Skeleton-of-Thought less often.
 
-    Raises:
-        OSError: There is no such file as ``head``.
-        ValueError: ``head`` is not a router's, or ``threshold`` is not from 0 to 1.
-
     Example:
         >>> router = TrainedRouter()
-        >>> router.invoke("How can I sleep better?").use_sot
-        True
         >>> router.invoke("Solve 3x + 4 = 19 for x.").use_sot
         False
     """
@@ -186,7 +175,6 @@ def word_features(question: str) -> tuple[NDArray[np.int64], NDArray[np.float32]
 
 
 def _grams(question: str) -> Iterator[str]:
-    """Runs of words; those that begin a sentence, and the question, also as such; the words' ends."""
     sentences = filter(str.strip, _SENTENCE_END.split(question))
     for position, sentence in enumerate(sentences):
         tokens = ["0" if token[0].isdigit() else token for token in _TOKEN.findall(sentence.lower())]

@@ -27,11 +27,7 @@ _TRACE_FIELDS = ("route", "skeleton", "is_complete", "failures", "seconds", "num
 
 @dataclass
 class TextLimit:
-    """Ends a text before the first stop string, or after a number of tokens.
-
-    A model that writes in one piece is told both. The calls of a skeleton are not: a stop string would end
-    the outline, and a number of tokens would limit every point by itself.
-    """
+    """Ends a text before the first stop string, or after a number of tokens."""
 
     stop: Sequence[str] = ()  # none of them is empty
     max_tokens: int | None = None  # that are left; None for no limit
@@ -160,11 +156,7 @@ class Answer:
         return text, _untold(calls)
 
     def _read_call(self, piece: ToolCallChunk) -> ToolCall:
-        """Takes in a piece of a tool call; returns the call.
-
-        Models that number no pieces, or all alike, give each call an id or begin it with its name; and some
-        repeat the name in each piece.
-        """
+        """Takes in a piece of a tool call; returns the call."""
         number, own_id, name, arguments = piece["index"], piece["id"] or None, piece["name"], piece["args"]
         ids = (None,) if name or number is None else (None, own_id)  # some give each piece another id
         same = [one for one in self.calls if one.number == number and own_id in (*ids, one.own_id)]
@@ -188,7 +180,6 @@ class Answer:
         return call
 
     def _take_empty(self, error: ProviderError) -> None:
-        """Takes a whole reply without text, which is an error of a chain, for an answer."""
         trace: Any = error.trace
         reason = trace and trace["plain_call"] and trace["plain_call"]["finish_reason"]
         if not reason or self.text or find_ending(reason) == "failed":
@@ -260,7 +251,6 @@ class Answer:
 
 
 def _untold(calls: Sequence[ToolCall], *, is_last: bool = False) -> list[tuple[ToolCall, str]]:
-    """The arguments that are to be told, of calls whose name is known."""
     pieces: list[tuple[ToolCall, str]] = []
     for call in calls:
         is_half = not is_last and "\ud800" <= call.arguments[-1:] <= "\udbff"

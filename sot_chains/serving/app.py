@@ -67,10 +67,6 @@ def create_app(
         in_turn: Whether the page uses one mode after the other, for modes that share a processor.
         allow: Origins whose pages may ask (``"tauri://localhost"``), and further names of this server
             (``"my-container"``); ``"*"`` for all.
-
-    Raises:
-        ValueError: The model's name is not supported.
-        TypeError: ``model`` is no model.
     """
     allow = [one.rstrip("/") for one in allow]  # as browsers write them
     serve = partial(ServedModel, copying=copying, prices=prices, profile=profile)
@@ -123,11 +119,7 @@ _SECURITY = [
 
 
 class Guard:
-    """Allows requests with the key, to a name of this server, and not from another site's page.
-
-    The page asks without a key for what it is made of. Starlette's ``CORSMiddleware`` only keeps other sites
-    from reading replies, and its ``TrustedHostMiddleware`` refuses in plain text, not in OpenAI's format.
-    """
+    """Allows requests with the key, to a name of this server, and not from another site's page."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str, allow: Sequence[str]) -> None:
         self._app = app

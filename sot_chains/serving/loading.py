@@ -69,16 +69,7 @@ def load_model(
     key_name: str | None = None,
     **options: Any,
 ) -> Any:
-    """Loads the model that ``--model`` names, by default the local default model.
-
-    ``opened`` closes it if it has a method ``close``; ``key_name`` is the environment variable with the key;
-    ``options`` are further ones of a local model.
-
-    Raises:
-        ValueError: The name is not supported, or the variable is not set.
-        ImportError: The name is of a local model, and the extra ``local`` is not installed.
-        OSError: There is no such local model.
-    """
+    """Loads the model that ``--model`` names, by default the local default model."""
     from sot_chains.providers import make_provider
 
     name = name or LOCAL

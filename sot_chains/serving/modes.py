@@ -55,11 +55,7 @@ class ServedModel:
         return {**modes, "copy": "from the folder"} if self.copy else modes
 
     async def answer(self, suffix: str, request: ChatRequest) -> Answer:
-        """The answer to ``request`` in the mode that ``suffix`` asks for, not yet written.
-
-        Raises:
-            RefusedError: The mode does not support what it requests.
-        """
+        """The answer to ``request`` in the mode that ``suffix`` asks for, not yet written."""
         messages, name = with_results(request.langchain_messages()), self.provider.model_name
         parameters = self._sampling(request)
         options: dict[str, Any] = {}
@@ -94,7 +90,6 @@ class ServedModel:
         return Answer(answers, messages, parameters, **options)
 
     def _sampling(self, request: ChatRequest) -> dict[str, Any]:
-        """The parameters of every call; refused if the model's API is known to have no field for one."""
         parameters = request.sampling()
         if isinstance(self.provider, VendorProvider) and self.provider.vendor == "anthropic":
             asked = {*parameters, "response_format" if request.form else ""}
@@ -104,7 +99,6 @@ class ServedModel:
         return parameters
 
     def _limits(self, request: ChatRequest) -> dict[str, Any]:
-        """The parameters that tell one call where to end."""
         limits: dict[str, Any] = {"stop": request.stops} if request.stops else {}
         if request.token_limit is not None:
             is_vendor = not isinstance(self.provider, LangChainProvider)
@@ -129,7 +123,6 @@ class ServedModel:
             raise RefusedError(f"the model refuses these tools: {reason}", param="tools") from error
 
     def _references(self, request: ChatRequest, options: dict[str, Any]) -> dict[str, Any]:
-        """The parameter with the references; ``options`` get how they are cited."""
         copying = self._copying
         if copying is None:
             raise RefusedError("references are not supported by this server", param="references")

@@ -1,7 +1,6 @@
 """The page on which the modes of one model race, and what its script asks for.
 
-A race is a stream of events with what each lane writes. The last one is the finished run as a document: the
-script shows the lanes from it, and the link below them saves it as a file.
+A race is a stream of events with what each lane writes; the last one is the finished run as a document.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ Tell: TypeAlias = Callable[..., None]  # takes an event: its kind, and what it s
 
 
 class _Asked(Body):
-    """What the script sends."""
-
     question: str = Field(min_length=1, max_length=20_000, pattern=r"\S")
     in_turn: bool | None = None
 
@@ -114,7 +111,6 @@ def _lanes(served: ServedModel) -> dict[str, Answers]:
 async def _run_lane(
     name: str, served: ServedModel, question: str, parameters: dict[str, Any], tell: Tell
 ) -> Lane:
-    """Answers ``question`` in one mode; an error ends this lane alone."""
     answers = _lanes(served)[name]
     tell("start")
     try:

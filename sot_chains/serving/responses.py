@@ -86,7 +86,6 @@ def _read_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_content(content: Any) -> Any:
-    """Content as a chat message has it; what is no content is left for :func:`read_request` to refuse."""
     return list(map(_read_part, content)) if isinstance(content, list) else content
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Annotated, Any, Literal, TypeVar
 
 from langchain_core.documents import Document
@@ -29,28 +31,8 @@ _MAX_SEED = 2**63
 _HALF = re.compile(rb"(?i)(\\ud[89ab]..\\ud[c-f]..|\\[^u])|\\ud[89a-f]..")
 _ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # change nothing if they are 0 or empty
 _SAMPLING = ("temperature", "top_p", "seed", *_ZERO)
-# The client's bookkeeping, which changes nothing about an answer, and options of what OpenAI keeps.
-_IGNORED = (
-    *("include", "truncation", "max_tool_calls", "client_metadata", "context_management"),
-    *("user", "metadata", "store", "service_tier", "safety_identifier"),
-    *("prompt_cache_key", "prompt_cache_retention"),
-)
-# Unsupported fields, and the values that ask for what is done anyway.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "modalities": (["text"], []),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "continue_final_message": (True,),
-    "add_generation_prompt": (False,),
-}
-# Arguments of the Python calls behind a request, which no request may set: the SDK's headers, callbacks.
-_RESERVED = (
-    *("self", "input", "config", "prefix", "resume", "deadline_seconds", "limit", "on_arrival"),
-    *("callbacks", "tags", "run_id", "run_name", "run_manager", "stream_usage", "async_client", "client"),
-    *("extra_headers", "extra_query", "extra_body", "timeout", "api_key", "base_url", "http_client"),
-)
+_FIELDS = tomllib.loads(files("sot_chains.serving").joinpath("fields.toml").read_text("utf-8"))
+_NEUTRAL, _RESERVED = _FIELDS["neutral"], _FIELDS["reserved"]
 # What a part of a message holds under the name of its kind; the model decides on other kinds.
 _PARTS: Mapping[str, Any] = {
     **{"text": str, "refusal": str, "image_url": str | Mapping},
@@ -136,10 +118,7 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """The body of ``POST /v1/chat/completions``.
-
-    Fields that are not listed here are passed to the model as call parameters, so the model decides on them.
-    """
+    """The body of ``POST /v1/chat/completions``."""
 
     model: str
     messages: Objects = Field(min_length=1, max_length=10_000)
@@ -199,7 +178,7 @@ class ChatRequest(Body):
     def sampling(self) -> dict[str, Any]:
         """The call parameters that every model call is given, without those that change nothing."""
         given = {name: getattr(self, name) for name in _SAMPLING} | (self.model_extra or {})
-        unsent = {*_NEUTRAL, *_IGNORED, *(name for name in _ZERO if not given[name])}
+        unsent = {*_NEUTRAL, *_FIELDS["ignored"], *(name for name in _ZERO if not given[name])}
         return {name: one for name, one in given.items() if one not in (None, {}, []) and name not in unsent}
 
     def langchain_messages(self) -> list[BaseMessage]:
@@ -281,7 +260,6 @@ def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call as LangChain reads it; arguments that are no object in JSON become one argument."""
     function = call["function"]
     if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
         raise ValueError("each tool call has a function with a name")

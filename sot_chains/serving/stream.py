@@ -29,10 +29,7 @@ _MAX_PACKETS_PER_SECOND = 1000  # to all readers together: some tenth of a core
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Awaits ``work``; cancels it and raises ``ClientDisconnect`` if the client disconnects.
-
-    The body of the request must have been read.
-    """
+    """Awaits ``work``; cancels it and raises ``ClientDisconnect`` if the client disconnects."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -105,8 +102,7 @@ async def packets(
     """Joins events that come within ``pace.seconds``; the first one is passed on at once.
 
     ``write`` runs in a task and calls its argument with events, or with pieces of text, which are joined to
-    one event. If there is none for a while, a comment goes first. If ``write`` fails before the first packet,
-    its error is raised; later it is an event.
+    one event. An error before the first packet is raised; a later one is an event.
     """
     waiting: list[bytes | str] = []
     loop, next_at, has_news = asyncio.get_running_loop(), 0.0, asyncio.Event()

@@ -86,7 +86,9 @@ def test_an_estimate_is_never_nothing_for_something(text: str) -> None:
 
 # --- prices
 
-COUNTED = Tokens(input_tokens=1000, output_tokens=100, cached_tokens=600, cache_write_tokens=100)
+COUNTED = Tokens(
+    input_tokens=1000, output_tokens=100, cached_tokens=600, cache_write_tokens=100, cache_write_1h_tokens=0
+)
 
 
 def test_a_price() -> None:
@@ -119,5 +121,6 @@ def test_counts_of_a_cache_are_among_those_read() -> None:
         "output_tokens": 2,
         "cached_tokens": 8,
         "cache_write_tokens": 0,
+        "cache_write_1h_tokens": 0,
     }
     assert count_tokens(total_usage([])) == NO_TOKENS

@@ -164,7 +164,7 @@ async def test_halves_of_characters_in_calls_are_replaced(wire: str) -> None:
 
 def test_a_system_message_alone_is_a_turn_at_anthropic() -> None:
     content = [{"type": "text", "text": "Say hello."}]
-    made = make_request([SystemMessage("Say hello.")], None)
+    made = make_request([SystemMessage("Say hello.")])
     assert made == {"messages": [{"role": "user", "content": content}]}
 
 

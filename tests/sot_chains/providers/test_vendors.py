@@ -10,7 +10,7 @@ from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from sot_chains import ModelProfile, Price, ProviderError, Retries, SkeletonOfThought, close_clients
-from sot_chains.providers import SharedPrefix, VendorProvider
+from sot_chains.providers import VendorProvider
 from sot_chains.providers.anthropic import make_request
 from tests.servers import Aimock, aimock
 from tests.sot_chains.aimock_prompts import LABELS, MARKED, WHOLE
@@ -155,23 +155,6 @@ async def test_prefill_is_learned_once_per_model() -> None:
         assert server.stats()["prefills"] == 1
 
 
-def test_the_points_share_one_marked_prefix_at_anthropic() -> None:
-    history = [SystemMessage("s" * 5000), HumanMessage("q"), AIMessage("a")]
-    shared = "shared " * 800
-    requests = [
-        make_request([*history, HumanMessage(f"{shared}point {n}")], SharedPrefix(len(shared), "k"))
-        for n in (1, 2)
-    ]
-    marked = [request["messages"][-1]["content"][0] for request in requests]
-    assert marked[0] == marked[1]
-    assert marked[0]["cache_control"] == {"type": "ephemeral"}
-    assert [request["messages"][-1]["content"][1]["text"] for request in requests] == ["point 1", "point 2"]
-    # The outline's request leaves what stands before the question in the cache.
-    outline = make_request([*history, HumanMessage("outline?")], SharedPrefix(0, "k"))
-    assert outline["messages"][1]["content"][0]["cache_control"] == {"type": "ephemeral"}
-    assert "cache_control" not in str(make_request([HumanMessage("short")], SharedPrefix(2, "k")))
-
-
 def test_messages_in_anthropics_form() -> None:
     call = {"name": "search", "args": {"q": "x"}, "id": "1", "type": "tool_call"}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
@@ -182,8 +165,7 @@ def test_messages_in_anthropics_form() -> None:
             AIMessage("Well.", tool_calls=[call]),
             ToolMessage("found", tool_call_id="1"),
             HumanMessage("And?"),
-        ],
-        None,
+        ]
     )
     assert made["system"] == [{"type": "text", "text": "Be brief."}]
     assert [turn["role"] for turn in made["messages"]] == ["user", "assistant", "user"]
@@ -196,7 +178,7 @@ def test_messages_in_anthropics_form() -> None:
     }
     assert [block["type"] for block in made["messages"][2]["content"]] == ["tool_result", "text"]
     with pytest.raises(ValueError, match="does not support"):
-        make_request([HumanMessage([{"type": "audio", "base64": "x", "mime_type": "audio/wav"}])], None)
+        make_request([HumanMessage([{"type": "audio", "base64": "x", "mime_type": "audio/wav"}])])
 
 
 async def test_price(server: Aimock) -> None:
