@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import random
 import statistics
@@ -44,7 +43,7 @@ from benchmarks.copy_workloads import random_llama
 from benchmarks.paper_scheduling.static import StaticOptions
 from benchmarks.paper_scheduling.static_run import run_static as run_static_batches
 from benchmarks.peers import aside
-from benchmarks.results import save
+from benchmarks.results import add_save_argument, report
 from benchmarks.workloads import add_model_argument, questions
 from local_backend import ChatLocal, Completion, Engine, SamplingParams
 from local_backend.drafting import Drafter
@@ -68,23 +67,16 @@ _SEED = 0
 class Work:
     """The prompts to answer, and the model to answer them with.
 
-    Attributes:
-        model: For ``transformers``, which changes its attention; the engine has its own copy.
-        engine_model: The same weights for the engine.
-        tokenizer: Tokenizer of both.
-        prompts: Token ids of each row.
-        limits: Maximum tokens of each answer.
-        ends: Whether the end token ends an answer; otherwise every answer is as long as its limit.
-        rows: Maximum rows of a forward.
+    ``model`` is for ``transformers``, which changes its attention; the engine has its own copy.
     """
 
     model: PreTrainedModel
     engine_model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     prompts: list[list[int]]
-    limits: list[int]
-    ends: bool
-    rows: int
+    limits: list[int]  # maximum tokens of each answer
+    ends: bool  # whether the end token ends an answer; otherwise it is as long as its limit
+    rows: int  # of a forward, at most
 
     @property
     def end_token_id(self) -> int | None:
@@ -100,10 +92,7 @@ class Work:
 class Run:
     """The result of one batching method.
 
-    Attributes:
-        answers: Token ids, in order of the prompts.
-        seconds: Time taken.
-        num_forwards: Forwards of the engine, prefill included; ``None`` for other methods.
+    ``num_forwards`` are those of the engine, prefill included; ``None`` for other methods.
     """
 
     answers: tuple[tuple[int, ...], ...]
@@ -213,10 +202,7 @@ def run_slots(
 ) -> Run:
     """The engine, whose slots refill as rows finish."""
     with _engine(work, Scheduling(policy, predictor), drafter, max_rows=work.rows) as engine:
-        started = time.perf_counter()
-        completions = engine.generate(work.prompts, work.params())
-        seconds = time.perf_counter() - started
-    return _run_of(engine, completions, seconds)
+        return _timed(engine, lambda: engine.generate(work.prompts, work.params()))
 
 
 def run_static(work: Work, predictor: Told) -> Run:
@@ -226,28 +212,22 @@ def run_static(work: Work, predictor: Told) -> Run:
     )
     predictions = predictor.predict(work.prompts)
     with _engine(work, Scheduling(), "autoregressive", max_rows=options.max_rows) as engine:
-        started = time.perf_counter()
-        completions = run_static_batches(engine, work.prompts, work.params(), predictions, options)
-        seconds = time.perf_counter() - started
-    return _run_of(engine, completions, seconds)
+        return _timed(
+            engine, lambda: run_static_batches(engine, work.prompts, work.params(), predictions, options)
+        )
 
 
-def _run_of(engine: Engine, completions: Sequence[Completion], seconds: float) -> Run:
+def _timed(engine: Engine, generate: Callable[[], Sequence[Completion]]) -> Run:
+    started = time.perf_counter()
+    completions = generate()
+    seconds = time.perf_counter() - started
     answers = tuple(tuple(completion.token_ids) for completion in completions)
     return Run(answers, seconds, engine.stats.num_forwards + engine.stats.num_prefill_forwards)
 
 
 def _engine(work: Work, scheduling: Scheduling, drafter: str | Drafter, *, max_rows: int) -> Engine:
-    make = partial(
-        Engine,
-        work.engine_model,
-        work.tokenizer,
-        drafter,
-        max_rows=max_rows,
-        max_prefix_bytes=0,
-        scheduling=scheduling,
-    )
-    engine = aside(make)
+    options: dict[str, Any] = {"max_rows": max_rows, "max_prefix_bytes": 0, "scheduling": scheduling}
+    engine = aside(partial(Engine, work.engine_model, work.tokenizer, drafter, **options))
     if drafter != "autoregressive":
         aside(lambda: engine.width_costs)  # measured once per model, before timing starts
     return engine
@@ -351,28 +331,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--models", nargs="+", default=["pretrained", "random"], choices=["pretrained", "random"]
     )
-    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    add_save_argument(parser)
     options = parser.parse_args(arguments)
     results: dict[str, Any] = {
         "predictions": f"actual lengths times a log-normal error of {_ERROR}, not those of a predictor"
     }
+    works = {
+        "pretrained": partial(pretrained_work, options.model),
+        "random": partial(random_work, options.shape),
+    }
     with Progress(console=Console(stderr=True)) as progress:
-        if "pretrained" in options.models:
-            work = pretrained_work(options.model, options.rows, options.batch)
-            results["pretrained"] = measure(work, options.repeats, progress, "pretrained")
-        if "random" in options.models:
-            work = random_work(options.shape, options.rows, options.batch)
-            results[options.shape] = measure(work, options.repeats, progress, options.shape)
+        for kind in options.models:
+            label = options.shape if kind == "random" else kind
+            work = works[kind](options.rows, options.batch)
+            results[label] = measure(work, options.repeats, progress, label)
     table = Table("model", "method", "tokens/s", "over vanilla", "over generate_batch", "answers that differ")
     for label, figures in results.items():
         if isinstance(figures, dict):
             for name, speed in figures["tokens_per_second"].items():
                 ratios = (f"{figures[key][name]:.2f}" for key in ("over_vanilla", "over_generate_batch"))
                 table.add_row(label, name, f"{speed:.1f}", *ratios, str(figures["answers_that_differ"][name]))
-    Console(width=110).print(table)
-    if options.save:
-        save("batch_throughput", results, [])
-    print(json.dumps(results))
+    report("batch_throughput", table, results, keep=options.save)
 
 
 if __name__ == "__main__":

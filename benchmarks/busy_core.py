@@ -7,7 +7,6 @@ threads as there are cores (``OMP_NUM_THREADS`` not set).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -16,10 +15,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import save
+from benchmarks.results import add_save_argument, report
 from benchmarks.workloads import add_model_argument, questions
 from local_backend import ChatLocal, SamplingParams
 
@@ -45,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_model_argument(parser)
     parser.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (%(default)s)")
-    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+    add_save_argument(parser)
     options = parser.parse_args(arguments)
     speeds: dict[bool, list[float]] = {False: [], True: []}
     with ChatLocal.from_pretrained(options.model, device="cpu") as chat:
@@ -61,10 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     table = Table("threads", "quiet, tokens/s", "one core busy, tokens/s", "ratio")
     table.add_row(*map(str, summary.values()))
-    Console(width=80).print(table)
-    if options.save:
-        save("busy_core", summary, [])
-    print(json.dumps(summary))
+    report("busy_core", table, summary, keep=options.save)
 
 
 if __name__ == "__main__":

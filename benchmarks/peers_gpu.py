@@ -1,25 +1,31 @@
-"""The engine against ``transformers`` on a GPU: greedy decoding, prompt lookup and the engine's drafters.
+"""The engine against ``transformers`` and vLLM on a GPU: greedy decoding, drafters, and Skeleton-of-Thought.
 
 Models with random weights in bfloat16 (``--shapes``) generate given answers: a model with random weights says
 nothing, so the model itself makes the next token of the answer the most likely one, at the same small cost
 for every way. A pretrained model (``--model``) generates freely. Prompts are documents with a question, or an
 earlier answer to edit, so that there is something to copy.
 
-The ways alternate; each figure is the median of the repeats that fit in ``--seconds`` for each model and
-batch size, after one warm-up. ``transformers``' prompt lookup does not support batches and is left out of
-them. vLLM is not compared here: it needs an environment of its own.
+The pretrained model also answers questions plainly and by Skeleton-of-Thought, see ``benchmarks.sot_models``.
+
+The ways alternate; each figure is the median of the repeats that fit in a share of ``--seconds`` for each
+model and batch size, after one warm-up. When the time is up, the benchmark ends with what it has.
+``transformers``' prompt lookup does not support batches and is left out of them. vLLM answers with the
+pretrained model, if ``--vllm-python`` is there: it needs an environment of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -29,8 +35,12 @@ from rich.table import Table
 from benchmarks.copy_workloads import QUOTING_REQUESTS, SHAPES, forced_tasks
 from benchmarks.forced_model import NUM_SPECIAL, VOCABULARY_SIZE, forced_model, relabelled
 from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task, run_transformers
-from benchmarks.results import save
-from local_backend import Engine, SamplingParams
+from benchmarks.peers_sot import compare_sot, sot_table
+from benchmarks.results import add_save_argument, report
+from benchmarks.time_limit import Clock, TimeIsUp
+from benchmarks.vllm_worker import VllmProcess, folder_of
+from benchmarks.workloads import add_model_argument
+from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.models.loading import load
 
 if TYPE_CHECKING:
@@ -38,6 +48,8 @@ if TYPE_CHECKING:
 
 DRAFTERS = ("autoregressive", "reference_copy", "combined")
 GREEDY, LOOKUP, COMPILED = "transformers greedy", "transformers prompt lookup", "transformers compiled"
+
+_VLLM, _VLLM_SHARE = "vLLM greedy", 0.4  # of the GPU's memory
 
 Way = Callable[[Sequence[Task]], Run]
 
@@ -128,23 +140,27 @@ def compare(
     max_repeats: int = 5,
     warm_up: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """Run the ways in turn until the time is used up, at least once after a warm-up; medians by way."""
+    """Run the ways in turn until the time is used up, at least once after a warm-up; medians by way.
+
+    A :class:`TimeIsUp` ends it, too: ways that have not run by then are left out.
+    """
     deadline = time.perf_counter() + seconds
     measured: dict[str, list[list[Measured]]] = {name: [] for name in ways}
-    for repeat in range(-1 if warm_up else 0, max_repeats):  # the first is the warm-up
-        began = time.perf_counter()
-        names = list(ways)
-        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
-            runs = [_measured(ways[name], batch) for batch in batches]
-            if repeat >= 0:
-                measured[name].append(runs)
-        ended = time.perf_counter()
-        if repeat < 0:
-            deadline = ended + seconds
-        elif ended + (ended - began) > deadline:
-            break
+    try:
+        for repeat in range(-1 if warm_up else 0, max_repeats):  # the first is the warm-up
+            began = time.perf_counter()
+            names = list(ways)
+            for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
+                runs = [_measured(ways[name], batch) for batch in batches]
+                if repeat >= 0:
+                    measured[name].append(runs)
+            ended = time.perf_counter()
+            if repeat >= 0 and ended + (ended - began) > deadline:
+                break
+    except TimeIsUp:
+        measured = {name: repeats for name, repeats in measured.items() if repeats}
     expected = {name: _answers(repeats[0]) for name, repeats in measured.items()}
-    baseline = expected[next(iter(ways))]
+    baseline = next(iter(expected.values()), [])
     return {
         name: {
             **_figures(repeats),
@@ -198,28 +214,43 @@ def compare_model(
     tokenizer: PreTrainedTokenizerBase,
     tasks: Sequence[Task],
     options: argparse.Namespace,
-) -> dict[str, dict[str, Any]]:
-    """The figures of a model, by batch size and way."""
-    figures: dict[str, dict[str, Any]] = {}
+    clock: Clock,
+    folder: Path | None = None,
+) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
+    """The figures of a model by batch size and way; vLLM's too if the model's ``folder`` is given."""
     for size in options.batches:
         ways: dict[str, Way] = {GREEDY: partial(run_peer, model, tokenizer)}
         if size == 1:
             ways[LOOKUP] = partial(run_peer, model, tokenizer, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
             if options.compiled:
                 ways[COMPILED] = partial(run_peer, model, tokenizer, cache_implementation="static")
-        engines = []
-        for drafter, graphs in _kinds_of_engines(size, options.device):
-            engine = Engine(model, tokenizer, drafter, max_prefix_bytes=0, cuda_graphs=graphs)
-            engines.append(engine)
-            _ = engine.width_costs  # measured before timing starts
-            ways[f"{drafter}, graphs" if graphs else drafter] = partial(run_ours, engine)
-        batches = [[task] for task in tasks[: options.cases]] if size == 1 else [tasks[:size]]
-        try:
-            figures[str(size)] = compare(ways, batches, seconds=options.seconds)
-        finally:
-            for engine in engines:
-                engine.close()
-    return figures
+        with ExitStack() as opened:
+            for drafter, graphs in _kinds_of_engines(size, options.device):
+                engine = Engine(model, tokenizer, drafter, max_prefix_bytes=0, cuda_graphs=graphs)
+                opened.callback(engine.close)
+                _ = engine.width_costs  # measured before timing starts
+                ways[f"{drafter}, graphs" if graphs else drafter] = partial(run_ours, engine)
+            if folder is not None and (python := Path(options.vllm_python)).exists():
+                ways |= _vllm_ways(python, folder, size, options.device, opened)
+            batches = [[task] for task in tasks[: options.cases]] if size == 1 else [tasks[:size]]
+            yield str(size), compare(ways, batches, seconds=clock.next_share())
+
+
+def _vllm_ways(python: Path, folder: Path, size: int, device: str, opened: ExitStack) -> dict[str, Way]:
+    """Greedy decoding by vLLM, on a GPU with its own graphs and a share of the memory."""
+    extra = {} if device == "cpu" else {"enforce_eager": False, "gpu_memory_utilization": _VLLM_SHARE}
+    process = VllmProcess(
+        python,
+        folder,
+        _VLLM,
+        dtype="bfloat16",
+        num_threads=torch.get_num_threads(),
+        num_rows=size,
+        num_positions=2048,
+        **extra,
+    )
+    opened.callback(process.process.close)
+    return {_VLLM: process}
 
 
 def _kinds_of_engines(size: int, device: str) -> list[tuple[str, bool]]:
@@ -230,47 +261,67 @@ def _kinds_of_engines(size: int, device: str) -> list[tuple[str, bool]]:
     return [*((drafter, False) for drafter in without), *((drafter, True) for drafter in DRAFTERS)]
 
 
+def run_parts(options: argparse.Namespace, clock: Clock, results: dict[str, Any]) -> None:
+    """Measure part by part into ``results``, which has what was measured if time is up."""
+    count = max(options.cases, *options.batches)
+    model, tokenizer = load(options.model, device=options.device)
+    folder = folder_of(options.model, model.dtype)
+    with ChatLocal(engine=Engine(model, tokenizer), max_tokens=options.sot_tokens) as chat:
+        results["sot"] = asyncio.run(compare_sot(chat, options.questions, clock.next_share()))
+    tasks = free_tasks(tokenizer, count, options.tokens)
+    results["pretrained"] = {}
+    for size, figures in compare_model(model, tokenizer, tasks, options, clock, folder):
+        results["pretrained"][size] = figures
+        print(json.dumps(results), flush=True)
+    del model
+    tasks, ids_per_text = relabelled(shortened(forced_tasks(tokenizer, count, seed=1), options.tokens))
+    for shape in options.shapes:
+        forced = forced_model(shape, options.device, max(VOCABULARY_SIZE, NUM_SPECIAL + count * ids_per_text))
+        forced.force(tasks, ids_per_text)
+        results[shape] = {}
+        for size, figures in compare_model(forced, tokenizer, tasks, options, clock):
+            results[shape][size] = figures
+        del forced
+        if options.device != "cpu":
+            torch.cuda.empty_cache()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
+    started = time.perf_counter()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_gpu", description=__doc__)
-    parser.add_argument("--model", help="folder, GGUF file or hub name (the default model)")
+    add_model_argument(parser)
     parser.add_argument("--shapes", nargs="*", default=["1b", "7b"], choices=sorted(SHAPES))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16])
     parser.add_argument("--cases", type=int, default=3, help="answers one by one (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="maximum of an answer (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=30, help="for a model and batch size (%(default)s)")
+    parser.add_argument("--questions", type=int, default=16, help="for Skeleton-of-Thought (%(default)s)")
+    parser.add_argument("--sot-tokens", type=int, default=1024, help="maximum of a reply there (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=480, help="end after them (%(default)s)")
     parser.add_argument("--compiled", action="store_true", help="also generate with torch.compile")
-    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
-    options = parser.parse_args(arguments)
-    count = max(options.cases, *options.batches)
-    results: dict[str, Any] = {}
-    pretrained, tokenizer = load(options.model, device=options.device)
-    results["pretrained"] = compare_model(
-        pretrained, tokenizer, free_tasks(tokenizer, count, options.tokens), options
+    parser.add_argument(
+        "--vllm-python", default=".vllm/bin/python", help="of vLLM's environment (%(default)s)"
     )
-    print(json.dumps(results), flush=True)
-    del pretrained
-    tasks, ids_per_text = relabelled(shortened(forced_tasks(tokenizer, count, seed=1), options.tokens))
-    for shape in options.shapes:
-        model = forced_model(shape, options.device, max(VOCABULARY_SIZE, NUM_SPECIAL + count * ids_per_text))
-        model.force(tasks, ids_per_text)
-        results[shape] = compare_model(model, tokenizer, tasks, options)
-        del model
-        if options.device != "cpu":
-            torch.cuda.empty_cache()
-    Console(width=120).print(_table(results))
-    if options.save:
-        save("peers_gpu", results, [])
-    print(json.dumps(results))
+    add_save_argument(parser)
+    options = parser.parse_args(arguments)
+    num_parts = 1 + len(options.batches) * (1 + len(options.shapes))
+    clock, results = Clock(started + options.seconds, num_parts), dict[str, Any]()
+    with clock.limit():
+        run_parts(options, clock, results)
+    results["seconds"] = round(time.perf_counter() - started, 1)
+    results["is_complete"] = clock.deadline > time.perf_counter()
+    if "sot" in results:
+        Console(width=120).print(sot_table(results["sot"]))
+    report("peers_gpu", _table(results), results, keep=options.save, width=120)
 
 
-def _table(results: dict[str, dict[str, dict[str, Any]]]) -> Table:
+def _table(results: dict[str, Any]) -> Table:
     table = Table(
         "model", "batch", "way", "first token ms", "decode t/s", "end to end t/s", "t/forward", "GiB", "same"
     )
     columns = ("first_token_ms", "decode_tokens_per_second", "tokens_per_second", "tokens_per_forward")
-    for name, sizes in results.items():
-        for size, ways in sizes.items():
+    for name in [name for name in results if name == "pretrained" or name in SHAPES]:
+        for size, ways in results[name].items():
             for way, figures in ways.items():
                 shown = [f"{figures[column]:g}" for column in (*columns, "peak_gib", "same_answers")]
                 table.add_row(name, size, way, *shown)

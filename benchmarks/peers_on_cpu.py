@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol, cast
 
 import torch
@@ -24,7 +23,7 @@ from benchmarks.peer_process import PeerProcess
 from benchmarks.peers import PROMPT_LOOKUP_TOKENS, Run, Task, aside
 from benchmarks.peers_gpu import DRAFTERS, GREEDY, LOOKUP, Way, run_ours, run_peer
 from local_backend import Engine
-from local_backend.models.default_model import default_model_folder, packaged_file
+from local_backend.models.default_model import packaged_file
 from local_backend.models.loading import load
 
 _NUM_POSITIONS = 2048  # of a prompt and its answer, for peers that reserve a cache
@@ -67,14 +66,7 @@ class Contestants:
             },
             before,
         )
-        if options.model is None:
-            return default_model_folder(model.dtype)
-        if not Path(options.model).is_file():
-            return Path(options.model)
-        folder = Path(self._stack.enter_context(TemporaryDirectory()))
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
+        return vllm_worker.folder_of(options.model, model.dtype)
 
     def add_ours(self, model_name: str | None, dtype: str, quantization: str | None) -> None:
         """An engine for each drafter."""

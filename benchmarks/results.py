@@ -1,7 +1,11 @@
-"""Dated result files that record machine, versions and commit. Does not know what was measured."""
+"""Reports of benchmarks: a table, a JSON line and a dated file that records machine, versions and commit.
+
+Does not know what was measured.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -10,7 +14,12 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("torch", "transformers", "langchain-core", "openai")
@@ -70,3 +79,16 @@ def save(name: str, summary: dict[str, Any], cases: list[dict[str, Any]]) -> Pat
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def add_save_argument(parser: argparse.ArgumentParser) -> None:
+    """``--save``, the same in every benchmark; pass it to :func:`report`."""
+    parser.add_argument("--save", action="store_true", help="keep a dated file under benchmarks/results")
+
+
+def report(name: str, table: Table, summary: dict[str, Any], *, keep: bool, width: int = 110) -> None:
+    """End a benchmark: print its table, save the figures if asked to, print them as one line of JSON."""
+    Console(width=width).print(table)
+    if keep:
+        save(name, summary, [])
+    print(json.dumps(summary))

@@ -36,6 +36,15 @@ from sot_chains import SkeletonOfThought
 from sot_chains.calls.usage import num_tokens
 
 
+def make_chains(model: Any, *, with_router: bool = True, **options: Any) -> dict[str, SkeletonOfThought]:
+    """The two ways to answer with a chat model, or one named as ``"openai:NAME"``."""
+    router: dict[str, Any] = {} if with_router else {"router": "always"}
+    return {
+        "sot": SkeletonOfThought(model, **options, **router),
+        "plain": SkeletonOfThought(model, **options, router="never"),
+    }
+
+
 async def measure(
     model: Any, chains: Mapping[str, SkeletonOfThought], question: str, *, sot_first: bool
 ) -> dict[str, Any]:
@@ -153,11 +162,7 @@ async def measure_all(
             )
             to_ask, own = model, {}
         own |= {"detail": options.detail}
-        router: dict[str, Any] = {} if options.router else {"router": "always"}
-        chains = {
-            "sot": SkeletonOfThought(to_ask, **own, **router),
-            "plain": SkeletonOfThought(to_ask, **own, router="never"),
-        }
+        chains = make_chains(to_ask, with_router=options.router, **own)
         for warm_up in questions[:2]:
             await measure(model, chains, warm_up["question"], sot_first=False)
         for number, one in enumerate(track(questions, name or "default", console=Console(stderr=True))):

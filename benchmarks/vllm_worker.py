@@ -19,6 +19,8 @@ from benchmarks.peer_process import PeerProcess
 from benchmarks.peers_vllm import METHODS as SPECULATIVE
 
 if TYPE_CHECKING:
+    import torch
+
     from benchmarks.peers import Run, Task
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +46,7 @@ class VllmProcess:
         num_threads: Of every forward.
         num_rows: Answers at a time.
         num_positions: Of a prompt and its answer.
+        settings: Further arguments of ``vllm.LLM``.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class VllmProcess:
         num_threads: int,
         num_rows: int,
         num_positions: int,
+        **settings: Any,
     ) -> None:
         settings = {
             "model": str(model),
@@ -65,6 +69,7 @@ class VllmProcess:
             "max_num_seqs": num_rows,
             "enable_prefix_caching": False,
             "speculative_config": METHODS[method] or None,
+            **settings,
         }
         self.process = PeerProcess(
             [str(python), "-m", "benchmarks.vllm_worker", json.dumps(settings)],
@@ -99,6 +104,23 @@ class VllmProcess:
             sum(map(len, answer["token_ids"])) - answer["num_first"],
             answer["num_forwards"],
         )
+
+
+def folder_of(model_name: str | None, dtype: torch.dtype) -> Path:
+    """The model as a folder, or its name on the hub, for peers that read no GGUF file.
+
+    Raises:
+        OSError: A GGUF file cannot be saved in another form.
+    """
+    from local_backend.models.default_model import default_model_folder
+    from local_backend.models.gguf import converted
+
+    if model_name is None:
+        return default_model_folder(dtype)
+    found = converted(Path(model_name), dtype) if Path(model_name).is_file() else Path(model_name)
+    if not isinstance(found, Path):
+        raise OSError(f"{model_name} cannot be saved in the cache directory; the log says why")
+    return found
 
 
 def main() -> None:
