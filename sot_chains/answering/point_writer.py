@@ -148,12 +148,12 @@ class PointWriter:
     async def _settle(self, part: Part) -> None:
         """Takes out what the points say that are read before ``part``, once they are written."""
         before = [one for one in self._record.parts[: self._record.parts.index(part)] if one.is_compared]
-        text, said = part.text, dict[tuple[str, ...], None]()
+        text, said = part.text, dict[tuple[str, ...], int]()
         for one in before:
             await one.wait()
             without_repetitions(one.text, said)
             text = "" if are_alike(text, one.text) else text
-        said[()] = None  # between them and it
+        said[()] = 0  # between them and it
         if before and (new := without_repetitions(text, said)) != part.text:
             part.pieces[:] = filter(None, [new.strip()])
             part.stopped_by = "loop"

@@ -74,7 +74,7 @@ class WholeSentences:
         self._enough_words = enough_words
         self._text = ""
         self._num_given = 0
-        self._said: dict[tuple[str, ...], None] = {}
+        self._said: dict[tuple[str, ...], int] = {}
         self._end = 0  # of the last sentence or line that is whole
 
     def feed(self, piece: str) -> str:

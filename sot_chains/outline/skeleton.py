@@ -66,11 +66,7 @@ class Skeleton:
 
 
 def parse_skeleton(text: str) -> Skeleton:
-    """Reads the numbered or bulleted list in ``text``.
-
-    A point begins at a marker at the start of a line, of the same kind as the first; numbers may be skipped
-    and repeated. Lines that follow directly are joined to its heading. Lists below a point, prose after a
-    blank line and repeated points are dropped. After "1." and "2." another "1." ends the list.
+    """Reads the numbered or bulleted list in ``text``; see :class:`OutlineParser`.
 
     Never raises, in linear time. Two points or more are read back from :attr:`Skeleton.text`.
     """

@@ -18,7 +18,7 @@ _TOKEN = re.compile(rf"[{HAN}]|[^\s{HAN}]+")
 _WORD = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 _LONGEST_END = 10
 _FEWEST_COMPARED = 6  # words of what is compared
-_MOST_ALIKE = 0.55  # of two texts: twice their common words over all
+_MOST_ALIKE = 0.6  # of two texts: twice their common words over all
 
 
 def num_words(text: str) -> float:
@@ -42,8 +42,8 @@ def are_alike(one: str, other: str) -> bool:
     return share > _MOST_ALIKE and min(len(words), len(others)) >= _FEWEST_COMPARED
 
 
-def without_repetitions(text: str, said: dict[tuple[str, ...], None]) -> str:
-    """``text`` without the sentences that are in ``said``, by their words, to which it adds its own.
+def without_repetitions(text: str, said: dict[tuple[str, ...], int]) -> str:
+    """``text`` without sentences that are in ``said``, or have eight words that are so twice; adds its own.
 
     A sentence of a few words, and what looks like one ("In the U.S."), may come again, but not at once.
     """
@@ -51,10 +51,14 @@ def without_repetitions(text: str, said: dict[tuple[str, ...], None]) -> str:
     for begin, end in pairwise(ends):
         words = _words(text[begin:end])
         is_last = len(words) > 1 and words == next(reversed(said), ())
-        if not (words in said if len(words) >= _FEWEST_COMPARED else is_last):
-            kept += text[begin:end]
-            if words:
-                said[words] = said.pop(words, None)  # as the last one
+        is_said = words in said if len(words) >= _FEWEST_COMPARED else is_last
+        runs = {words[start : start + 8] for start in range(len(words) - 7)}
+        if is_said or any(said.get(run, 0) > 1 for run in runs):
+            continue
+        kept += text[begin:end]
+        said.update({run: said.get(run, 0) + 1 for run in runs})
+        if words:
+            said[words] = said.pop(words, 0) + 1  # as the last one
     return kept
 
 

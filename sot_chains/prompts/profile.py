@@ -83,7 +83,7 @@ ModelProfile.SMALL = ModelProfile(
     outline=ReplyBounds(stop=("\n\n",), max_tokens=110, presence_penalty=1.0),
     points={
         "brief": ReplyBounds(stop=("\n",), max_tokens=60, presence_penalty=1.0),
-        "normal": ReplyBounds(("\n",), 60, min_tokens=20, enough_words=17, presence_penalty=1.0),
+        "normal": ReplyBounds(("\n",), 60, min_tokens=20, enough_words=22, presence_penalty=1.0),
         "full": ReplyBounds(max_tokens=400, presence_penalty=1.0),
     },
     conclusion=ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=20, presence_penalty=1.0),
