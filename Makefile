@@ -130,14 +130,10 @@ bench: .venv/dev ## Run the benchmarks and keep their results under benchmarks/r
 	$(BIN)/python -m benchmarks.load --service api --save
 	$(BIN)/python -m benchmarks.retrieval --cases 6 --repeats 1 --save
 
-TASKS := text_to_sql python word_problems
-
-# What is trained stays trained; a training that was stopped goes on.
-build/tasks/%/tuned/config.json: | .venv/dev
-	$(BIN)/python -m benchmarks.jacobi_tasks train $*
-
-jacobi: $(TASKS:%=build/tasks/%/tuned/config.json) ## Train three small models for Jacobi decoding (six minutes each) and measure them (CASES=100 optional)
-	$(BIN)/python -m benchmarks.jacobi --tasks $(TASKS) --cases $(or $(CASES),100)
+# What is tuned stays tuned; a training that was stopped goes on.
+jacobi: | .venv/dev ## Tune MODEL (default) for three uses and measure it; on a CPU give STEPS=60 PROMPTS=256 (USES=json optional)
+	$(BIN)/python -m benchmarks.jacobi_tuning uses --model $(or $(MODEL),default) --uses $(or $(USES),json quotes sql) \
+		--steps $(or $(STEPS),300) --prompts $(or $(PROMPTS),6144)
 
 clean: ## Remove the environment and caches
 	rm -rf .venv .node .ray .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -31,7 +31,7 @@ from local_backend.drafting.drafter import Drafter
 from local_backend.drafting.reference_copy import FITTED, ReferenceCopy
 from local_backend.drafting.suffix_index import BORDER, SharedIndexes, SuffixIndex
 from local_backend.engine.verification import verify
-from local_backend.training import StoredTrajectories
+from local_backend.training import stored_answers
 
 _NUM_CLASSES = len(FITTED.by_length)
 _MAX_DEPTH = 20
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file of the weights")
     options = parser.parse_args(arguments)
     try:
-        stored = StoredTrajectories(options.answers)
+        stored = stored_answers(options.answers)
         found = fit_to_answers([(each.prompt_ids, each.answer_ids) for each in stored])
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.progress import track
 
 from local_backend import Engine, Jacobi, Lookahead, SamplingParams
-from local_backend.drafting import Combined, Drafter, ReferenceCopy
+from local_backend.drafting import Combined, Drafter, ReferenceCopy, RowView
+from local_backend.drafting.draft import Draft, Outcome
+from local_backend.drafting.drafter import PerRow
+from local_backend.engine.worker import ThreadMailbox
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.sequences.outputs import Trajectory
-from local_backend.training.evaluation import num_stationary
-from local_backend.training.trajectories import Recorder, decode_recorded
+from local_backend.sequences.outputs import Completion, Trajectory
 
 WAYS = ("jacobi_plain", "jacobi_tuned", "lookahead_tuned", "combined_tuned")
 BASELINE = "autoregressive"
@@ -244,3 +245,72 @@ def trajectory_counts(
         "fast_forwarded": round(num_accepted / num_forwards, 3),
         "stationary": round(sum(map(num_stationary, recorded)) / num_forwards, 3),
     }
+
+
+class Recorder:
+    """Records each row's guesses before each forward, of a drafter that proposes chains, such as Jacobi.
+
+    ``iterates`` are, for each row, the position in the answer and the guesses before each forward.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.iterates: PerRow[list[tuple[int, tuple[int, ...]]]] = PerRow(lambda _: [])
+
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
+        """The recorded drafter's drafts."""
+        drafts = self.drafter.propose(rows)
+        for row, draft in zip(rows, drafts, strict=True):
+            start = len(row.token_ids) - row.num_prompt_tokens
+            self.iterates[row].append((start, draft.token_ids))
+        return drafts
+
+    def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
+        """Passed on to the recorded drafter."""
+        self.drafter.observe(rows, outcomes)
+
+
+def decode_recorded(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> Iterator[tuple[Completion, Trajectory]]:
+    """Decode prompts with an engine whose drafter is a :class:`Recorder`; yields in the prompts' order.
+
+    Raises:
+        TypeError: The engine's drafter is no :class:`Recorder`.
+        ValueError: A prompt is empty or too long; nothing was run then.
+    """
+    recorder = engine.drafter
+    if not isinstance(recorder, Recorder):
+        raise TypeError(f"the engine's drafter must be a Recorder, got {type(recorder).__name__}")
+    mailboxes = [ThreadMailbox() for _ in prompts]
+    rows = [
+        engine.make_row(prompt, mailbox.put, params=params)
+        for prompt, mailbox in zip(prompts, mailboxes, strict=True)
+    ]
+    try:
+        engine.submit(rows)
+        for prompt, row, mailbox in zip(prompts, rows, mailboxes, strict=True):
+            completion = mailbox.completion()
+            starts, guesses = zip(*recorder.iterates[row], strict=True)
+            yield completion, Trajectory(tuple(prompt), tuple(completion.token_ids), starts, guesses)
+    finally:
+        engine.cancel(rows)
+
+
+def num_stationary(trajectory: Trajectory) -> int:
+    """Guesses after a wrong one that were right and stayed right, summed over the forwards.
+
+    Each position of the answer counts at most once: if an earlier guess was wrong in the forward from which
+    on the position stayed right.
+    """
+    answer = trajectory.answer_ids
+    came_early: dict[int, bool] = {}  # by position that is right so far: whether behind a wrong guess
+    for start, guess in zip(trajectory.starts, trajectory.iterates, strict=True):
+        wrong_before = False
+        for position, (token, right) in enumerate(zip(guess, answer[start:], strict=False), start):
+            if token == right:
+                came_early.setdefault(position, wrong_before)
+            else:
+                came_early.pop(position, None)
+                wrong_before = True
+    return sum(came_early.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,12 @@ from local_backend import Drafter, Jacobi, ReferenceCopy
 from local_backend.drafting import Combined
 from local_backend.training import (
     CollectOptions,
-    StoredTrajectories,
-    Trajectory,
+    StoredAnswer,
     TuneOptions,
-    collect_trajectories,
+    collect_answers,
     load_for_training,
     read_prompts,
+    stored_answers,
 )
 from local_backend.training.evaluation import likeness
 from local_backend.training.tuning import prompt_limits, split_held_out
@@ -44,7 +44,7 @@ _NUM_RECYCLED = 3
 
 
 def plain_ways(
-    model: Any, tokenizer: Any, max_tokens: int, *, stored: Iterable[Trajectory] = ()
+    model: Any, tokenizer: Any, max_tokens: int, *, stored: Sequence[StoredAnswer] = ()
 ) -> tuple[dict[str, Way], list[Any]]:
     """The methods that need no training, the baseline first, and the engines to close afterwards."""
     drafters: dict[str, str | Drafter] = {
@@ -101,13 +101,11 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
     )
     train_prompts, held_out = split_held_out(all_prompts, TuneOptions(num_held_out=options.held_out))
     held_out = held_out[: options.cases]
-    stored: Iterable[Trajectory] = ()
+    stored: Sequence[StoredAnswer] = ()
     if options.answers:
-        collect = CollectOptions(
-            block_size=_BLOCK_SIZE, max_tokens=options.max_tokens, prompts_per_part=64, with_iterates=False
-        )
-        collect_trajectories(model, tokenizer, train_prompts, options.answers, collect)
-        stored = StoredTrajectories(options.answers, model, tokenizer)
+        collect = CollectOptions(options.max_tokens, only_ended=True)
+        collect_answers(model, tokenizer, train_prompts, options.answers, collect)
+        stored = stored_answers(options.answers, model, tokenizer)
     answers = [str(tokenizer.decode(list(one.answer_ids), skip_special_tokens=True)) for one in stored]
     ways, engines = plain_ways(model, tokenizer, options.max_tokens, stored=stored)
     if options.tuned:

@@ -12,16 +12,15 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.jacobi_tasks.base import Case, Task, draw_cases
 from benchmarks.jacobi_tasks.initialization import begin_copying
-from local_backend.models.loading import bf16_is_fast
-from local_backend.sequences.outputs import Trajectory
-from local_backend.training.checkpoints import newest_checkpoint, write_model
-from local_backend.training.examples import NoisyExamples
+from local_backend.models.loading import choose_device
+from local_backend.training import NoiseOptions, TuneOptions, prepare
+from local_backend.training.checkpoints import write_model
 from local_backend.training.packing import use_fast_attention
-from local_backend.training.trainer import ConsistencyTrainer, LossOptions, Measure
+from local_backend.training.trainer import Measure
 
 END, PAD = "<|end|>", "<|pad|>"
 
@@ -117,65 +116,39 @@ def train_plain(
 
     Args:
         task: The task to learn.
-        folder: Output folder; checkpoints go to ``folder/checkpoints``.
+        folder: Output folder; checkpoints go to ``folder/work``.
         options: Shape and length of training.
         tokenizer: Tokenizer of another model of the task, to share it.
-        measure: Called a few times during training.
+        measure: Called at the end, to print what it returns.
     """
     cases = list(islice(draw_cases(task, "train", seed=options.seed), options.num_cases))
     if tokenizer is None:
         tokenizer = train_tokenizer(cases[:6000], options.vocabulary_size)
     tokenizer.save_pretrained(folder)  # first, because ``measure`` needs it during training
-    model = make_model(options, tokenizer)
+    model = make_model(options, tokenizer).to(choose_device())
     use_fast_attention(model)
     prompts = tokenizer([case.prompt for case in cases], add_special_tokens=False)["input_ids"]
     answers = tokenizer([case.answer + END for case in cases], add_special_tokens=False)["input_ids"]
     rng = random.Random(options.seed)
-    trajectories = []
+    texts = []
     for prompt, answer in zip(prompts, answers, strict=True):
         # What follows the first token is learned, too, of some prompts.
         num_read = 1 if rng.random() < options.learned_prompts else len(prompt)
         text = (*prompt, *answer)
-        trajectories.append(Trajectory(text[:num_read], text[num_read:]))
-    examples = NoisyExamples(
-        trajectories,
-        options.num_steps * options.batch_size,
-        options.batch_size,
-        noise=None,
-        seed=options.seed,
-    )
-    checkpoints = folder / "checkpoints"
-    arguments = TrainingArguments(
-        output_dir=str(checkpoints),
-        max_steps=options.num_steps,
-        per_device_train_batch_size=options.batch_size,
+        texts.append((text[:num_read], text[num_read:]))
+    learning = TuneOptions(
+        num_steps=options.num_steps,
+        batch_size=options.batch_size,
+        rows_per_forward=options.batch_size,
         learning_rate=options.learning_rate,
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr_rate": 0.05},
-        warmup_steps=min(60, options.num_steps // 10),
-        weight_decay=0.05,
-        adam_beta2=0.98,
-        bf16=bf16_is_fast(),
-        use_cpu=not torch.cuda.is_available(),
-        logging_steps=25,
+        ar_weight=1.0,
+        num_likely=0,
         save_steps=200,
-        save_total_limit=1,
-        eval_strategy="steps" if measure else "no",
-        eval_steps=max(1, options.num_steps // 3),
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,
-        report_to="none",
         seed=options.seed,
-        dataloader_pin_memory=False,
-        max_grad_norm=1.0,
+        noise=NoiseOptions(num_streams=0),
     )
-    trainer = ConsistencyTrainer(
-        model,
-        arguments,
-        examples,
-        LossOptions(global_weight=0.0),
-        pad_id=tokenizer.pad_token_id,
-        measure=measure,
-    )
-    trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
+    _, training = prepare(model, texts, learning, folder / "work")
+    training.run(folder / "work")
+    if measure:
+        print(f"{task.name}: {measure(model)}")
     write_model(model, tokenizer, folder)

@@ -1,10 +1,11 @@
-"""How each task's models are trained: sizes, steps and rounds, and the function that trains them.
+"""How each task's models are trained: sizes and steps, and the function that trains them.
 
 Knows tasks, plain models and tuning. The sizes train on two CPU cores in minutes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -18,13 +19,10 @@ from benchmarks.jacobi_tasks.plain import PlainOptions, train_plain
 from local_backend.engine.engine import Engine
 from local_backend.sequences.outputs import Completion
 from local_backend.sequences.sampling import SamplingParams
+from local_backend.training import CollectOptions, NoiseOptions, Report, TuneOptions, tune
 from local_backend.training.checkpoints import has_model
 from local_backend.training.evaluation import Quality
-from local_backend.training.examples import NoiseOptions
-from local_backend.training.rounds import TuneOptions
-from local_backend.training.trainer import LossOptions, Measure
-from local_backend.training.trajectories import CollectOptions
-from local_backend.training.tuning import Report, tune
+from local_backend.training.trainer import Measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,13 +32,15 @@ _TUNING_SEED = 1  # cases the plain model was not trained on
 
 
 _TUNING = TuneOptions(
-    num_rounds=2,
-    num_steps=500,
+    num_steps=1000,
+    batch_size=16,
+    rows_per_forward=16,
     learning_rate=2e-3,
+    ar_weight=1.0,
+    learns_unfinished=False,
+    most_perplexity=math.inf,  # these models are to learn right answers, not to stay what they are
     num_evaluations=1,
-    noise=NoiseOptions(block_size=16, num_passes=3),
-    losses=LossOptions(autoregressive_weight=1.0),
-    collect=CollectOptions(block_size=16, max_tokens=160),
+    collect=CollectOptions(160),
 )
 
 
@@ -52,7 +52,7 @@ class Recipe:
         plain, draft: Shape and training of the plain model and of the smaller draft model.
         tuning: How the plain model is tuned.
         num_prompts: Prompts it is tuned on.
-        num_examples: Further cases it learns from directly, with noise drawn during training.
+        num_examples: Further cases it learns from directly, whose tokens are its teacher.
         only_right: Whether it learns from correct answers only.
     """
 
@@ -70,17 +70,16 @@ RECIPES: dict[str, Recipe] = {
     # With longer training in float32 a plain model is correct in more than 95 of 100 cases, so a loss would
     # not show; the same holds for word problems.
     "text_to_sql": Recipe(
-        plain=PlainOptions(num_steps=1000, num_cases=20_000), tuning=replace(_TUNING, num_steps=700)
+        plain=PlainOptions(num_steps=1000, num_cases=20_000), tuning=replace(_TUNING, num_steps=1400)
     ),
     # Turning words into code is learned sooner than looking up names; with much longer training the plain
     # model is nearly always correct, so a loss would not show.
     "python": Recipe(
         plain=PlainOptions(num_steps=600, num_cases=24_000, vocabulary_size=640, learning_rate=3e-3)
     ),
-    # Long answers: fewer copies of each fit in a forward.
     "word_problems": Recipe(
         plain=PlainOptions(num_steps=1200, num_cases=24_000, vocabulary_size=640, learning_rate=3e-3),
-        tuning=replace(_TUNING, num_steps=350, noise=NoiseOptions(block_size=16, num_passes=2)),
+        tuning=replace(_TUNING, num_steps=700),
         num_prompts=700,
     ),
 }
@@ -98,12 +97,15 @@ TOY = Recipe(
         learned_prompts=0.0,
     ),
     tuning=TuneOptions(
-        num_rounds=1,
         num_steps=160,
+        batch_size=16,
+        rows_per_forward=16,
         learning_rate=3e-3,
+        ar_weight=1.0,
+        most_perplexity=math.inf,
         num_held_out=12,
-        noise=NoiseOptions(block_size=12, num_passes=2),
-        collect=CollectOptions(block_size=12, max_tokens=80),
+        noise=NoiseOptions(block_size=12, num_streams=4),
+        collect=CollectOptions(80),
     ),
     num_prompts=100,
     num_examples=1000,
@@ -147,10 +149,9 @@ def train_task(
     def quality(held_out: Sequence[Sequence[int]]) -> Quality:
         return judge_of(task, [case_of[tuple(ids)] for ids in held_out])
 
-    def accept(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[bool]:
+    def accept(prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> list[bool]:
         """Correct answers only: wrong ones are not worth speeding up."""
-        some = [case_of[tuple(ids)] for ids in prompts]
-        return task.score(some, [completion.text for completion in completions])
+        return task.score([case_of[tuple(ids)] for ids in prompts], texts)
 
     return tune(
         folder / "plain",

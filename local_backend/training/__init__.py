@@ -1,9 +1,8 @@
 """Consistency training: a model learns to emit many tokens per forward under Jacobi decoding.
 
-Trajectories of the model's own decoding (:class:`StoredTrajectories`), losses that pull its predictions on a
-guess towards those on the fixed point (arXiv 2403.00835), a trainer on top of ``transformers.Trainer``, and
-measures of speed and quality before and after. ``python -m local_backend.training tune`` and :func:`tune` do
-all of it.
+It learns to predict from its own guesses what the plain model predicts from the right text (after arXiv
+2403.00835), and what the plain model predicts there. ``python -m local_backend.training tune`` and
+:func:`tune` go from prompts to a tuned model, with speed and quality measured before and after.
 
 Needs the ``training`` extra. No other part of the package imports this one.
 """
@@ -14,37 +13,28 @@ if missing := [name for name in ("torch", "accelerate", "datasets", "peft") if f
     raise ImportError(f"training needs {', '.join(missing)}: pip install '.[training]' in a checkout")
 
 from local_backend.offline.prompt_file import read_prompts
-from local_backend.sequences.outputs import Trajectory
+from local_backend.training.answers import CollectOptions, StoredAnswer, collect_answers, stored_answers
 from local_backend.training.checkpoints import fingerprint
 from local_backend.training.evaluation import evaluate, perplexity
-from local_backend.training.examples import NoiseOptions
-from local_backend.training.rounds import TuneOptions, load_for_training, train_round
-from local_backend.training.trainer import LossOptions
-from local_backend.training.trajectories import (
-    CollectOptions,
-    Recorder,
-    collect_trajectories,
-    decode_recorded,
-)
-from local_backend.training.trajectory_store import StoredTrajectories
-from local_backend.training.tuning import Report, tune
+from local_backend.training.options import TuneOptions, load_for_training
+from local_backend.training.streams import NoiseOptions
+from local_backend.training.trainer import Training
+from local_backend.training.tuning import Report, prepare, tune
 
 __all__ = [
     "CollectOptions",
-    "LossOptions",
     "NoiseOptions",
-    "Recorder",
     "Report",
-    "StoredTrajectories",
-    "Trajectory",
+    "StoredAnswer",
+    "Training",
     "TuneOptions",
-    "collect_trajectories",
-    "decode_recorded",
+    "collect_answers",
     "evaluate",
     "fingerprint",
     "load_for_training",
     "perplexity",
+    "prepare",
     "read_prompts",
-    "train_round",
+    "stored_answers",
     "tune",
 ]

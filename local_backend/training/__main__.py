@@ -1,6 +1,6 @@
 """Command line of training: ``python -m local_backend.training``.
 
-``tune`` goes from prompts to a tuned model; ``collect`` is its first stage alone.
+``tune`` goes from prompts to a tuned model; ``collect`` stores a model's answers, to copy from.
 """
 
 from __future__ import annotations
@@ -16,6 +16,22 @@ from pathlib import Path
 from local_backend import training
 from local_backend.models.loading import bf16_is_fast
 from local_backend.training.tuning import prompt_limits
+
+_TUNE, _NOISE = training.TuneOptions(), training.NoiseOptions()
+_NUMBERS = (
+    ("steps", "num_steps", _TUNE.num_steps, "optimizer steps"),
+    ("batch-size", "batch_size", _TUNE.batch_size, "examples of a step"),
+    ("learning-rate", "learning_rate", _TUNE.learning_rate, "at its peak"),
+    ("ar-weight", "ar_weight", _TUNE.ar_weight, "of the clean text's loss; that of the guesses has 1"),
+    ("block-size", "block_size", _NOISE.block_size, "guesses of a block"),
+    ("streams", "num_streams", _NOISE.num_streams, "blocks of an example in one forward"),
+    ("drawn-share", "drawn_share", _NOISE.drawn_share, "of new blocks with drawn noise; 1: every block"),
+    ("likely", "num_likely", _TUNE.num_likely, "tokens of the teacher at a place; 0: the answer's alone"),
+    ("most-perplexity", "most_perplexity", _TUNE.most_perplexity, "of plain answers, over the plain model's"),
+    ("held-out", "num_held_out", _TUNE.num_held_out, "prompts for measuring"),
+    ("evaluations", "num_evaluations", _TUNE.num_evaluations, "measurements in training"),
+    ("save-steps", "save_steps", _TUNE.save_steps, "steps between two checkpoints"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,13 +50,12 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m local_backend.training", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     tune = commands.add_parser("tune", help="from prompts to a tuned model")
-    collect = commands.add_parser("collect", help="decode prompts and store the trajectories")
+    collect = commands.add_parser("collect", help="decode prompts and store the answers")
     for command in (tune, collect):
         command.add_argument(
             "--model", required=True, help='folder or name of a transformers causal LM, or "default"'
         )
         command.add_argument("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
-        command.add_argument("--block-size", type=int, default=24, help="guesses in flight (%(default)s)")
         command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
         command.add_argument(
             "--prompts",
@@ -53,50 +68,38 @@ def _make_parser() -> argparse.ArgumentParser:
             help='user message with fields of other records, e.g. "{passage}\\n\\n{question}"',
         )
         command.add_argument("--limit", type=int, help="only the first so many prompts")
+    for name, dest, default, about in _NUMBERS:
+        tune.add_argument(
+            f"--{name}", dest=dest, type=type(default), default=default, help=f"{about} (%(default)s)"
+        )
     add = tune.add_argument
     add("--output", type=Path, required=True, help="folder of the tuned model")
-    add("--steps", dest="num_steps", type=int, default=400, help="optimizer steps of a round (%(default)s)")
-    add("--batch-size", type=int, default=16, help="examples of a forward (%(default)s)")
-    add("--accumulation-steps", type=int, default=1, help="forwards of a step (%(default)s)")
-    add("--learning-rate", type=float, default=1e-3, help="at its peak (%(default)s)")
+    add("--held-out-prompts", dest="held_out", help="measure on these instead of some of the prompts")
+    add("--rows-per-forward", type=int, help="examples of a forward, to save memory")
+    add("--only-ended", action="store_true", help="learn nothing from answers that do not end")
     add("--lora-rank", type=int, help="train adapters of this rank, not all weights")
     add("--float32", action="store_true", help="no bf16 mixed precision")
     add("--activation-checkpointing", action="store_true", help="less memory, more time")
-    add("--global-weight", type=float, default=1.0, help="of its loss (%(default)s)")
-    add("--local-weight", type=float, default=0.0, help="of its loss (%(default)s)")
-    add("--ar-weight", type=float, default=1.0, help="of the AR loss (%(default)s)")
-    add("--stored-share", type=float, default=0.5, help="of copies from trajectories (%(default)s)")
-    add("--save-steps", type=int, default=100, help="between checkpoints (%(default)s)")
-    add("--rounds", dest="num_rounds", type=int, default=2, help="collections of trajectories (%(default)s)")
+    add("--no-compile", dest="compile_layers", action="store_false", default=None, help="on a GPU, too")
     add("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
     add("--max-hours", type=float, help="stop after this long; the same command trains the model further")
-    add("--held-out", dest="num_held_out", type=int, default=64, help="prompts for measuring (%(default)s)")
-    collect.add_argument("--output", type=Path, required=True, help="folder of the trajectories")
-    collect.add_argument("--rows", type=int, default=64, help="answers decoded at once (%(default)s)")
-    collect.add_argument("--answers-only", action="store_true", help="store no guesses: takes less time")
+    collect.add_argument("--output", type=Path, required=True, help="folder of the answers")
+    collect.add_argument("--rows", type=int, help="answers decoded at once (1024 on a GPU, 32 on a CPU)")
     return parser
 
 
 def _tune(given: argparse.Namespace) -> None:
+    named = vars(given)
     training.tune(
         given.model,
         given.prompts,
         given.output,
         _options(given),
-        limit=given.limit,
-        examples=given.examples,
-        template=given.template,
-        device=given.device,
+        **{name: named[name] for name in ("limit", "held_out", "examples", "template", "device")},
     )
 
 
 def _collect(given: argparse.Namespace) -> None:
-    options = training.CollectOptions(
-        block_size=given.block_size,
-        max_tokens=given.max_tokens,
-        max_rows=given.rows,
-        with_iterates=not given.answers_only,
-    )
     model, tokenizer = training.load_for_training(given.model, given.device)
     prompts = training.read_prompts(
         given.prompts,
@@ -106,7 +109,8 @@ def _collect(given: argparse.Namespace) -> None:
         limit=given.limit,
         template=given.template,
     )
-    print(json.dumps(training.collect_trajectories(model, tokenizer, prompts, given.output, options)))
+    options = training.CollectOptions(given.max_tokens, given.rows, only_ended=True)
+    print(json.dumps(training.collect_answers(model, tokenizer, prompts, given.output, options)))
 
 
 def _options(given: argparse.Namespace) -> training.TuneOptions:
@@ -114,11 +118,9 @@ def _options(given: argparse.Namespace) -> training.TuneOptions:
     return training.TuneOptions(
         **{name: value for name, value in vars(given).items() if name in names},
         bf16=not given.float32 and bf16_is_fast(),
-        noise=training.NoiseOptions(block_size=given.block_size, stored_share=given.stored_share),
-        losses=training.LossOptions(given.global_weight, given.local_weight, given.ar_weight),
-        collect=training.CollectOptions(
-            block_size=given.block_size, max_tokens=given.max_tokens, with_iterates=given.stored_share > 0
-        ),
+        learns_unfinished=not given.only_ended,
+        noise=training.NoiseOptions(given.block_size, given.num_streams, given.drawn_share),
+        collect=training.CollectOptions(given.max_tokens),
     )
 
 

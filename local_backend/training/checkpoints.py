@@ -102,18 +102,3 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 def has_model(folder: Path) -> bool:
     """Whether :func:`write_model` has completed there."""
     return (folder / _MARKER).exists()
-
-
-def newest_checkpoint(folder: Path) -> str | None:
-    """The last complete checkpoint of ``transformers.Trainer``, ``None`` if there is none.
-
-    ``Trainer`` itself takes the last one, complete or not: after a kill during a save it could not resume.
-    """
-    numbered = [(int(path.name.partition("-")[2]), path) for path in folder.glob("checkpoint-*")]
-    for _, path in sorted(numbered, reverse=True):
-        try:
-            json.loads((path / "trainer_state.json").read_text("utf-8"))  # written last
-        except (OSError, ValueError):
-            continue
-        return str(path)
-    return None

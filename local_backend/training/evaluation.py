@@ -1,7 +1,7 @@
 """Evaluation of consistency training: how fast a model decodes, and whether it keeps its quality.
 
 The measures of CLLM (arXiv 2403.00835) and Jacobi Forcing (arXiv 2512.14681): tokens per forward, wall-clock
-speedup over autoregressive decoding, fast-forwarded and stationary tokens.
+speedup over autoregressive decoding.
 
 Knows the engine. Does not know what makes an answer good: the caller defines quality.
 """
@@ -19,11 +19,12 @@ import torch
 
 from local_backend.drafting import Jacobi
 from local_backend.engine.engine import Engine
-from local_backend.sequences.outputs import Completion, Trajectory
+from local_backend.models.forward_cost import ForwardCost
+from local_backend.sequences.outputs import Completion
 from local_backend.sequences.sampling import SamplingParams
-from local_backend.training.losses import autoregressive_loss
-from local_backend.training.packing import Example, PackedBatch, PackedForward, pack
-from local_backend.training.trajectories import CollectOptions, Recorder, decode_recorded
+from local_backend.training.options import TuneOptions
+from local_backend.training.packing import PackedForward, Text, Texts, pack
+from local_backend.training.trainer import answer_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,17 +41,12 @@ class Evaluation:
 
     Attributes:
         tokens_per_forward: Emitted tokens over decode forwards, the bonus included.
-        fast_forwarded_tokens: Accepted guesses per forward, on average.
-        stationary_tokens: Guesses that became right while an earlier guess was still wrong, and stayed right
-            until they were accepted; per forward, on average.
         speedup: Autoregressive seconds over Jacobi seconds, batch 1; ``None`` if not timed.
         quality: As the caller measures it; ``None`` if it does not.
     """
 
     num_prompts: int
     tokens_per_forward: float
-    fast_forwarded_tokens: float
-    stationary_tokens: float
     speedup: float | None
     quality: float | None
     answers: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
@@ -70,7 +66,7 @@ def evaluate(
     prompts: Sequence[Sequence[int]],
     *,
     max_tokens: int,
-    block_size: int = 24,
+    block_size: int = 16,
     quality: Quality | None = None,
     num_timed: int = 0,
 ) -> Evaluation:
@@ -85,54 +81,31 @@ def evaluate(
         raise ValueError("there is nothing to evaluate on: give at least one held-out prompt")
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     jacobi = Jacobi(block_size, num_recycled=0)
-    with Engine(model, tokenizer, drafter=Recorder(jacobi)) as engine:
-        recorded = list(decode_recorded(engine, prompts, params))
-    completions = [completion for completion, _ in recorded]
+    # Whole drafts: a property of the model, not of what pays on this machine.
+    whole = ForwardCost.flat(len(prompts) * (block_size + 1))
+    with Engine(model, tokenizer, drafter=jacobi, width_costs=whole) as engine:
+        completions = engine.generate(prompts, params)
     num_forwards = max(1, sum(completion.stats.num_forwards for completion in completions))
     return Evaluation(
         num_prompts=len(prompts),
         tokens_per_forward=sum(one.stats.num_tokens for one in completions) / num_forwards,
-        fast_forwarded_tokens=sum(one.stats.num_accepted for one in completions) / num_forwards,
-        stationary_tokens=sum(num_stationary(trajectory) for _, trajectory in recorded) / num_forwards,
         speedup=_speedup(model, tokenizer, prompts[:num_timed], params, jacobi) if num_timed else None,
         quality=quality(completions) if quality else None,
         answers=tuple(tuple(completion.token_ids) for completion in completions),
     )
 
 
-def num_stationary(trajectory: Trajectory) -> int:
-    """Guesses after a wrong one that were right and stayed right, summed over the forwards.
-
-    Each position of the answer counts at most once: if an earlier guess was wrong in the forward from which
-    on the position stayed right.
-    """
-    answer = trajectory.answer_ids
-    came_early: dict[int, bool] = {}  # by position that is right so far: whether behind a wrong guess
-    for start, guess in zip(trajectory.starts, trajectory.iterates, strict=True):
-        wrong_before = False
-        for position, (token, right) in enumerate(zip(guess, answer[start:], strict=False), start):
-            if token == right:
-                came_early.setdefault(position, wrong_before)
-            else:
-                came_early.pop(position, None)
-                wrong_before = True
-    return sum(came_early.values())
-
-
-def perplexity(model: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
+@torch.no_grad()
+def perplexity(model: PreTrainedModel, texts: Sequence[Text]) -> float:
     """Perplexity of answers given their prompts, over all tokens; ``ValueError`` if there are none."""
-    forward = PackedForward(model)
-    surprise, count = 0.0, 0
-    with torch.inference_mode():
-        for at in range(0, len(texts), _ROWS_PER_FORWARD):
-            some = [Example(tuple(p), tuple(a)) for p, a in texts[at : at + _ROWS_PER_FORWARD]]
-            batch = PackedBatch(*(tensor.to(model.device) for tensor in pack(some)))
-            num_tokens = sum(len(example.answer_ids) for example in some)
-            surprise += float(autoregressive_loss(forward(model, batch), batch.labels)) * num_tokens
-            count += num_tokens
-    if not count:
-        raise ValueError("there is no text to measure perplexity on: give at least one answer")
-    return math.exp(surprise / count)
+    laid_out, forward = Texts.of(texts, model.device), PackedForward(model)
+    teacher, surprise = answer_tokens(laid_out), 0.0
+    for group in laid_out.groups:
+        for rows in torch.arange(group.first, group.stop, device=model.device).split(_ROWS_PER_FORWARD):
+            num_tokens = int(laid_out.num_answer[rows].sum())
+            batch = pack(laid_out, rows, group, clean_weight=num_tokens)
+            surprise += float(forward.loss(batch, teacher)[0])
+    return math.exp(surprise / int(laid_out.num_answer.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,25 +167,29 @@ class Exam:
         plain: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         prompts: Sequence[Sequence[int]],
-        options: CollectOptions,
+        options: TuneOptions,
         make_quality: MakeQuality | None,
     ) -> None:
         self._prompts = prompts
-        params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0)
+        max_tokens = options.collect.max_tokens
         with Engine(plain, tokenizer) as engine:
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
             self._plain_answers = [one.token_ids for one in engine.generate(prompts, params)]
+        self._plain_perplexity = perplexity(plain, list(zip(prompts, self._plain_answers, strict=True)))
         self._evaluate = partial(
             evaluate,
             tokenizer=tokenizer,
             prompts=prompts,
-            max_tokens=options.max_tokens,
-            block_size=options.block_size,
+            max_tokens=max_tokens,
+            block_size=options.noise.block_size,
             quality=make_quality(prompts) if make_quality else self._share_of_plain_answers,
         )
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """What is logged during training."""
-        return self._evaluate(model).logged()
+        """What decides which weights are kept; the perplexity is that over the plain model's."""
+        evaluation = self._evaluate(model)
+        like = likeness(model, self._prompts, evaluation.answers, self._plain_answers)
+        return {**evaluation.logged(), "perplexity": like.perplexity / self._plain_perplexity}
 
     def grade(self, model: PreTrainedModel) -> tuple[Evaluation, Likeness]:
         """All figures, timed ones too."""
@@ -228,7 +205,6 @@ def describe(figures: Evaluation, likeness: Likeness) -> str:
     """The figures in one line."""
     return (
         f"{figures.tokens_per_forward:.2f} tokens per forward, {figures.speedup:.2f}x as fast as "
-        f"autoregressive, {figures.fast_forwarded_tokens:.2f} fast-forwarded and "
-        f"{figures.stationary_tokens:.2f} stationary, quality {figures.quality:.3f}; of the plain model's "
-        f"answers {likeness.same_answers:.1%} the same, perplexity {likeness.perplexity:.4f}"
+        f"autoregressive, quality {figures.quality:.3f}; of the plain model's answers "
+        f"{likeness.same_answers:.1%} the same, perplexity {likeness.perplexity:.4f}"
     )

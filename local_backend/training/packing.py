@@ -1,19 +1,21 @@
-"""Packs the clean text and noisy copies of an answer into one forward, separated by the attention mask.
+"""Packs the clean text of answers and guesses at parts of them into one forward, kept apart by the mask.
 
-A row holds prompt and answer, then any number of noisy copies of parts of the answer. A copy has the position
-ids of the part it copies and attends to itself and the clean text before it; nothing else attends to it. So
-one forward gives the model's predictions on the clean text and on every copy. This is the packing of Jacobi
-Forcing (arXiv 2512.14681); the iterates of a Jacobi trajectory (CLLM, arXiv 2403.00835) are copies, too.
+A row holds prompt and answer, padded, then a fixed number of blocks of guesses. A block has the position ids
+of the part it guesses and attends to itself and the clean text before it; nothing else attends to it. So one
+forward gives the model's predictions on the clean text and behind every guess. This is the packing of Jacobi
+Forcing (arXiv 2512.14681). Rows of a group have one width and a run has few groups, because kernels are
+chosen, planned and compiled by shape.
 
-Knows token ids. Does not know where noise comes from, models or losses.
+Knows token ids. Does not know where guesses come from, models or losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,129 +23,181 @@ from torch import Tensor
 from local_backend.models.architecture import Architecture
 from local_backend.models.runner import make_masks
 from local_backend.sequences.request import vocabulary_size
-from local_backend.training.losses import IGNORED, NO_TEACHER
+from local_backend.training.losses import Head, Targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_MAX_GROUPS = 4
+_WIDTH_STEP = 16  # kernels of attention want masks whose rows are aligned
+Text = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt and of its answer
+
+
+class Group(NamedTuple):
+    """Texts ``first`` to ``stop``, in ``width`` columns; answers have at most ``num_answer`` tokens."""
+
+    first: int
+    stop: int
+    width: int
+    num_answer: int
+
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """Guesses at a part of an answer.
+class Texts:
+    """Prompts with answers on one device, from short to long.
 
     Attributes:
-        start: Position in the answer of the first guess.
-        token_ids: The guesses, right or wrong; those past the answer's end are dropped when packed.
-        next_copy: Index, among the copies of the example, of the iterate that follows this one; ``None`` if
-            there is none.
+        token_ids: ``[texts, longest]``, padded with 0.
+        num_prompt, num_answer: Tokens of each; ``[texts]``.
+        first_place: Index of each answer's first token among those of all answers; ``[texts]``.
+        groups: At most four, which together hold every text.
     """
 
-    start: int
-    token_ids: tuple[int, ...]
-    next_copy: int | None = None
+    token_ids: Tensor
+    num_prompt: Tensor
+    num_answer: Tensor
+    first_place: Tensor
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], device: torch.device | None = None) -> Texts:
+        """Lay out texts.
+
+        Raises:
+            ValueError: There is no text, or one has no prompt or no answer.
+        """
+        if not texts:
+            raise ValueError("there is nothing to pack: give at least one text")
+        if not all(prompt and answer for prompt, answer in texts):
+            raise ValueError("a text has no prompt or no answer: give at least one token of each")
+        in_order = sorted(texts, key=lambda text: len(text[0]) + len(text[1]))
+        num_prompt = torch.tensor([len(prompt) for prompt, _ in in_order])
+        num_answer = torch.tensor([len(answer) for _, answer in in_order])
+        lengths = num_prompt + num_answer
+        token_ids = torch.zeros(len(texts), _padded(int(lengths[-1])), dtype=torch.long)
+        for row, (prompt, answer) in enumerate(in_order):
+            token_ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
+        edges = [round(len(texts) * number / _MAX_GROUPS) for number in range(_MAX_GROUPS + 1)]
+        groups: dict[int, Group] = {}  # by width
+        for begin, stop in pairwise(edges):
+            if begin < stop:
+                width = _padded(int(lengths[stop - 1]))
+                first = groups[width].first if width in groups else begin
+                groups[width] = Group(first, stop, width, int(num_answer[first:stop].max()))
+        return cls(
+            token_ids.to(device),
+            num_prompt.to(device),
+            num_answer.to(device),
+            (num_answer.cumsum(0) - num_answer).to(device),
+            tuple(groups.values()),
+        )
+
+    def __len__(self) -> int:
+        return len(self.num_prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A prompt, the model's own answer to it (the right tokens, any end token included) and guesses at it.
+def _padded(width: int) -> int:
+    return -(-width // _WIDTH_STEP) * _WIDTH_STEP
 
-    Raises:
-        ValueError: There is no prompt, a copy starts outside the answer, or a ``next_copy`` does not exist.
+
+class Copies(NamedTuple):
+    """Guesses at parts of some texts' answers.
+
+    Attributes:
+        starts: Index in the answer of each block's first guess; ``[rows, blocks]``.
+        guesses: ``[rows, blocks, block]``.
     """
 
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    copies: tuple[Copy, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.prompt_ids:
-            raise ValueError("the prompt is empty: give at least one token")
-        for copy in self.copies:
-            if not 0 <= copy.start <= (length := len(self.answer_ids)):
-                raise ValueError(f"a copy starts at token {copy.start} of an answer of {length} tokens")
-            if not 0 <= (copy.next_copy or 0) < (number := len(self.copies)):
-                raise ValueError(f"a copy is followed by copy {copy.next_copy}, but there are {number}")
+    starts: Tensor
+    guesses: Tensor
 
 
-class PackedBatch(NamedTuple):
-    """Rows of examples, padded to one width.
+class Batch(NamedTuple):
+    """Packed rows, all of one width.
 
     Attributes:
         input_ids, position_ids: ``[rows, width]``.
         sees: Whether a column (second axis) attends to another (third axis); ``[rows, width, width]``.
-            Padding attends to itself, so that no row of a softmax is empty.
-        labels: Target token of each column of the clean text, :data:`IGNORED` elsewhere; ``[rows, width]``.
-        fixed_point_column: For each column of a copy the column of the clean text that predicts the same
-            token, :data:`NO_TEACHER` elsewhere; ``[rows, width]``.
-        next_iterate_column: The same for the copy's next iterate.
+        columns: The columns that may learn: those which predict the answer, then those of the guesses;
+            ``[rows, learned]``.
+        places: What each predicts, as an index into the tokens of all answers; ``[rows, learned]``.
+        weights: Of each in the loss, 0 if nothing is left to predict; ``[rows, learned]``.
+        is_guess: Whether a column is one of the copies'; ``[rows, width]``.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     sees: Tensor
-    labels: Tensor
-    fixed_point_column: Tensor
-    next_iterate_column: Tensor
+    columns: Tensor
+    places: Tensor
+    weights: Tensor
+    is_guess: Tensor
+
+    def parts(self, num_rows: int) -> Iterator[Batch]:
+        """The same rows, at most ``num_rows`` at a time."""
+        for first in range(0, len(self.input_ids), num_rows):
+            yield Batch(*(tensor[first : first + num_rows] for tensor in self))
 
 
-def num_packed_tokens(example: Example) -> int:
-    """Tokens an example fills in a row, without padding."""
-    num_clean = len(example.prompt_ids) + len(example.answer_ids)
-    return num_clean + sum(_num_used(example, copy) for copy in example.copies)
+def pack(
+    texts: Texts,
+    rows: Tensor,
+    group: Group,
+    copies: Copies | None = None,
+    *,
+    clean_weight: float = 1.0,
+    decay: float = 1.0,
+) -> Batch:
+    """Pack texts ``rows`` ``[rows]`` of a group with their copies.
 
-
-def _num_used(example: Example, copy: Copy) -> int:
-    """Guesses of a copy that have a next token to predict."""
-    return max(0, min(len(copy.token_ids), len(example.answer_ids) - 1 - copy.start))
-
-
-def pack(examples: Sequence[Example], pad_id: int = 0) -> PackedBatch:
-    """Pack examples, one per row; none attends to padding.
-
-    Raises:
-        ValueError: There is no example.
+    The weights of clean text sum to ``clean_weight`` and those of guesses to 1; a guess has ``decay`` times
+    the weight of the one before it in its block.
     """
-    if not examples:
-        raise ValueError("there is nothing to pack: give at least one example")
-    shape = (len(examples), max(map(num_packed_tokens, examples)))
-    batch = PackedBatch(
-        input_ids=torch.full(shape, pad_id),
-        position_ids=torch.zeros(shape, dtype=torch.long),
-        sees=torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1),
-        labels=torch.full(shape, IGNORED),
-        fixed_point_column=torch.full(shape, NO_TEACHER),
-        next_iterate_column=torch.full(shape, NO_TEACHER),
+    device, width = rows.device, group.width
+    num_prompt, num_answer = texts.num_prompt[rows, None], texts.num_answer[rows, None]
+    first_place = texts.first_place[rows, None]
+    clean = torch.arange(width, device=device)
+    input_ids = texts.token_ids[rows, :width]
+    place = torch.arange(group.num_answer, device=device)
+    is_answer = (place < num_answer).float()
+    columns = (num_prompt - 1 + place).clamp(max=width - 1)
+    places = first_place + torch.minimum(place, num_answer - 1)
+    weights = is_answer * (clean_weight / is_answer.sum())
+    sees = (clean[:, None] >= clean).expand(len(rows), -1, -1)
+    positions = clean.expand(len(rows), -1)
+    is_guess = torch.zeros_like(input_ids, dtype=torch.bool)
+    if copies is None:
+        return Batch(input_ids, positions, sees, columns, places, weights, is_guess)
+    num_guesses, block = copies.guesses[0].numel(), copies.guesses.shape[2]
+    number = torch.arange(num_guesses, device=device)
+    starts = copies.starts.repeat_interleave(block, 1)  # [rows, guesses]
+    guessed = starts + number % block  # index in the answer of each guess
+    predicts = (guessed + 1 < num_answer) * decay ** (number % block).float()
+    whole = sees.new_zeros(len(rows), width + num_guesses, width + num_guesses)
+    whole[:, :width, :width] = sees
+    whole[:, width:, :width] = clean < (num_prompt + starts)[..., None]
+    is_same_block = number[:, None] // block == number // block
+    whole[:, width:, width:] = is_same_block & (number[:, None] >= number)
+    return Batch(
+        torch.cat((input_ids, copies.guesses.flatten(1)), 1),
+        torch.cat((positions, num_prompt + guessed), 1),
+        whole,
+        torch.cat((columns, (width + number).expand(len(rows), -1)), 1),
+        torch.cat((places, first_place + torch.minimum(guessed + 1, num_answer - 1)), 1),
+        torch.cat((weights, predicts / predicts.sum().clamp(min=1e-9)), 1),
+        torch.cat((is_guess, ~is_guess.new_zeros(len(rows), num_guesses)), 1),
     )
-    for row, example in enumerate(examples):
-        _fill(batch, row, example)
-    return batch
 
 
-def _fill(batch: PackedBatch, row: int, example: Example) -> None:
-    clean = torch.tensor([*example.prompt_ids, *example.answer_ids])
-    num_prompt, num_clean = len(example.prompt_ids), len(clean)
-    batch.input_ids[row, :num_clean] = clean
-    batch.position_ids[row, :num_clean] = torch.arange(num_clean)
-    batch.sees[row, :num_clean, :num_clean] = torch.ones(num_clean, num_clean, dtype=torch.bool).tril()
-    batch.labels[row, num_prompt - 1 : num_clean - 1] = clean[num_prompt:]
-    counts = [_num_used(example, copy) for copy in example.copies]
-    first_columns = list(accumulate(counts, initial=num_clean))
-    for copy, first, count in zip(example.copies, first_columns, counts, strict=False):
-        columns = slice(first, first + count)
-        start = num_prompt + copy.start
-        positions = torch.arange(start, start + count)
-        batch.input_ids[row, columns] = torch.tensor(copy.token_ids[:count], dtype=torch.long)
-        batch.position_ids[row, columns] = positions
-        batch.sees[row, columns, :start] = True
-        batch.sees[row, columns, columns] = torch.ones(count, count, dtype=torch.bool).tril()
-        batch.fixed_point_column[row, columns] = positions
-        if copy.next_copy is not None:
-            following = example.copies[copy.next_copy]
-            ahead = positions - num_prompt - following.start
-            teacher = first_columns[copy.next_copy] + ahead
-            teacher[ahead >= counts[copy.next_copy]] = NO_TEACHER
-            # Before the next iterate the text has settled.
-            batch.next_iterate_column[row, columns] = torch.where(ahead < 0, positions, teacher)
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: small operations wait for workers that another process keeps from a core."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 class PackedForward:
@@ -157,42 +211,41 @@ class PackedForward:
         architecture = Architecture.of(model)
         self.max_positions = architecture.max_positions
         self.vocabulary_size = vocabulary_size(model)
+        self.head = Head(model)
         self._windows = architecture.windows
-        self._keeps_logits = architecture.keeps_logits
         # Boolean masks are right when autocast computes in another dtype than the weights', too.
         is_additive = getattr(model.config, "_attn_implementation", None) == "eager"
         self._dtype = model.dtype if is_additive else torch.bool
 
-    def __call__(self, model: Any, batch: PackedBatch, **options: Any) -> Tensor:
-        """Logits ``[rows, width, vocabulary]`` by the model this was made for, or a wrapper of it."""
-        logits: Tensor = model(
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states ``[rows, width, size]``."""
+        states: Tensor = self.head.body(
             input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            attention_mask=self.masks(batch),
+            # One copy of the positions: some models compile or compare by their strides.
+            position_ids=batch.position_ids.contiguous(),
+            attention_mask=self._masks(batch),
             use_cache=False,
-            **options,
-        ).logits
-        return logits
+        ).last_hidden_state
+        return states
 
-    def learned(self, model: Any, batch: PackedBatch) -> tuple[Tensor, PackedBatch]:
-        """Logits of the columns that have a target in some row, and the batch with its targets renumbered.
+    def loss(self, batch: Batch, teacher: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The loss of a batch against a teacher's likely tokens and their probabilities at each place.
 
-        The output layer is a large part of a small model, and most columns of a prompt have no target.
+        Returns:
+            The loss, and what each learned column predicts, 0 where there is nothing; ``[rows, learned]``.
         """
-        is_learned = (batch.labels != IGNORED) | (batch.fixed_point_column != NO_TEACHER)
-        columns = is_learned.any(0).nonzero()[:, 0]
-        if not self._keeps_logits or not len(columns):
-            return self(model, batch), batch
-        number_of = torch.full((is_learned.shape[1] + 1,), NO_TEACHER, device=columns.device)  # of -1, too
-        number_of[columns] = torch.arange(len(columns), device=columns.device)
-        narrowed = batch._replace(
-            labels=batch.labels[:, columns],
-            fixed_point_column=number_of[batch.fixed_point_column[:, columns]],
-            next_iterate_column=number_of[batch.next_iterate_column[:, columns]],
+        hidden = self.hidden(batch)
+        row, learned = (batch.weights > 0).nonzero(as_tuple=True)
+        places = batch.places[row, learned]
+        targets = Targets(
+            teacher[0][places].long(), teacher[1][places].float(), batch.weights[row, learned].float()
         )
-        return self(model, batch, logits_to_keep=columns), narrowed
+        loss, predicted = self.head.loss(hidden[row, batch.columns[row, learned]], targets)
+        predictions = torch.zeros_like(batch.places)
+        predictions[row, learned] = predicted
+        return loss, predictions
 
-    def masks(self, batch: PackedBatch) -> Tensor | dict[str, Tensor]:
+    def _masks(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Masks ``[rows, 1, width, width]``; a dict by kind of layer if kinds differ."""
         distance = batch.position_ids[:, :, None] - batch.position_ids[:, None, :]
         seen = {

@@ -1,158 +1,248 @@
-"""The trainer: ``transformers.Trainer`` on packed batches, with speed and quality measured while it trains.
+"""The training loop: a frozen teacher, streams of the model's own guesses, checkpoints that resume exactly.
 
-Knows losses, packing and ``transformers.Trainer``. Does not know where trajectories come from.
+Knows packed texts, streams and the optimizer. Does not know where answers come from or how speed is measured.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainingArguments
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from tqdm.auto import tqdm
 
-from local_backend.training.losses import autoregressive_loss, consistency_loss
-from local_backend.training.packing import Example, PackedBatch, PackedForward, pack
+from local_backend.training.options import TuneOptions
+from local_backend.training.packing import Batch, PackedForward, Texts, one_thread, pack
+from local_backend.training.streams import Streams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from local_backend.training.examples import NoisyExamples
-
 Measure = Callable[["PreTrainedModel"], Mapping[str, float]]
+Teacher = tuple[Tensor, Tensor]  # token ids and probabilities, [places, likely]
+_ROWS_PER_FORWARD = {"cuda": 128, "cpu": 8}
+_WARMUP_STEPS = 60
+_CHECKPOINT = "checkpoint.pt"
 
 
-@dataclass(frozen=True, slots=True)
-class LossOptions:
-    """Weights of the losses, 0 for none.
-
-    Raises:
-        ValueError: A weight is negative or all are 0.
-    """
-
-    global_weight: float = 1.0
-    local_weight: float = 0.0
-    autoregressive_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        weights = (self.global_weight, self.local_weight, self.autoregressive_weight)
-        if min(weights) < 0 or not any(weights):
-            raise ValueError(f"weights of losses must be 0 or more and not all 0, got {weights}")
-
-    @property
-    def needs_copies(self) -> bool:
-        """Whether a loss on noisy copies has weight."""
-        return bool(self.global_weight or self.local_weight)
+def answer_tokens(texts: Texts) -> Teacher:
+    """A teacher that is sure of the answers' tokens."""
+    column = torch.arange(texts.token_ids.shape[1], device=texts.token_ids.device)
+    end = texts.num_prompt + texts.num_answer
+    is_answer = (column >= texts.num_prompt[:, None]) & (column < end[:, None])
+    token_ids = texts.token_ids[is_answer][:, None]
+    return token_ids.int(), torch.ones_like(token_ids, dtype=torch.float32)
 
 
-def packed_losses(logits: Tensor, batch: PackedBatch, options: LossOptions) -> dict[str, Tensor]:
-    """The losses of a packed batch by name, and their weighted sum as ``"loss"``."""
-    losses = {}
-    if options.global_weight:
-        losses["global"] = consistency_loss(logits, batch.fixed_point_column)
-    if options.local_weight:
-        losses["local"] = consistency_loss(logits, batch.next_iterate_column)
-    if options.autoregressive_weight:
-        losses["autoregressive"] = autoregressive_loss(logits, batch.labels)
-    weighted = [getattr(options, f"{name}_weight") * loss for name, loss in losses.items()]
-    return {**losses, "loss": torch.stack(weighted).sum()}
+@torch.no_grad()
+def plain_predictions(forward: PackedForward, texts: Texts, num_likely: int, *, bf16: bool) -> Teacher:
+    """The model's ``num_likely`` likeliest tokens at each place of the answers, renormalized."""
+    token_ids, probabilities = (each.repeat(1, num_likely) for each in answer_tokens(texts))
+    device = texts.token_ids.device
+    num_rows = _ROWS_PER_FORWARD.get(device.type, 8)
+    for group in texts.groups:
+        for rows in torch.arange(group.first, group.stop, device=device).split(num_rows):
+            batch = pack(texts, rows, group)
+            with _precision(device, bf16=bf16):
+                hidden = forward.hidden(batch)
+                row, learned = (batch.weights > 0).nonzero(as_tuple=True)
+                states = hidden[row, batch.columns[row, learned]]
+                for some, places in zip(
+                    states.split(forward.head.num_rows),
+                    batch.places[row, learned].split(forward.head.num_rows),
+                    strict=True,
+                ):
+                    likely = forward.head.logits(some).float().softmax(-1).topk(num_likely)
+                    token_ids[places] = likely.indices.int()
+                    probabilities[places] = likely.values / likely.values.sum(-1, keepdim=True)
+    return token_ids, probabilities
 
 
-class ConsistencyTrainer(Trainer):
-    """Trains on packed examples: the AR loss on clean text, consistency losses on noisy copies.
+class Training:
+    """One training of a model on texts, resumable in a folder.
 
-    The model may have adapters of ``peft``. When ``Trainer`` evaluates, ``measure`` is called with it, and
-    what that returns is logged.
-
-    Raises:
-        ValueError: The model does not take masks and positions; says why.
+    Args:
+        model: The model; its adapters or all its weights have gradients.
+        base: The causal language model in it, if it has adapters around it.
+        texts: Prompts with answers, laid out on the model's device.
+        teacher: Of the answers.
+        options: How it is trained.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        arguments: TrainingArguments,
-        examples: NoisyExamples,
-        losses: LossOptions,
-        *,
-        pad_id: int = 0,
-        measure: Measure | None = None,
-        **options: Any,
+        self, model: Any, base: PreTrainedModel, texts: Texts, teacher: Teacher, options: TuneOptions
     ) -> None:
-        self._forward = PackedForward(_base_model(model))
-        self._loss_options = losses
-        self._measure = measure
-        self._sums: dict[str, Tensor | float] = {}  # of the losses since the last log
-        self._num_summed = 0
+        self._base, self._texts, self._teacher, self._options = base, texts, teacher, options
+        self.device = texts.token_ids.device
+        self.forward = PackedForward(base)
+        self.streams = Streams(texts, options.noise)
+        self._named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        parameters = list(self._named.values())
+        self._optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+        self._random = torch.Generator(self.device)
+        self._layers = next(one for one in base.modules() if isinstance(one, torch.nn.ModuleList))
+        self._compiled = [self._compile(layer) for layer in self._layers]
+        self.num_steps = 0
+        self.history: list[dict[str, float]] = []
+        self.best_step, self._best = 0, self._copied()  # of the fastest model within the bound
+        self._fastest = 1.0
 
-        def collate(batch: list[Example]) -> dict[str, Tensor]:
-            return pack(batch, pad_id)._asdict()
+    def run(
+        self,
+        folder: Path,
+        measure: Measure | None = None,
+        *,
+        deadline: float = math.inf,
+        fastest: float = 1.0,
+        tell: Callable[[str], None] = print,
+    ) -> bool:
+        """Train to the last step or to the deadline; whether it was the last step.
 
-        super().__init__(
-            model=model,
-            args=arguments,
-            train_dataset=examples,
-            eval_dataset=examples if measure else None,  # required by Trainer; `measure` has its own
-            data_collator=collate,
-            **options,
-        )
-        self.model_accepts_loss_kwargs = False  # losses are means: Trainer divides by accumulation steps
+        ``measure`` gives ``tokens_per_forward`` and ``perplexity``, the latter over the plain model's; the
+        plain model's own speed is ``fastest``. See :meth:`keep_if_best`.
+        """
+        options, self._fastest = self._options, fastest
+        self._load(folder / _CHECKPOINT)
+        evaluations = range(1, options.num_evaluations + 1)
+        measured = {round(n * options.num_steps / options.num_evaluations) for n in evaluations}
+        with tqdm(total=options.num_steps, initial=self.num_steps, unit="step", disable=None) as bar:
+            while self.num_steps < options.num_steps and time.monotonic() < deadline:
+                figures = self.step()
+                bar.set_postfix({name: f"{value:.3f}" for name, value in figures.items()}, refresh=False)
+                bar.update()
+                is_measured = bool(measure) and self.num_steps in measured
+                if measure and is_measured:
+                    self.keep_if_best(measure(self._base.eval()), tell)
+                if is_measured or self.num_steps % options.save_steps == 0:
+                    self._save(folder / _CHECKPOINT)
+        self._save(folder / _CHECKPOINT)
+        return self.num_steps >= options.num_steps
 
-    def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
-        """The weighted sum of the losses of one packed batch."""
-        logits, batch = self._forward.learned(model, PackedBatch(**inputs))
-        losses = packed_losses(logits, batch, self._loss_options)
-        total = losses.pop("loss")
-        for name, loss in losses.items():
-            self._sums[name] = self._sums.get(name, 0.0) + loss.detach()
-        self._num_summed += 1
-        return total
+    def step(self) -> dict[str, float]:
+        """One optimizer step; the loss and the tokens that the streams emitted per forward."""
+        options = self._options
+        self._base.train()
+        self._random.manual_seed(hash((options.seed, self.num_steps)) & 0x7FFFFFFF)
+        with one_thread():
+            rows, group = self._draw()
+            copies = self.streams.copies(rows, self._random)
+            weights = {"clean_weight": options.ar_weight, "decay": options.decay}
+            batch = pack(self._texts, rows, group, copies, **weights)
+        loss, predictions = self._learn(batch)
+        with one_thread():
+            guessed = predictions[:, group.num_answer :].view_as(copies.guesses)
+            emitted = self.streams.advance(rows, copies, guessed, self._random)
+        self.num_steps += 1
+        return {"loss": float(loss), "tokens_per_forward": float(emitted.float().mean())}
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the mean of each loss since the last log."""
-        if "loss" in logs and self._num_summed:
-            logs |= {f"{name}_loss": float(total) / self._num_summed for name, total in self._sums.items()}
-            self._sums, self._num_summed = {}, 0
-        super().log(logs, start_time)
+    def _learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss of a batch and its predictions, with the weights moved."""
+        options = self._options
+        num_rows = options.rows_per_forward or (options.batch_size if self.device.type == "cuda" else 8)
+        losses, predictions = [], []
+        with self._kernels():
+            for part in batch.parts(num_rows):
+                with _precision(self.device, bf16=options.bf16):
+                    loss, predicted = self.forward.loss(part, self._teacher)
+                loss.backward()
+                losses.append(loss.detach())
+                predictions.append(predicted)
+        done = self.num_steps / options.num_steps
+        warm = min(1.0, (self.num_steps + 1) / min(_WARMUP_STEPS, options.num_steps // 5 + 1))
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = options.learning_rate * warm * max(0.01, 1 - done)
+        torch.nn.utils.clip_grad_norm_(self._named.values(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum(), torch.cat(predictions)
 
-    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Measure the model with ``measure``: tokens per forward and quality on held-out prompts."""
-        model = _base_model(self.accelerator.unwrap_model(self.model))
-        was_training = model.training
+    def _compile(self, layer: Any) -> Any:
+        """What calls a layer while training; layers are alike, so they share what is compiled for a width."""
+        wanted = self._options.compile_layers
+        if self.device.type == "cuda" if wanted is None else wanted:
+            layer.compile(dynamic=False)
+        compiled, layer._compiled_call_impl = layer._compiled_call_impl, None
+        return compiled
+
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        """Compiled layers, and attention without cuDNN, which plans each new shape for a second.
+
+        Outside of training the engine calls the layers, with other shapes.
+        """
         try:
-            with _own_forward(model):
-                measured = self._measure(model) if self._measure else {}
+            with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+                for layer, compiled in zip(self._layers, self._compiled, strict=True):
+                    layer._compiled_call_impl = compiled
+                yield
         finally:
-            model.train(was_training)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+            for layer in self._layers:
+                layer._compiled_call_impl = None
 
-    def measurements(self) -> list[dict[str, float]]:
-        """What was measured so far, with the step of each."""
-        return [
-            {name.removeprefix("eval_"): value for name, value in record.items() if name != "epoch"}
-            for record in self.state.log_history
-            if any(name.startswith("eval_") for name in record)
-        ]
+    def _draw(self) -> tuple[Tensor, Any]:
+        """Texts of one group, each group as often as it has texts."""
+        groups = self._texts.groups
+        at = int(torch.randint(len(self._texts), (), generator=self._random, device=self.device))
+        group = next(group for group in groups if at < group.stop)
+        count = group.stop - group.first
+        order = torch.randperm(count, generator=self._random, device=self.device)
+        return order[: self._options.batch_size] + group.first, group
+
+    def keep_if_best(self, figures: Mapping[str, float], tell: Callable[[str], None]) -> None:
+        """Note what was measured; keep these weights if they are the fastest within the bound."""
+        record = {"step": self.num_steps, **figures}
+        self.history.append(record)
+        tell(", ".join(f"{name} {value:.4g}" for name, value in record.items()))
+        is_within = record["perplexity"] <= self._options.most_perplexity
+        if is_within and record["tokens_per_forward"] > self._fastest:
+            self._fastest, self.best_step = record["tokens_per_forward"], self.num_steps
+            self._best = self._copied()
+
+    def write_best(self) -> None:
+        """Put the weights that were kept into the model: those it began with, if none were better."""
+        self._write(self._best)
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._named.items()}
+
+    @torch.no_grad()
+    def _write(self, weights: Mapping[str, Tensor]) -> None:
+        for name, value in weights.items():
+            self._named[name].copy_(value)
+
+    def _save(self, path: Path) -> None:
+        state = {
+            "weights": {name: value.detach() for name, value in self._named.items()},
+            "optimizer": self._optimizer.state_dict(),
+            "streams": self.streams.state,
+            "progress": (self.num_steps, self.history, self.best_step, self._fastest),
+            "best": self._best,
+        }
+        write_tensors(path, state)
+
+    def _load(self, path: Path) -> None:
+        if path.exists():
+            state = torch.load(path, map_location=self.device)
+            self._write(state["weights"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self.streams.state = state["streams"]
+            self.num_steps, self.history, self.best_step, self._fastest = state["progress"]
+            self._best = state["best"]
 
 
-@contextmanager
-def _own_forward(model: Any) -> Iterator[None]:
-    """Run the model without the mixed precision that accelerate wrapped around its ``forward``."""
-    wrapped = model.__dict__.pop("forward", None)
-    try:
-        yield
-    finally:
-        if wrapped is not None:
-            model.__dict__["forward"] = wrapped
+def write_tensors(path: Path, tensors: Any) -> None:
+    """Write tensors to a file atomically: a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    torch.save(tensors, unfinished)
+    unfinished.replace(path)
 
 
-def _base_model(model: Any) -> PreTrainedModel:
-    """The causal language model inside ``peft`` adapters, which stay active; or the model itself."""
-    base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return base
+def _precision(device: torch.device, *, bf16: bool) -> Any:
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)

@@ -15,8 +15,6 @@ from local_backend import ReferenceCopy
 from local_backend.drafting.copy_sources import TRAITS
 from local_backend.drafting.copy_tree import CopyWeights
 from local_backend.drafting.reference_copy import FITTED
-from local_backend.sequences.outputs import Trajectory
-from local_backend.training.trajectory_store import append_outcomes
 
 
 def answers(count: int, seed: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -57,9 +55,11 @@ def test_weights_survive_a_file_and_wrong_ones_are_named() -> None:
 def test_the_command_writes_weights_that_the_drafter_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored = [Trajectory(prompt, answer, (), ()) for prompt, answer in answers(40)]
+    stored = [
+        {"prompt_ids": prompt, "answer_ids": answer, "has_ended": True} for prompt, answer in answers(40)
+    ]
     (tmp_path / "collection.json").write_text("{}")
-    append_outcomes(tmp_path, stored)
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in stored))
     file = tmp_path / "fitted" / "weights.json"
     main(["--answers", str(tmp_path), "--output", str(file)])
     report = json.loads(capsys.readouterr().out)

@@ -1,224 +1,168 @@
-"""The losses agree with a slow reference that runs the model once for every prefix."""
+"""The loss of a packed batch agrees with a slow reference that runs the model once for every prefix."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from local_backend.training.losses import (
-    IGNORED,
-    NO_TEACHER,
-    autoregressive_loss,
-    consistency_loss,
-    divergence,
-)
-from local_backend.training.packing import Copy, Example, PackedForward, pack
-from local_backend.training.trainer import LossOptions, packed_losses
+from local_backend.training.losses import Head, Targets
+from local_backend.training.packing import Copies, PackedForward, Text, Texts, pack
+from local_backend.training.trainer import answer_tokens, plain_predictions
 from tests.local_backend.models.architectures import ARCHITECTURES, random_model
 
 END = 7
+AR_WEIGHT, DECAY = 3.0, 0.5
 
 
-# The reference: one forward for every prefix, sums in plain Python ------------------------------------
-
-
-def _distribution(model: PreTrainedModel, prefix: Sequence[int]) -> list[float]:
+def _log_probability(model: PreTrainedModel, prefix: Sequence[int], token: int) -> float:
     with torch.no_grad():
         logits = model(torch.tensor([list(prefix)])).logits[0, -1].double()
-    largest = max(logits.tolist())
-    weights = [math.exp(value - largest) for value in logits.tolist()]
-    return [weight / sum(weights) for weight in weights]
+    return float(logits.log_softmax(-1)[token])
 
 
-def _kl(p: list[float], q: list[float]) -> float:
-    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+def _reference(model: PreTrainedModel, texts: Sequence[Text], copies: Copies) -> float:
+    """One forward for every prefix, sums in plain Python; ``texts`` from short to long."""
+    clean = [
+        _log_probability(model, [*prompt, *answer[:place]], token)
+        for prompt, answer in texts
+        for place, token in enumerate(answer)
+    ]
+    guessed, weights = [], []
+    for (prompt, answer), starts, blocks in zip(
+        texts, copies.starts.tolist(), copies.guesses.tolist(), strict=True
+    ):
+        for start, block in zip(starts, blocks, strict=True):
+            for number in range(len(block)):
+                if start + number + 1 < len(answer):  # else nothing is left to predict
+                    prefix = [*prompt, *answer[:start], *block[: number + 1]]
+                    guessed.append(_log_probability(model, prefix, answer[start + number + 1]))
+                    weights.append(DECAY**number)
+    behind = sum(weight * each for weight, each in zip(weights, guessed, strict=True)) / sum(weights)
+    return -AR_WEIGHT * sum(clean) / len(clean) - behind
 
 
-def _reference_global(model: PreTrainedModel, examples: Sequence[Example]) -> float:
-    apart = []
-    for example in examples:
-        for copy in example.copies:
-            for number in range(len(copy.token_ids)):
-                place = copy.start + number
-                if place + 1 >= len(example.answer_ids):
-                    break  # nothing follows the end token
-                right = [*example.prompt_ids, *example.answer_ids[: place + 1]]
-                guess = [
-                    *example.prompt_ids,
-                    *example.answer_ids[: copy.start],
-                    *copy.token_ids[: number + 1],
-                ]
-                apart.append(_kl(_distribution(model, right), _distribution(model, guess)))
-    return sum(apart) / len(apart)
+def _ragged(seed: str, vocabulary: int) -> tuple[list[Text], Copies]:
+    """Texts of different lengths; blocks cut by the end token, beyond it, overlapping."""
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(10, vocabulary) for _ in range(count)]
+
+    texts: list[Text] = [
+        (tokens(size), [*tokens(length - 1), END]) for size, length in ((1, 3), (6, 9), (11, 19))
+    ]
+    starts = torch.tensor([[0, 1, 2], [0, 3, 8], [0, 5, 17]])
+    guesses = torch.tensor([[tokens(5) for _ in range(3)] for _ in texts])
+    return texts, Copies(starts, guesses)
 
 
-def _reference_local(model: PreTrainedModel, examples: Sequence[Example]) -> float:
-    apart = []
-    for example in examples:
-        for copy in example.copies:
-            if copy.next_copy is None:
-                continue
-            following = example.copies[copy.next_copy]
-            for number in range(len(copy.token_ids)):
-                place = copy.start + number
-                if place + 1 >= len(example.answer_ids):
-                    break
-                guess = [
-                    *example.prompt_ids,
-                    *example.answer_ids[: copy.start],
-                    *copy.token_ids[: number + 1],
-                ]
-                settled = [*example.prompt_ids, *example.answer_ids[: min(place + 1, following.start)]]
-                ahead = place + 1 - following.start
-                if ahead > len(following.token_ids):
-                    continue  # the next iterate does not reach so far
-                later = [*settled, *following.token_ids[: max(0, ahead)]]
-                apart.append(_kl(_distribution(model, later), _distribution(model, guess)))
-    return sum(apart) / len(apart)
-
-
-def _reference_autoregressive(model: PreTrainedModel, examples: Sequence[Example]) -> float:
-    surprise = []
-    for example in examples:
-        for place, token in enumerate(example.answer_ids):
-            prefix = [*example.prompt_ids, *example.answer_ids[:place]]
-            surprise.append(-math.log(_distribution(model, prefix)[token]))
-    return sum(surprise) / len(surprise)
-
-
-def _ragged_examples(rng: random.Random, vocabulary: int) -> list[Example]:
-    """Rows of different lengths: blocks cut by the end token, beyond it, empty, overlapping, chained."""
-
-    def tokens(count: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(10, vocabulary) for _ in range(count))
-
-    examples = []
-    for num_prompt, num_answer in ((1, 9), (6, 3), (11, 14)):
-        answer = (*tokens(num_answer - 1), END)
-        copies = [
-            Copy(0, tokens(4), next_copy=1),
-            Copy(2, tokens(5), next_copy=2),
-            Copy(min(6, num_answer), tokens(8)),  # reaches beyond the end token
-            Copy(num_answer, tokens(3)),  # nothing left to predict
-            Copy(1, answer[1:3]),  # right already
-            Copy(0, ()),
-        ]
-        examples.append(Example(tokens(num_prompt), answer, tuple(copies)))
-    return examples
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return random_model("llama", vocab_size=60, num_hidden_layers=2)
-
-
-def test_consistency_losses_agree_with_the_reference(model: PreTrainedModel) -> None:
-    examples = _ragged_examples(random.Random(1), 60)
-    batch = pack(examples, pad_id=3)
-    with torch.no_grad():
-        logits = PackedForward(model)(model, batch)
-    got = consistency_loss(logits, batch.fixed_point_column)
-    assert got.item() == pytest.approx(_reference_global(model, examples), abs=1e-5, rel=1e-5)
-    got = consistency_loss(logits, batch.next_iterate_column)
-    assert got.item() == pytest.approx(_reference_local(model, examples), abs=1e-5, rel=1e-5)
-
-
-def test_the_autoregressive_loss_agrees_with_the_reference(model: PreTrainedModel) -> None:
-    examples = _ragged_examples(random.Random(0), 60)
-    batch = pack(examples, pad_id=3)
-    with torch.no_grad():
-        logits = PackedForward(model)(model, batch)
-    expected = _reference_autoregressive(model, examples)
-    assert autoregressive_loss(logits, batch.labels).item() == pytest.approx(expected, abs=1e-5, rel=1e-5)
+def _loss(model: PreTrainedModel, texts: Sequence[Text], copies: Copies) -> tuple[Tensor, Tensor]:
+    laid_out = Texts.of(texts)
+    batch = pack(
+        laid_out,
+        torch.arange(len(texts)),
+        laid_out.groups[-1]._replace(first=0),
+        copies,
+        clean_weight=AR_WEIGHT,
+        decay=DECAY,
+    )
+    return PackedForward(model).loss(batch, answer_tokens(laid_out))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_reads_a_packed_row_as_its_parts(architecture: str) -> None:
     model = random_model(architecture, vocab_size=60)
-    examples = _ragged_examples(random.Random(architecture), 60)
-    # Longer than the sliding windows of the architectures that have one.
-    examples.append(Example(tuple(range(10, 40)), (*range(20, 34), END), (Copy(3, tuple(range(30, 40))),)))
-    batch = pack(examples, pad_id=0)
-    with torch.no_grad():
-        logits, narrowed = PackedForward(model).learned(model, batch)
-    got = consistency_loss(logits, narrowed.fixed_point_column)
-    assert got.item() == pytest.approx(_reference_global(model, examples), abs=1e-4, rel=1e-4)
+    texts, copies = _ragged(architecture, 60)
+    loss, _ = _loss(model, texts, copies)
+    assert loss.item() == pytest.approx(_reference(model, texts, copies), abs=1e-4, rel=1e-4)
 
 
-def test_losses_are_the_same_on_the_columns_with_targets(model: PreTrainedModel) -> None:
-    # Prompts begin alike, so that some columns have no target in any row.
-    ragged = _ragged_examples(random.Random(2), 60)
-    examples = [replace(one, prompt_ids=(5,) * 9 + one.prompt_ids) for one in ragged]
-    batch, forward, options = pack(examples, pad_id=0), PackedForward(model), LossOptions(local_weight=1.0)
-    with torch.no_grad():
-        logits, narrowed = forward.learned(model, batch)
-        every = packed_losses(forward(model, batch), batch, options)
-    assert logits.shape[1] < batch.input_ids.shape[1]
-    for name, loss in packed_losses(logits, narrowed, options).items():
-        assert loss.item() == pytest.approx(every[name].item(), abs=1e-5, rel=1e-5)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_text"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_gradient_is_that_of_the_whole_logits(
+    architecture: str, is_tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cap on the logits, tied weights and positions in several parts, too."""
+    model = random_model(architecture, vocab_size=60, tie_word_embeddings=is_tied)
+    token_ids = torch.randint(60, (2, 9), generator=torch.Generator().manual_seed(0))
+    likely = torch.rand(18, 60, generator=torch.Generator().manual_seed(1)).softmax(-1).topk(4)
+    probabilities = likely.values / likely.values.sum(-1, keepdim=True)
+    weights = torch.linspace(0.1, 1, 18)
+    logits = model(token_ids).logits.flatten(0, 1).log_softmax(-1)
+    expected = -((logits.gather(1, likely.indices) * probabilities).sum(-1) * weights).sum()
+    expected.backward()
+    gradients = {
+        name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None
+    }
+    model.zero_grad()
+    head = Head(model)
+    monkeypatch.setattr(head, "num_rows", 5)
+    hidden = model.base_model(input_ids=token_ids).last_hidden_state.flatten(0, 1)
+    loss, predicted = head.loss(hidden, Targets(likely.indices, probabilities, weights))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(predicted, logits.argmax(-1))
+    for name, value in model.named_parameters():
+        if name in gradients:
+            assert value.grad is not None, name
+            assert torch.allclose(value.grad, gradients[name], atol=1e-5, rtol=1e-4), name
 
 
-def test_padding_changes_nothing(model: PreTrainedModel) -> None:
-    examples = _ragged_examples(random.Random(1), 60)
-    forward = PackedForward(model)
-    one, other = pack(examples, pad_id=3), pack(examples, pad_id=50)
-    with torch.no_grad():
-        got = [consistency_loss(forward(model, batch), batch.fixed_point_column) for batch in (one, other)]
-    assert got[0] == got[1]
+def test_padding_and_the_order_of_rows_change_nothing() -> None:
+    model = random_model("llama", vocab_size=60)
+    texts, copies = _ragged("padding", 60)
+    loss, predicted = _loss(model, texts, copies)
+    longer: Text = (list(range(10, 50)), [11, 12, END])  # another width
+    laid_out = Texts.of([*texts, longer])
+    rows = torch.tensor([2, 0, 1])
+    group = laid_out.groups[-1]._replace(first=0, num_answer=19)
+    some = Copies(copies.starts[rows], copies.guesses[rows])
+    batch = pack(laid_out, rows, group, some, clean_weight=AR_WEIGHT, decay=DECAY)
+    other, again = PackedForward(model).loss(batch, answer_tokens(laid_out))
+    assert other.item() == pytest.approx(loss.item(), rel=1e-5)
+    assert torch.equal(again[:, -15:], predicted[rows][:, -15:])
 
 
-def test_where_nobody_agrees_the_loss_is_zero_and_has_a_gradient() -> None:
-    logits = torch.randn(2, 3, 5, requires_grad=True)
-    nobody = torch.full((2, 3), NO_TEACHER)
-    losses: list[Callable[[], torch.Tensor]] = [
-        lambda: consistency_loss(logits, nobody),
-        lambda: autoregressive_loss(logits, torch.full((2, 3), IGNORED)),
-    ]
-    for loss in losses:
-        value = loss()
-        assert value.item() == 0
-        value.backward()
-        assert logits.grad is not None
-        assert not logits.grad.any()
-
-
-@given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 30))
-@settings(max_examples=30, deadline=None)
-def test_the_divergence_is_zero_for_equals_and_positive_else(seed: int, scale: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    one, other = (torch.randn(4, 9, generator=generator) * scale for _ in range(2))
-    assert divergence(one, one).abs().max() < 1e-5
-    assert (divergence(one, other) > -1e-6).all()
-    assert torch.allclose(
-        divergence(one, other), divergence(one + 3, other - 2), atol=1e-4
-    )  # of softmax alone
+def test_the_teacher_holds_the_likeliest_tokens_of_every_place() -> None:
+    model = random_model("llama", vocab_size=60)
+    texts, _ = _ragged("teacher", 60)
+    laid_out = Texts.of(texts)
+    token_ids, probabilities = plain_predictions(PackedForward(model), laid_out, 5, bf16=False)
+    place = 0
+    for prompt, answer in texts:
+        for number in range(len(answer)):
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *answer[:number]]])).logits[0, -1]
+            likely = logits.softmax(-1).topk(5)
+            assert torch.equal(token_ids[place].long(), likely.indices)
+            assert torch.allclose(probabilities[place], likely.values / likely.values.sum(), atol=1e-5)
+            place += 1
+    assert place == len(token_ids)
 
 
 def test_tokens_that_a_model_never_writes_change_no_loss() -> None:
     """Some models say -inf to them."""
-    student, teacher = torch.randn(4, 7, requires_grad=True), torch.randn(4, 7)
-    never = torch.full((4, 1), -math.inf)
-    with_them = divergence(torch.cat([student, never], -1), torch.cat([teacher, never], -1))
-    assert torch.allclose(with_them, divergence(student, teacher))
-    with_them.sum().backward()
-    assert student.grad is not None
-    assert student.grad.isfinite().all()
-    assert student.grad.any()
-    nothing = consistency_loss(never.expand(4, 7)[None], torch.full((1, 4), NO_TEACHER))
-    assert nothing.item() == 0
+    model = random_model("llama", vocab_size=60)
+    head = Head(model)
+    hidden = torch.randn(4, 48)
+    targets = Targets(torch.tensor([[3, 59]] * 4), torch.tensor([[1.0, 0.0]] * 4), torch.ones(4))
+    assert head.linear.bias is None
+    head.linear.bias = torch.nn.Parameter(torch.zeros(60).index_fill(0, torch.tensor([59]), -math.inf))
+    loss, _ = head.loss(hidden.requires_grad_(), targets)
+    loss.backward()
+    assert loss.isfinite()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
 
 
-def test_no_gradient_flows_through_the_teacher() -> None:
-    student, teacher = (torch.randn(3, 6, requires_grad=True) for _ in range(2))
-    divergence(student, teacher).sum().backward()
-    assert teacher.grad is None or not teacher.grad.any()
-    assert student.grad is not None
-    assert student.grad.any()
+def test_a_model_without_a_linear_output_layer_is_refused() -> None:
+    model = random_model("llama", vocab_size=60)
+    model.set_output_embeddings(torch.nn.Identity())
+    with pytest.raises(ValueError, match="no linear output layer"):
+        Head(model)

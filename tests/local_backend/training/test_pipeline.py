@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -32,35 +33,34 @@ from local_backend import ChatLocal
 from local_backend.kernels import prepacked
 from local_backend.training import (
     CollectOptions,
-    LossOptions,
     NoiseOptions,
     Report,
-    StoredTrajectories,
-    Trajectory,
+    Training,
     TuneOptions,
-    collect_trajectories,
+    collect_answers,
     load_for_training,
     read_prompts,
-    train_round,
+    stored_answers,
     tune,
 )
 from local_backend.training.__main__ import main
 from local_backend.training.checkpoints import has_model, write_model
-from local_backend.training.trainer import ConsistencyTrainer
 from local_backend.training.tuning import split_held_out
 from tests.local_backend.training.conftest import SHAPE
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 TOY = TuneOptions(
-    num_rounds=2,
-    num_steps=4,
+    num_steps=6,
     batch_size=3,
+    rows_per_forward=2,
+    learning_rate=0.02,
+    most_perplexity=math.inf,
     num_held_out=3,
-    num_evaluations=1,
+    num_evaluations=2,
     save_steps=2,
-    noise=NoiseOptions(block_size=4, num_passes=2),
-    losses=LossOptions(local_weight=0.5),
-    collect=CollectOptions(block_size=4, max_tokens=12, max_rows=8, prompts_per_part=8),
+    bf16=False,
+    noise=NoiseOptions(block_size=4, num_streams=2),
+    collect=CollectOptions(max_tokens=12, max_rows=8),
 )
 
 
@@ -123,13 +123,24 @@ def _are_equal(one: Path, other: Path) -> bool:
 def test_prompts_become_a_tuned_model(whole: Path) -> None:
     assert _changed(whole.parent)
     written = json.loads((whole / "report.json").read_text())
-    assert [record["step"] for record in written["history"]] == [0, 4, 8]
+    assert [record["step"] for record in written["history"]] == [0, 3, 6]
+    assert written["history"][0]["perplexity"] == 1
     assert written["before"]["quality"] == 1.0
     assert written["plain"]["same_answers"] == 1
     assert written["tuned"]["same_answers"] == written["after"]["quality"]
     assert written["tuned"]["perplexity"] > 1
     assert written["after"]["speedup"] > 0
-    assert len(written["counts"]) == 2
+    assert written["counts"]["kept"] > 0
+    fastest = max(written["history"], key=lambda record: record["tokens_per_forward"])
+    assert written["kept_step"] == fastest["step"]
+    assert written["after"]["tokens_per_forward"] == fastest["tokens_per_forward"]
+
+
+def test_without_a_faster_model_within_the_bound_the_plain_one_is_written(folder: Path) -> None:
+    report = _tune(folder, replace(TOY, most_perplexity=1e-9))
+    assert report.kept_step == 0
+    assert not _changed(folder)
+    assert "kept step 0" in report.traded()
 
 
 # Interrupted -------------------------------------------------------------------------------------
@@ -154,12 +165,12 @@ def _dying(function: Callable[..., Any], at: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "killed",
     [
-        (ConsistencyTrainer, "compute_loss", 3),
-        (ConsistencyTrainer, "compute_loss", 7),
-        # While a checkpoint is written: weights and optimizer are there, what is written last is not.
-        (ConsistencyTrainer, "_save_rng_state", 2),
+        (Training, "step", 2),  # before the first checkpoint
+        (Training, "step", 5),
+        (Training, "keep_if_best", 2),
+        (torch, "save", 3),  # while a checkpoint is written
         # While the model is written: its configuration is there, its weights are not.
-        (modeling_utils, "safe_save_file", 3),
+        (modeling_utils, "safe_save_file", 1),
     ],
 )
 def test_killed_and_resumed_it_ends_with_the_same_weights(
@@ -177,21 +188,18 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(
 @pytest.mark.slow  # four processes that import torch
 def test_a_command_that_is_killed_ends_with_the_weights_of_one_that_is_not(folder: Path) -> None:
     arguments = ["--model", str(folder / "plain"), "--prompts", str(_prompts_file(folder))]
-    sizes = {"max-tokens": 12, "block-size": 4, "steps": 40, "batch-size": 3, "held-out": 3, "save-steps": 5}
+    sizes = {"max-tokens": 12, "block-size": 4, "steps": 80, "batch-size": 3, "held-out": 3, "save-steps": 5}
     arguments += [text for name, number in sizes.items() for text in (f"--{name}", str(number))]
     command = [sys.executable, "-m", "local_backend.training", "tune", *arguments]
     subprocess.run([*command, "--output", str(folder / "whole")], check=True, capture_output=True)
-    # Killed behind a checkpoint of each round.
-    for at in ("round-0", "round-1"):
-        process = subprocess.Popen(
-            [*command, "--output", str(folder / "cut")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        checkpoints = folder / "cut" / "work" / at / "checkpoints"
-        while process.poll() is None and not list(checkpoints.glob("checkpoint-*/trainer_state.json")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (folder / "cut" / "report.json").exists()
+    process = subprocess.Popen(
+        [*command, "--output", str(folder / "cut")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not (folder / "cut" / "work" / "checkpoint.pt").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "cut" / "report.json").exists()
     subprocess.run([*command, "--output", str(folder / "cut")], check=True, capture_output=True)
     assert _are_equal(folder / "whole", folder / "cut")
 
@@ -209,50 +217,24 @@ def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(
         _tune(folder, short)
     model, tokenizer = load_for_training(folder / "plain")
     prompts = read_prompts(_prompts_file(folder), tokenizer, max_positions=1024, max_tokens=12)
-    trajectories = folder / "tuned" / "work" / "round-0" / "trajectories"
-    collect_trajectories(model, tokenizer, split_held_out(prompts, options)[0], trajectories, options.collect)
+    answers = folder / "tuned" / "work" / "answers"
+    collect_answers(model, tokenizer, split_held_out(prompts, options)[0], answers, options.collect)
     told: list[str] = []
     assert not _tune(folder, short, tell=told.append).is_complete
     assert any("the same command trains the model further" in line for line in told)
-    assert _changed(folder)  # one step was taken
     assert _tune(folder, options).is_complete
     assert _are_equal(folder / "tuned", whole)
 
 
-def test_further_rounds_may_be_asked_for_later(folder: Path, whole: Path) -> None:
-    _tune(folder, replace(TOY, num_rounds=1))
-    _tune(folder)
-    assert _are_equal(folder / "tuned", whole)
-
-
 def test_work_with_other_options_is_refused(folder: Path) -> None:
-    options = replace(TOY, num_rounds=1, num_steps=1)
+    options = replace(TOY, num_steps=1)
     _tune(folder, options)
-    with pytest.raises(ValueError, match=r"options\.num_steps 1 \(asked for 4\)"):
+    with pytest.raises(ValueError, match=r"options\.num_steps 1 \(asked for 6\)"):
         _tune(folder)
     with pytest.raises(ValueError, match="examples"):
         _tune(folder, options, examples=[{"prompt": "a", "answer": "b"}])
     # What the weights do not depend on may change.
-    _tune(folder, replace(options, save_steps=9, collect=replace(options.collect, max_rows=2)))
-
-
-def test_a_round_goes_on_with_its_own_work_alone(folder: Path) -> None:
-    def train(some: list[Trajectory], options: TuneOptions) -> None:
-        model, tokenizer = load_for_training(folder / "plain")
-        train_round(model, tokenizer, some, folder / "round", options, tell=lambda _: None)
-
-    some = [Trajectory((5, 6), (7, 8, 9)), Trajectory((6, 7), (8, 9, 10))]
-    train(some, replace(TOY, num_steps=2))
-    with pytest.raises(ValueError, match="trajectories"):
-        train(some[:1] * 2, replace(TOY, num_steps=2))
-    with pytest.raises(ValueError, match=r"options\.learning_rate"):
-        train(some, replace(TOY, num_steps=2, learning_rate=0.5))
-    with torch.no_grad():
-        other = AutoModelForCausalLM.from_pretrained(folder / "plain")
-        other.lm_head.weight.mul_(1.1)
-        other.save_pretrained(folder / "plain")
-    with pytest.raises(ValueError, match="model"):
-        train(some, replace(TOY, num_steps=2))
+    _tune(folder, replace(options, save_steps=9, collect=replace(TOY.collect, max_rows=2)))
 
 
 # Variants ----------------------------------------------------------------------------------------
@@ -267,7 +249,7 @@ def test_chat_local_and_transformers_load_what_was_tuned(tmp_path: Path) -> None
     tokenizer.save_pretrained(tmp_path / "plain")
     questions = [{"question": f"What is {number} + {number}?"} for number in range(12)]
     output = tmp_path / "tuned"
-    tune(tmp_path / "plain", questions, output, replace(TOY, num_rounds=1), tell=lambda _: None)
+    tune(tmp_path / "plain", questions, output, TOY, tell=lambda _: None)
     turns = [{"role": "user", "content": "What is 3 + 4?"}]
     with ChatLocal.from_pretrained(output, drafter="jacobi", dtype="float32", max_tokens=9) as chat:
         answer = chat.invoke("What is 3 + 4?").content
@@ -279,19 +261,19 @@ def test_chat_local_and_transformers_load_what_was_tuned(tmp_path: Path) -> None
 
 
 def test_adapters_of_linear_layers_are_trained_and_merged(folder: Path) -> None:
-    _tune(folder, replace(TOY, num_rounds=1, lora_rank=2, accumulation_steps=2))
+    _tune(folder, replace(TOY, lora_rank=2, activation_checkpointing=True))
     changed = _changed(folder)
     assert changed
     assert all("proj" in name for name in changed)
-    assert (folder / "tuned" / "work" / "round-0" / "adapter" / "adapter_config.json").exists()
+    assert (folder / "tuned" / "work" / "adapter" / "adapter_config.json").exists()
 
 
-@pytest.mark.parametrize(("asked", "steps"), [(3, [0, 1, 3, 4]), (9, [0, 1, 2, 3, 4])])
+@pytest.mark.parametrize(("asked", "steps"), [(3, [0, 2, 4, 6]), (9, [0, 1, 2, 3, 4, 5, 6])])
 def test_speed_is_measured_as_often_as_asked_for_and_weights_keep_their_type(
     folder: Path, asked: int, steps: list[int]
 ) -> None:
     AutoModelForCausalLM.from_pretrained(folder / "plain").bfloat16().save_pretrained(folder / "plain")
-    report = _tune(folder, replace(TOY, num_rounds=1, num_evaluations=asked))
+    report = _tune(folder, replace(TOY, num_evaluations=asked))
     assert [record["step"] for record in report.history] == steps
     assert {weight.dtype for weight in _weights(folder / "tuned").values()} == {torch.bfloat16}
 
@@ -299,9 +281,9 @@ def test_speed_is_measured_as_often_as_asked_for_and_weights_keep_their_type(
 def test_right_answers_are_learned_from_and_wrong_ones_left_out(folder: Path) -> None:
     cases = islice(draw_cases(TASKS["word_problems"], "train", seed=2), 6)
     examples = [{"prompt": case.prompt, "answer": case.answer} for case in cases]
-    (counts,) = _tune(
+    counts = _tune(
         folder,
-        replace(TOY, num_rounds=1),
+        TOY,
         examples=examples,
         accept=lambda prompts, _: [number % 2 == 0 for number in range(len(prompts))],
     ).counts
@@ -318,10 +300,10 @@ def test_a_model_with_prepacked_weights_is_measured_while_it_is_trained(
 ) -> None:
     """As larger ones than this are, by which what was laid out before a step would be wrong behind it."""
     monkeypatch.setattr(prepacked, "_LEAST_WEIGHTS", 1)
-    options = replace(TOY, num_rounds=1, num_evaluations=2, learning_rate=0.1)
-    report = _tune(folder, options)
-    assert [record["step"] for record in report.history] == [0, 2, 4]
-    assert report.history[-1]["tokens_per_forward"] == report.after.tokens_per_forward
+    report = _tune(folder, replace(TOY, learning_rate=0.1))
+    assert [record["step"] for record in report.history] == [0, 3, 6]
+    kept = next(record for record in report.history if record["step"] == report.kept_step)
+    assert kept["tokens_per_forward"] == report.after.tokens_per_forward
 
 
 def test_a_model_is_written_over_an_earlier_one(
@@ -395,11 +377,9 @@ def test_a_tokenizer_without_an_end_token_is_refused(
     assert not (folder / "output").exists()
 
 
-def test_a_trajectory_file_of_another_model_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_of_another_model_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, stored = str(_prompts_file(folder)), str(folder / "trajectories")
-    arguments = ["--model", str(folder / "plain"), "--max-tokens", "12", "--block-size", "4"]
+    arguments = ["--model", str(folder / "plain"), "--max-tokens", "12"]
     main(["collect", *arguments, "--prompts", prompts, "--output", stored])
     assert json.loads(capsys.readouterr().out)["kept"] > 0
     other = AutoModelForCausalLM.from_pretrained(folder / "plain")
@@ -407,7 +387,7 @@ def test_a_trajectory_file_of_another_model_is_refused(
         other.lm_head.weight.mul_(1.1)
     other.save_pretrained(folder / "plain")
     with pytest.raises(ValueError, match="another model"):
-        StoredTrajectories(Path(stored), other, AutoTokenizer.from_pretrained(folder / "plain"))
+        stored_answers(Path(stored), other, AutoTokenizer.from_pretrained(folder / "plain"))
 
 
 def test_messages_that_the_template_does_not_take_are_refused_by_line(
