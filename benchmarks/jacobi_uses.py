@@ -210,14 +210,14 @@ def _sql_case(rng: random.Random, split: Split) -> tuple[str, str]:
 
 
 def _same_json(request: Request, text: str) -> float:
+    wanted: dict[str, str] = json.loads(request.answer)
     try:
         found = json.loads(text)
     except ValueError:
         return 0.0
-    wanted = json.loads(request.answer)
-    return sum(
-        isinstance(found, dict) and str(found.get(key)) == value for key, value in wanted.items()
-    ) / len(wanted)
+    if not isinstance(found, dict):
+        return 0.0
+    return sum(str(found.get(key)) == value for key, value in wanted.items()) / len(wanted)
 
 
 def _same_sentence(request: Request, text: str) -> float:
