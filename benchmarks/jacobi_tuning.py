@@ -309,7 +309,8 @@ class GuessAdapter(torch.nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """The layer's output, and the adapter's at guessed positions."""
         output: Tensor = self.layer(hidden)
-        return output + self._gate[0].to(output.dtype) * self.up(self.down(hidden))
+        changed: Tensor = output + self._gate[0].to(output.dtype) * self.up(self.down(hidden))
+        return changed
 
 
 class GatedForward(PackedForward):

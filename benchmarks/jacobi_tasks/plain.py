@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -125,7 +126,8 @@ def train_plain(
     if tokenizer is None:
         tokenizer = train_tokenizer(cases[:6000], options.vocabulary_size)
     tokenizer.save_pretrained(folder)  # first, because ``measure`` needs it during training
-    model = make_model(options, tokenizer).to(choose_device())
+    model = make_model(options, tokenizer)
+    cast("Any", model).to(choose_device())
     use_fast_attention(model)
     prompts = tokenizer([case.prompt for case in cases], add_special_tokens=False)["input_ids"]
     answers = tokenizer([case.answer + END for case in cases], add_special_tokens=False)["input_ids"]

@@ -171,10 +171,10 @@ def _tune(
     left_out = [f"{count} {fault}" for fault, count in counts.items() if fault != KEPT and count]
     tell(f"{counts[KEPT]} answers kept, left out: {', '.join(left_out) or 'none'}")
     stored = stored_answers(folder, model, tokenizer)
-    texts = [*(one for one in stored if one.has_ended or options.learns_unfinished), *right]
-    trained, training = prepare(
-        model, [(one.prompt_ids, one.answer_ids) for one in texts], options, work, tell=tell
-    )
+    kept = [one for one in stored if one.has_ended or options.learns_unfinished]
+    texts = [(one.prompt_ids, one.answer_ids) for one in kept]
+    texts += [(one.prompt_ids, one.answer_ids) for one in right]
+    trained, training = prepare(model, texts, options, work, tell=tell)
     is_complete = training.run(
         work, exam.measure, deadline=deadline, fastest=before.tokens_per_forward, tell=tell
     )
