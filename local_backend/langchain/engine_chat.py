@@ -67,11 +67,14 @@ class EngineChatModel(BaseChatModel):
         """Close the engine; calls still running raise."""
         self.engine.close()
 
-    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
-        """What parts bring beside other answers and rows, see :class:`~local_backend.ForwardCost`."""
-        num_beside = max(num_answers, self.engine.num_rows) - 1
-        costs = self.engine.width_costs if num_beside else None  # one row alone always gains
-        return costs.splitting_gain(num_beside, num_parts, part_tokens) if costs else 2.0
+    def splitting_gain(self, num_answers: int, num_rows: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as fast answers are in parts, see :class:`~local_backend.ForwardCost`.
+
+        All rows of the engine besides the ``num_rows`` of these answers count as answers, too.
+        """
+        num_answers += max(0, self.engine.num_rows - num_rows)
+        costs = self.engine.width_costs if num_answers > 1 else None  # a single one gains
+        return costs.splitting_gain(num_answers, num_parts, part_tokens) if costs else 2.0
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()  # which shares the engine

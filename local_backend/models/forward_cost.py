@@ -97,18 +97,16 @@ class ForwardCost:
             ),
         )
 
-    def splitting_gain(self, num_beside: int, num_parts: int, part_tokens: int) -> float:
-        """How many times as many tokens a second all rows write if an answer is so many parts at once.
+    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as fast ``num_answers`` answers are if each is written as so many parts at once.
 
-        An outline is written before the parts, whose prompts are longer than that of a whole answer; while
-        they are read, the ``num_beside`` other rows wait.
+        An outline is written before the parts, whose prompts are longer than that of a whole answer.
         """
-        one_more = self(context=_PLAIN_CONTEXT, rows=num_beside + 1, width=1)
-        outline = _OUTLINE_TOKENS * one_more
-        prompts = num_parts * self(context=_PART_CONTEXT, rows=1, width=_PROMPT_TOKENS)
-        parts = part_tokens * self(context=_PART_CONTEXT, rows=num_beside + num_parts, width=1)
-        num_tokens = num_beside * (_OUTLINE_TOKENS + part_tokens) + num_parts * part_tokens
-        return num_tokens / (outline + prompts + parts) / ((num_beside + 1) / one_more)
+        whole = num_parts * part_tokens * self(context=_PLAIN_CONTEXT, rows=num_answers, width=1)
+        outline = _OUTLINE_TOKENS * self(context=_PART_CONTEXT, rows=num_answers, width=1)
+        prompts = num_answers * num_parts * self(context=_PART_CONTEXT, rows=1, width=_PROMPT_TOKENS)
+        parts = part_tokens * self(context=_PART_CONTEXT, rows=num_answers * num_parts, width=1)
+        return whole / (outline + prompts + parts)
 
     def best_draft_width(self, drafts: Sequence[Draft], *, context: int) -> int:
         """The number of draft tokens per row with the most expected tokens, bonus included, per second.

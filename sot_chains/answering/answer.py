@@ -161,7 +161,7 @@ class Answer:
             if route.is_graph:
                 self._record.is_graph = self._messages.marks_needs = True
                 self._conclusion = True
-        return self._messages.find_load(self._options.expectations.num_answers)
+        return self._messages.find_load()
 
     async def _outline(self, write_points: Callable[[Sequence[Point]], None]) -> str | None:
         """Writes the outline and hands on its points; if it is of no use none, but why."""
@@ -187,7 +187,7 @@ class Answer:
         await self._caller.make(call, request, take)
         reader.end(is_cut=reader.is_over or call.is_cut_off)
         fault = reader.find_fault(messages.templates.example_headings)
-        fault = fault or messages.find_load(self._options.expectations.num_answers)  # begun meanwhile
+        fault = fault or messages.find_load()  # begun meanwhile
         points, record.skeleton_reply = reader.take(), reader.text
         if fault and not record.parts:
             record.skeleton = Skeleton.of(reader.headings)

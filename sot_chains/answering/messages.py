@@ -37,12 +37,13 @@ class Messages:
         self._own = wrapped.parameters if wrapped else {}
         self.begins_plainly = bool(self._local and self._profile.short_answer)  # beside the outline
 
-    def find_load(self, num_answers: int) -> str | None:
-        """Why one of so many answers at once is written sooner if it is plain, if it is."""
+    def find_load(self) -> str | None:
+        """Why all answers of this time are written sooner if they are plain, if they are."""
         if self._local is None or self._options.router == "always":
             return None
         most, num_tokens = self.max_points or 5, self._profile.points[self._options.detail].max_tokens or 100
-        is_slower = self._local.splitting_gain(num_answers, most, num_tokens) < 1.0
+        told = self._options.expectations
+        is_slower = self._local.splitting_gain(told.num_answers, told.num_calls, most, num_tokens) < 1.0
         return "points would take longer beside all that the model writes" if is_slower else None
 
     def outline(self) -> Request:

@@ -180,6 +180,7 @@ class Caller:
         arguments = self._arguments(call, request, plan)
         call.begin(self.now())
         deltas = self._options.provider.stream(plan.messages, **arguments)
+        self._options.expectations.num_calls += 1
         try:
             async for delta in deltas:
                 call.note(delta, self.now())
@@ -207,6 +208,7 @@ class Caller:
             raise
         finally:
             call.end_seconds = self.now()
+            self._options.expectations.num_calls -= 1
             if isinstance(deltas, AsyncGenerator):
                 await deltas.aclose()
 

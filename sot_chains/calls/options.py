@@ -40,7 +40,7 @@ class Expectations:
 
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
-        self.num_answers = 0  # that are being written
+        self.num_answers = self.num_calls = 0  # that are being written
         self.opens_reasoning = False  # whether the template opens a block of it, in which replies begin
         # By the server or the chat template, of what requests can do without.
         self.refused: frozenset[Dispensable] = frozenset()

@@ -145,8 +145,8 @@ class LocalChatModel(ContinuesReplies, Protocol):
     def takes_grammars(self) -> bool:
         """Whether calls take ``grammar``: a Lark grammar of ``llguidance`` that bounds the reply."""
 
-    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
-        """How many times as many tokens a second come if one of ``num_answers`` is in so many parts."""
+    def splitting_gain(self, num_answers: int, num_rows: int, num_parts: int, part_tokens: int) -> float:
+        """How many times as fast answers, now ``num_rows`` rows, and all else are if all are in parts."""
 
 
 @runtime_checkable

@@ -43,7 +43,7 @@ class ServedModel:
         self.guarded = SkeletonOfThought(self.provider, router="never", profile=profile, prices=prices)
         self._copying = copying
         if isinstance(self.provider, LangChainProvider) and self.provider.local:
-            self.provider.local.splitting_gain(2, 2, 1)  # measures forwards now, while none runs
+            self.provider.local.splitting_gain(2, 0, 2, 1)  # measures forwards now, while none runs
         # A LangChain chat model takes more than text.
         is_chat_model = isinstance(self.provider, LangChainProvider) and self.provider.takes_stop
         self._chat_model = cast("LangChainProvider", self.provider).runnable if is_chat_model else None

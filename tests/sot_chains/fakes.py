@@ -185,7 +185,7 @@ class LocalChatModel(PacedChatModel):
     stop: list[str] | None = None
     gain: float = 2.0
 
-    def splitting_gain(self, num_answers: int, num_parts: int, part_tokens: int) -> float:
+    def splitting_gain(self, num_answers: int, num_rows: int, num_parts: int, part_tokens: int) -> float:
         """As one answer gains, shared by all."""
         return self.gain / num_answers
 
