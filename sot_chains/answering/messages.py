@@ -35,6 +35,7 @@ class Messages:
         wrapped = options.provider if isinstance(options.provider, LangChainProvider) else None
         self._local = wrapped.local if wrapped else None
         self._own = wrapped.parameters if wrapped else {}
+        self._is_cached = options.caching.find(options.provider) is not None
         self.begins_plainly = bool(self._local and self._profile.short_answer)  # beside the outline
 
     def find_load(self) -> str | None:
@@ -62,7 +63,7 @@ class Messages:
             templates.skeleton_opening,
             templates.skeleton_prefill,
             templates.skeleton_examples() if templates.examples else (),
-            shared=self._shared_by_all,
+            shared=self._shared_by_all if self._is_cached else None,
             bounds=profile.outline,
             parameters=parameters,
         )
@@ -80,7 +81,7 @@ class Messages:
             templates.expansion_reply_start(point),
             self._point_examples if templates.examples else (),
             point,
-            self._shared(skeleton),
+            self._shared(skeleton) if self._is_cached else None,
             bounds,
             self._parameters(bounds),
         )
@@ -100,11 +101,8 @@ class Messages:
         """Asks for what follows from all points."""
         text = self.templates.conclusion.format(question=self._conversation.question, points=_written(parts))
         bounds = self._profile.conclusion
-        shared = (
-            self._shared_by_all
-            if text.startswith(self.templates.shared(self._conversation.question))
-            else None
-        )
+        is_shared = text.startswith(self.templates.shared(self._conversation.question))
+        shared = self._shared_by_all if is_shared else None
         return Request(
             self._conversation, text, shared=shared, bounds=bounds, parameters=self._parameters(bounds)
         )

@@ -101,6 +101,7 @@ class AnswerRecord:
         estimated = total_tokens(estimates) if estimates else None
         options = self.options
         price = price_for(options.provider.model_name, options.prices) if options.prices else None
+        tiers = self._tiers() if any(map(attrgetter("tier"), self.calls)) else {}
         stages = dict(zip(usages, map(count_tokens, usages.values()), strict=True))
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
         return SotTrace(
@@ -122,7 +123,7 @@ class AnswerRecord:
             num_calls=sum(map(bool, map(attrgetter("num_requests"), self.calls))),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
             usage=total_usage((*usages.values(), estimated and as_usage(estimated))),
-            cost=compute_cost(stages, estimated, price, self._tiers(), self._as_plain()),
+            cost=compute_cost(stages, estimated, price, tiers, self._as_plain() if price else NO_TOKENS),
         )
 
     def _usages(self) -> dict[str, UsageMetadata | None]:
