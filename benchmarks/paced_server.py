@@ -80,6 +80,8 @@ class PacedServer:
         num_refused: Requests refused with status 429.
         charges: What was billed, a line for each request that was answered.
         requests: The bodies of requests, in order of arrival.
+        refusals: By which limit requests were refused.
+        admitted: When requests were not, and how many input tokens of them count against the limit.
     """
 
     pace: Pace
@@ -88,6 +90,8 @@ class PacedServer:
     num_refused: int = 0
     charges: list[Charge] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    admitted: list[tuple[float, int]] = field(default_factory=list)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
@@ -114,7 +118,7 @@ class PacedServer:
         finally:
             writer.close()
 
-    async def _answer(
+    async def _answer(  # noqa: PLR0915 - one request from its reading to its end
         self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.num_requests += 1
@@ -140,6 +144,7 @@ class PacedServer:
         )
         if refused := limits.refused(now, counted):
             self.num_refused += 1
+            self.refusals.append(refused[0])
             pause = {"retry-after-ms": f"{refused[1] * 1000:.0f}"}
             headers = pause | limits.headers(now, wire)
             return await _refuse(writer, 429, f"too many {refused[0]}", headers)
@@ -151,6 +156,7 @@ class PacedServer:
         charge = self._cache.charge(prompt, now)
         charge.tier = ("priority" if wire == "openai" else "fast") if is_fast else None
         limits.spend(now, input_tokens=counted)
+        self.admitted.append((now, counted))
         self.charges.append(charge)
         wait = pace.first_token_seconds * (10 if self._random.random() < pace.late_share else 1)
         if pace.prompt_tokens_per_second:

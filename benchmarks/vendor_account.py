@@ -247,19 +247,20 @@ class RateLimits:
     input_tokens: int | None = None
     output_tokens: int | None = None
     window_seconds: float = 1.0
-    _spent: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
+    _spent: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
+    _used: Counter[str] = field(default_factory=Counter)
 
     def spend(self, now: float, **amounts: int) -> None:
         """Counts ``amounts`` from the moment ``now`` on."""
-        self._spent.append((now, Counter(amounts)))
+        self._spent.append((now, amounts))
+        self._used.update(amounts)
 
     def remaining(self, now: float) -> dict[str, int]:
         """What is left, by the names of the limits there are."""
         while self._spent and now - self._spent[0][0] >= self.window_seconds:
-            self._spent.popleft()
+            self._used.subtract(self._spent.popleft()[1])
         limits = {name: getattr(self, name) for name in ("requests", "input_tokens", "output_tokens")}
-        used: Counter[str] = sum((amounts for _, amounts in self._spent), Counter())
-        return {name: max(0, limit - used[name]) for name, limit in limits.items() if limit is not None}
+        return {name: max(0, limit - self._used[name]) for name, limit in limits.items() if limit is not None}
 
     def refused(self, now: float, input_tokens: int) -> tuple[str, float] | None:
         """Which limit refuses a request, and in how many seconds it may be sent; ``None`` if none does."""
@@ -269,7 +270,7 @@ class RateLimits:
             if name in left and left[name] < number:
                 missing = number - left[name]
                 for moment, amounts in self._spent:
-                    missing -= amounts[name]
+                    missing -= amounts.get(name, 0)
                     if missing <= 0:
                         return name, moment + self.window_seconds - now
                 return name, self.window_seconds

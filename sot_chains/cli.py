@@ -61,12 +61,15 @@ def _add_ask(commands: Any) -> None:
     add_model_arguments(parser)
     about = "run plain decoding first, to compare with"
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help=about)
+    price = "of a million tokens: input, output, and input read from and written to the vendor's cache"
+    parser.add_argument("--price", nargs="+", type=float, metavar="PRICE", help=price)
 
 
 def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
     # Imported here so that "sot --help" does not wait for them.
     from rich.console import Console
 
+    from sot_chains.calls.usage import Price
     from sot_chains.chain import SkeletonOfThought
     from sot_chains.display import compare
 
@@ -76,7 +79,8 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else 100
     console = Console(force_terminal=is_terminal, width=width, highlight=False)
-    sot = SkeletonOfThought(model, profile=options.profile)
+    prices = Price(*options.price) if options.price else None
+    sot = SkeletonOfThought(model, profile=options.profile, prices=prices)
     asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
     return 0
 

@@ -66,6 +66,11 @@ async def compare(
     trace = _read_trace(runs[_SOT])
     route = "answered plainly" if trace["route"] == "plain" else "Skeleton-of-Thought"
     console.print(Text(f"Model: {sot.provider.model_name}. Route: {route}; {trace['route_reason']}."))
+    cost: Any = trace["cost"]
+    if plainly := cost["plain_price"]:
+        paid, uncached = cost["price"] / plainly, cost["uncached_price"] / plainly
+        over = f"{paid:.2f} times a plain answer, without a cache {uncached:.2f} times"
+        console.print(f"Price: {cost['price']:.6f}, {over}.")
     return runs.get(_PLAIN), runs[_SOT]
 
 

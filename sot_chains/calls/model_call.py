@@ -176,7 +176,6 @@ class Caller:
         return self._cache.plan(messages, request.shared, asked, num_examples)
 
     async def _send(self, call: Call, request: Request, plan: Plan, reply: ReplyReader, take: Take) -> None:
-        """Makes one attempt; records what comes, when, and what it cost."""
         arguments = self._arguments(call, request, plan)
         call.begin(self.now())
         deltas = self._options.provider.stream(plan.messages, **arguments)
@@ -187,8 +186,7 @@ class Caller:
                 if delta.pause_seconds is None and delta.remaining is None:
                     plan.end(is_readable=True)
                 elif self._options.limiter:
-                    self._options.limiter.pause(delta.pause_seconds or 0.0)
-                    self._options.limiter.observe(delta.remaining or {})
+                    self._options.limiter.observe(delta.remaining or {}, delta.pause_seconds or 0.0)
                 text = reply.feed(delta.text) if delta.text else ""
                 if reply.reasoning.has_discarded:
                     reply.reasoning.has_discarded = False
@@ -255,7 +253,6 @@ class Caller:
                 self._limiter.release(reserved, (num_in, used["output_tokens"]) if call.usage else None)
 
     def _expected_tokens(self, call: Call, request: Request, plan: Plan) -> tuple[int, int]:
-        """Tokens that ``call`` is expected to read, as the vendor counts them, and to write."""
         parameters = self._call_options.parameters
         most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
         expected = self._options.expectations.output_tokens(call.stage)
@@ -279,7 +276,6 @@ class Caller:
             raise without_answer(model, call.finish_reason, num_written)
 
     def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
-        """The wait before the next attempt, unless it is too long; ``None`` if there is to be none."""
         deadline, failure = self._call_options.deadline_seconds, as_provider_error(error)
         if not failure.is_retryable:
             return None
@@ -300,7 +296,6 @@ class Caller:
 
     @staticmethod
     def _count(call: Call, plan: Plan) -> None:
-        """Estimates the tokens of an attempt whose usage did not arrive, or not the whole of it."""
         if call.usage is None or call.finish_reason is None:
             call.cut({**plan.expected, "input_tokens": num_message_tokens(plan.messages)})
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import uuid4
@@ -60,7 +61,7 @@ class Limits:
     _identity: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = ("requests_per_minute", "max_concurrent", "window_seconds", *map(_per_minute, _TOKENS))
+        names = ("requests_per_minute", "max_concurrent", "window_seconds", *_PER_MINUTE.values())
         for name in names:
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -68,6 +69,7 @@ class Limits:
 
 
 _TOKENS = ("tokens", "input_tokens", "output_tokens")
+_PER_MINUTE = {name: f"{name}_per_minute" for name in _TOKENS}
 Reservation: TypeAlias = dict[str, Spent]  # in each window
 
 
@@ -115,18 +117,18 @@ class Limiter:
         """Switches to ``limits``. What was sent in this window still counts."""
         # The delay between admitting a call and the server counting its request varies; the longer window
         # absorbs the difference.
-        seconds = limits.window_seconds + min(0.01 * limits.window_seconds, 0.25)
+        seconds = limits.window_seconds + min(0.03 * limits.window_seconds, 0.5)
         with self._lock:
             self.limits = limits
             self._requests.rate_limit = limits.requests_per_minute or _UNLIMITED
             self._requests.period = seconds
             for name, window in self._windows.items():
-                window.limit, window.seconds = getattr(limits, _per_minute(name)) or _UNLIMITED, seconds
+                window.limit, window.seconds = getattr(limits, _PER_MINUTE[name]) or _UNLIMITED, seconds
 
     @property
     def counts_tokens(self) -> bool:
         """Whether calls must state how many tokens they expect to use."""
-        return any(getattr(self.limits, _per_minute(name)) for name in _TOKENS)
+        return any(getattr(self.limits, _PER_MINUTE[name]) for name in _TOKENS)
 
     @property
     def is_unlimited(self) -> bool:
@@ -147,7 +149,7 @@ class Limiter:
         for name, window in self._windows.items():
             if wanted[name] > window.limit:
                 raise ProviderError(
-                    f"a request of about {wanted[name]} tokens can never be sent under {_per_minute(name)}="
+                    f"a request of about {wanted[name]} tokens can never be sent under {_PER_MINUTE[name]}="
                     f"{window.limit}; raise the limit, shorten the input or set max_tokens"
                 )
         waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
@@ -155,6 +157,7 @@ class Limiter:
             self._check_pause(longest_wait_seconds)
             heapq.heappush(self._queue, waiter)
             self._choose_first()
+        is_told = False
         try:
             while True:
                 with self._lock:
@@ -162,8 +165,12 @@ class Limiter:
                     seconds = self._seconds_closed(wanted, longest_wait_seconds) if is_first else 0.0
                     is_full = self.num_running >= (self.limits.max_concurrent or _UNLIMITED)
                 if seconds > 0:
-                    log_wait(seconds, "the rate limits of the account")
-                    await asyncio.sleep(seconds)
+                    if not is_told:
+                        log_wait(seconds, "the rate limits of the account")
+                    is_told = True
+                    waiter.turn.clear()
+                    with suppress(TimeoutError):  # a call that ends may give back what it has reserved
+                        await asyncio.wait_for(waiter.turn.wait(), seconds)
                 elif is_full or not is_first:
                     await waiter.turn.wait()
                     waiter.turn.clear()
@@ -191,9 +198,14 @@ class Limiter:
             if tokens is not None:
                 self._windows["tokens"].correct(reserved["tokens"], sum(tokens))
                 self._windows["input_tokens"].correct(reserved["input_tokens"], tokens[0])
-                # They are counted as they are written, so the last of them by now.
-                self._windows["output_tokens"].correct(reserved["output_tokens"], 0)
-                self._windows["output_tokens"].spend(tokens[1], time.monotonic())
+                # They are counted as they are written: most of them in the later part of the call.
+                written, begun, now = (
+                    self._windows["output_tokens"],
+                    reserved["output_tokens"],
+                    time.monotonic(),
+                )
+                written.correct(begun, 0)
+                written.spend(tokens[1], begun.at + 0.75 * (now - begun.at))
             if self._first:
                 self._first.wake()
 
@@ -204,15 +216,16 @@ class Limiter:
             if seconds > 0 and until > self._closed_until:
                 self._closed_until, self._asked_seconds = until, seconds
 
-    def observe(self, remaining: Mapping[str, int]) -> None:
+    def observe(self, remaining: Mapping[str, int], pause_seconds: float) -> None:
         """Takes in what is left of the limits, as the server says: others may use the account, too."""
+        if not self.counts_tokens:  # else there is a window for it
+            self.pause(pause_seconds)
         with self._lock:
             for name, window in self._windows.items():
                 if name in remaining and window.limit != _UNLIMITED:
                     window.observe(remaining[name], self._in_flight[name], time.monotonic())
 
     def _check_pause(self, longest_wait_seconds: float) -> float:
-        """Seconds left of the pause that the server has asked for; raises if they are too many."""
         left = self._closed_until - time.monotonic()
         if left > longest_wait_seconds:
             raise ProviderError(
@@ -253,10 +266,6 @@ class Limiter:
                 heapq.heapify(self._queue)
 
 
-def _per_minute(name: str) -> str:
-    return f"{name}_per_minute"
-
-
 def log_wait(seconds: float, reason: str) -> None:
     """Logs a wait that somebody might take for a hang."""
     if seconds > _LONG_SECONDS:
@@ -284,7 +293,6 @@ def limiter_for(limits: Limits | None, account: Hashable | None) -> Limiter | No
 
 
 def _find_limiter(limits: Limits, key: Hashable | None) -> Limiter:
-    """The limiter with ``key``, whatever its limits; if there is none, a new one with ``limits``."""
     if key is None:
         return Limiter(limits)
     with _limiters_lock:

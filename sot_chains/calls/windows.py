@@ -42,9 +42,11 @@ class Window:
         return 0.0
 
     def spend(self, tokens: int, now: float) -> Spent:
-        """Reserves ``tokens``."""
-        spent = Spent(now, tokens)
-        self._spent.append(spent)
+        """Reserves ``tokens`` from ``now`` on, which may be past."""
+        spent, place = Spent(now, tokens), len(self._spent)
+        while place and self._spent[place - 1].at > now:
+            place -= 1
+        self._spent.insert(place, spent)
         self._total += tokens
         return spent
 

@@ -75,7 +75,6 @@ _OFF = WORDS["off"]  # values of parameters that change nothing
 
 
 def _fields(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters under the API's names, without those that change nothing, of which it knows few."""
     if parameters.get("seed") is not None:  # a wish: nobody promises to answer alike
         warn_once("Anthropic's API takes no seed: it is left out")
     off = {name: not value for name, value in parameters.items() if name in _OFF["at_zero"]}

@@ -165,7 +165,6 @@ def _narrowed(manager: AsyncCallbackManagerForLLMRun, event: str) -> AsyncCallba
 
 
 def _hears(handler: BaseCallbackHandler, event: str) -> bool:
-    """Whether ``handler`` overrides the method for ``event``."""
     return event in vars(handler) or getattr(type(handler), event, None) not in _inherited(event)
 
 

@@ -57,7 +57,6 @@ def find_error(name: str, payload: object) -> object | None:
 
 
 def _find_status(said: object) -> int | None:
-    """The HTTP status that a reported error corresponds to; ``None`` if it does not tell."""
     kinds = ""
     if isinstance(said, Mapping):
         for key in _STATUS_KEYS:

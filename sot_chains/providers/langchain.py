@@ -139,7 +139,6 @@ def find_finish_reason(metadata: Mapping[str, Any], *, is_streamed: bool = False
 
 
 def _find_reasoning(message: AIMessage) -> str:
-    """The reasoning that a chat model reports beside the text, as content blocks or as an extra field."""
     if isinstance(message.content, str):
         reported = message.additional_kwargs.get("reasoning_content")
         return reported if isinstance(reported, str) else ""

@@ -85,7 +85,6 @@ _PARTS = {"assistant": ("text", "refusal"), "tool": ("text",), "system": ("text"
 
 
 def _in_openais_form(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """``messages`` for the request; what other APIs have written and OpenAI's refuses is left out."""
     try:
         converted = [one for message in messages for one in _converted(message)]
     except (AttributeError, KeyError) as error:  # such as a tool call in a system message

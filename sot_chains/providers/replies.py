@@ -187,7 +187,6 @@ async def _with_blank_line(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes
 
 
 def _load(name: str, data: str) -> Mapping[str, Any]:
-    """The JSON object of an event; an empty one for another value. Raises what it reports as an error."""
     try:
         payload = json.loads(data)
     except ValueError:

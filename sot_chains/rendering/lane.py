@@ -133,7 +133,6 @@ def _heading(point: PointTrace) -> str:
 
 
 def _parts(text: str, citations: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
-    """``text`` in parts of one source each; an overlap of citations goes to the longest."""
     owner: list[str | None] = [None] * len(text)
     for citation in sorted(citations, key=lambda one: one["end"] - one["start"]):
         cited = slice(citation["start"], min(citation["end"], len(text)))

@@ -24,7 +24,6 @@ _OTHER_WORDS = re.compile(r"[^\W\d_]{2,}")
 
 
 def _is_arithmetic(question: str) -> bool:
-    """An expression or equation with at most a few words: dates and ratios occur in longer prose."""
     return bool(_ARITHMETIC.search(question)) and len(_OTHER_WORDS.findall(question)) <= 6
 
 

@@ -69,7 +69,6 @@ class TextLimit:
 
 
 def _num_begun(text: str, stop: str) -> int:
-    """How many of the last characters of ``text`` are the beginning of ``stop``."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
@@ -209,7 +208,6 @@ class Answer:
 
     @property
     def _reasons(self) -> list[str | None]:
-        """Why what was not completed ended, as the model reports it, or else what went wrong."""
         trace = self.metadata.get("sot")
         if trace is None:
             return [find_finish_reason(self.metadata, is_streamed=self._is_streamed)]

@@ -68,7 +68,6 @@ def read_responses_request(body: bytes) -> ChatRequest:
 
 
 def _read_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An item of the input as a chat message; ``None`` for the model's own reasoning."""
     match item.get("type", "message"):
         case "message":
             return {"role": item.get("role"), "content": _read_content(item.get("content"))}

@@ -234,7 +234,6 @@ def read_request(body: bytes) -> ChatRequest:
 
 
 def _for_langchain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of OpenAI's as LangChain reads it, which refuses unknown roles and shapes itself."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise ValueError(f"each message has a role, got {str(message)[:80]}")
