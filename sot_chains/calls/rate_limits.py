@@ -3,8 +3,6 @@
 Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first.
 Only the first in the queue checks the limits; the others sleep until their turn, so thousands of them cost
 nothing. ``asyncio-throttle`` counts requests, a :class:`~sot_chains.calls.windows.Window` tokens.
-
-Event loops may share an account. The usage of other processes is known only from what the server reports.
 """
 
 from __future__ import annotations
