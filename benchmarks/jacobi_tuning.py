@@ -32,6 +32,7 @@ from benchmarks.jacobi_uses import USES, Request, Use
 from benchmarks.results import save
 from local_backend import Completion, Drafter, Jacobi, ReferenceCopy
 from local_backend.drafting import Combined
+from local_backend.models.loading import bf16_is_fast
 from local_backend.training import (
     CollectOptions,
     NoiseOptions,
@@ -217,7 +218,8 @@ def replay(training: Training, texts: Sequence[Text], block_size: int) -> float:
             for some in rows.split(16) if len(rows) else ():
                 copies = streams.copies(some, random)
                 batch = pack(laid_out, some, group, copies)
-                with torch.no_grad():
+                precision = torch.autocast(some.device.type, torch.bfloat16, enabled=bf16_is_fast())
+                with torch.no_grad(), precision:
                     _, predicted = training.forward.loss(batch, teacher)
                 guessed = predicted[:, group.num_answer :].view_as(copies.guesses)
                 streams.advance(some, copies, guessed, random)
