@@ -45,6 +45,8 @@ from local_backend.training import (
 )
 from local_backend.training.__main__ import main
 from local_backend.training.checkpoints import has_model, write_model
+from local_backend.training.packing import Texts
+from local_backend.training.trainer import answer_tokens
 from local_backend.training.tuning import split_held_out
 from tests.local_backend.training.conftest import SHAPE
 from tests.tiny import tiny_chat_model, tiny_tokenizer
@@ -276,6 +278,32 @@ def test_speed_is_measured_as_often_as_asked_for_and_weights_keep_their_type(
     report = _tune(folder, replace(TOY, num_evaluations=asked))
     assert [record["step"] for record in report.history] == steps
     assert {weight.dtype for weight in _weights(folder / "tuned").values()} == {torch.bfloat16}
+
+
+def test_prompts_to_measure_on_may_be_given(folder: Path) -> None:
+    cases = islice(draw_cases(TASKS["word_problems"], "test"), 9)
+    held_out = [{"prompt": case.prompt} for case in cases]
+    report = _tune(folder, replace(TOY, num_steps=1), held_out=held_out)
+    assert report.before.num_prompts == TOY.num_held_out
+    assert sum(report.counts.values()) == 24  # none of the prompts was held out
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about torch
+@pytest.mark.parametrize("compile_layers", [False, True])
+def test_kernels_are_chosen_for_a_step_alone(model: LlamaForCausalLM, compile_layers: bool) -> None:
+    texts = Texts.of([([5, 6, 7], [8, 9, 10, 11])] * 4)
+    losses, plans = [], []
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    for wanted in (None, compile_layers):
+        one = deepcopy(model).requires_grad_(True)
+        one.model.register_forward_pre_hook(lambda *_: plans.append(torch.backends.cuda.cudnn_sdp_enabled()))
+        training = Training(one, one, texts, answer_tokens(texts), replace(TOY, compile_layers=wanted))
+        losses.append([training.step()["loss"] for _ in range(3)])
+        assert all(layer._compiled_call_impl is None for layer in one.model.layers)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert not any(plans)
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 def test_right_answers_are_learned_from_and_wrong_ones_left_out(folder: Path) -> None:
