@@ -42,6 +42,7 @@ from benchmarks.vllm_worker import VllmProcess, folder_of
 from benchmarks.workloads import add_model_argument
 from local_backend import ChatLocal, Engine, SamplingParams
 from local_backend.models.loading import load
+from local_backend.scheduling.lengths import Scheduling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,6 +51,7 @@ DRAFTERS = ("autoregressive", "reference_copy", "combined")
 GREEDY, LOOKUP, COMPILED = "transformers greedy", "transformers prompt lookup", "transformers compiled"
 
 _VLLM, _VLLM_SHARE = "vLLM greedy", 0.4  # of the GPU's memory
+_SHARED_GPU = Scheduling(gpu_memory_share=0.2)  # the engines that are compared are there at once
 
 Way = Callable[[Sequence[Task]], Run]
 
@@ -226,7 +228,9 @@ def compare_model(
                 ways[COMPILED] = partial(run_peer, model, tokenizer, cache_implementation="static")
         with ExitStack() as opened:
             for drafter, graphs in _kinds_of_engines(size, options.device):
-                engine = Engine(model, tokenizer, drafter, max_prefix_bytes=0, cuda_graphs=graphs)
+                engine = Engine(
+                    model, tokenizer, drafter, max_prefix_bytes=0, compiled=graphs, scheduling=_SHARED_GPU
+                )
                 opened.callback(engine.close)
                 _ = engine.width_costs  # measured before timing starts
                 ways[f"{drafter}, graphs" if graphs else drafter] = partial(run_ours, engine)

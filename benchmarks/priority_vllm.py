@@ -4,7 +4,7 @@ Requests arrive at random (Poisson) and keep vLLM's slots busy for a share of th
 those of Vicuna-7B's answers to Alpaca prompts, divided by ``--scale``; the model must write exactly so many
 tokens. What it writes does not matter, so no forward is computed: what is measured is vLLM's scheduler. All
 policies replay the same arrivals in one process of vLLM. Priority is the deadline of
-:class:`~local_backend.langchain.length_priority.LengthPriority`; predictions are the mean of answers to
+:class:`~benchmarks.length_priority.LengthPriority`; predictions are the mean of answers to
 the same prompt at other temperatures, as in :mod:`benchmarks.replicas`, which simulates this. The bound is
 the shortest first with lengths that are known.
 

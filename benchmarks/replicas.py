@@ -3,7 +3,7 @@
 Requests arrive at random (Poisson) with the lengths of Vicuna-7B's answers to Alpaca prompts. A router sends
 each to the less busy of two replicas drawn at random, as Ray Serve does. A replica has slots, as vLLM's
 ``max_num_seqs``; a slot writes one token a step. Priority is the deadline of
-:class:`~local_backend.langchain.length_priority.LengthPriority`: arrival plus ``stretch`` times the
+:class:`~benchmarks.length_priority.LengthPriority`: arrival plus ``stretch`` times the
 predicted time alone. The prediction is the mean of answers to the same prompt at other temperatures, which is
 better than what a predictor sees of the prompt alone. The bound is the shortest first with lengths that are
 known: no order in which requests are begun, and then run to their end, has a much lower mean.

@@ -29,6 +29,31 @@ class Slots:
     column_index: Tensor | None = None
 
 
+@dataclass(slots=True)
+class WrittenByIndex:
+    """A layer as tensors alone, for compiled forwards: no shape but theirs says where is written.
+
+    Attributes:
+        keys: ``[rows, heads, columns, head size]``, all columns there is memory for; as ``values``.
+        row_index: ``[rows, 1]``.
+        column_index: ``[rows, new]``.
+        mask: ``[..., columns that are attended to]``; ``None`` if those are the new ones.
+    """
+
+    keys: Tensor
+    values: Tensor
+    row_index: Tensor
+    column_index: Tensor
+    mask: Tensor | None
+
+    def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`RowsLayer.update`."""
+        self.keys[self.row_index, :, self.column_index] = key_states.transpose(1, 2)
+        self.values[self.row_index, :, self.column_index] = value_states.transpose(1, 2)
+        width = (self.column_index if self.mask is None else self.mask).shape[-1]
+        return self.keys[:, :, :width], self.values[:, :, :width]
+
+
 class RowsLayer(CacheLayerMixin):
     """One layer's keys and values, ``[rows, heads, columns, head size]``, with rows of different lengths."""
 
@@ -71,6 +96,19 @@ class RowsLayer(CacheLayerMixin):
             keys.transpose(1, 2)[slots.row_index, slots.column_index] = key_states.transpose(1, 2)
             values.transpose(1, 2)[slots.row_index, slots.column_index] = value_states.transpose(1, 2)
         return keys, values
+
+    def by_index(self, like: Tensor, shape: tuple[int, int], mask: Tensor | None) -> WrittenByIndex:
+        """The rows of the forward for one that writes by index; ``shape`` are heads and head size."""
+        if not self.is_initialized:
+            empty = like.new_empty(1, shape[0], 0, shape[1])
+            self.lazy_initialization(empty, empty)
+        slots = self._slots
+        assert slots.row_index is not None
+        assert slots.column_index is not None
+        rows = slice(slots.first_row, slots.first_row + len(slots.row_index))
+        keys, values = (buffer[rows] for buffer in self.buffers)
+        indices = (slots.row_index.to(self.device), slots.column_index.to(self.device))
+        return WrittenByIndex(keys, values, *indices, mask)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Columns that the forward attends to, and where they begin."""

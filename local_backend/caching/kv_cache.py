@@ -3,8 +3,8 @@
 Every row has its own length. The rows of a forward are adjacent in one buffer per layer, so a forward needs
 no gathering. A row's new tokens are written after its length, and a commit keeps the accepted ones by
 advancing that length. All rows have as many columns as the longest needs, so memory is rows times columns.
-If that is limited, the buffers are allocated in full at first use, and the same memory is rearranged into
-few wide rows or many narrow ones.
+If that is limited, as it is on a GPU, the buffers are allocated in full at first use and never move; rows
+that need more columns than there are for every row get them, and fewer rows fit.
 
 Knows slots and lengths. Does not know drafts, sampling or requests.
 """
@@ -35,7 +35,7 @@ class RaggedKVCache(Cache):
     Attributes:
         expected_length: Expected final length in tokens of the longest row in use: a hint, not a limit.
         peak_bytes: Peak memory of keys and values so far, including temporary copies.
-        layout: Changes whenever the buffers move.
+        row_layers: Those of the model, in order.
         prefixes: Those of earlier rows; :meth:`keep_prefix` and :meth:`load_prefix` copy from and to a row.
     """
 
@@ -50,15 +50,16 @@ class RaggedKVCache(Cache):
         if max_tokens is None:
             self._slots = Slots(min(_FIRST_ROWS, max_rows), _FIRST_COLUMNS)
         else:
-            self._slots = Slots(1, min(_FIRST_COLUMNS, max_tokens), max_tokens)
+            columns = max(1, max_tokens // max_rows)
+            self._slots = Slots(min(max_rows, max_tokens // columns), columns, max_tokens)
         self._max_rows = max_rows
-        self._row_layers = [RowsLayer(self._slots) for _ in range(num_layers)]
-        super().__init__(layers=list(self._row_layers))
+        self.row_layers = [RowsLayer(self._slots) for _ in range(num_layers)]
+        super().__init__(layers=list(self.row_layers))
         self._lengths: list[int] = []
         self.prefixes = PrefixCache(max_prefix_bytes)
         self.expected_length = 0
         self.peak_bytes = 0
-        self.layout = 0
+        self._num_moves = 0
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -70,11 +71,11 @@ class RaggedKVCache(Cache):
     @property
     def num_bytes(self) -> int:
         """Memory of keys and values in bytes, including the prefix cache."""
-        return sum(layer.num_bytes for layer in self._row_layers) + self.prefixes.num_bytes
+        return sum(layer.num_bytes for layer in self.row_layers) + self.prefixes.num_bytes
 
     def bytes_per_token(self) -> int:
         """Memory of one token's keys and values in all layers; 0 before the first forward."""
-        return sum(layer.bytes_per_token() for layer in self._row_layers)
+        return sum(layer.bytes_per_token() for layer in self.row_layers)
 
     def fits(self, num_rows: int, num_columns: int) -> bool:
         """Whether there is memory for ``num_rows`` rows of ``num_columns`` tokens."""
@@ -101,17 +102,16 @@ class RaggedKVCache(Cache):
         else:
             num_columns = max([num_columns, *self._lengths])
             if not self.fits(num_rows, num_columns):
-                raise ValueError(
-                    f"{num_rows} rows of {num_columns} tokens are more than the {slots.max_tokens} tokens "
-                    "there is memory for"
-                )
+                few = f"the {slots.max_tokens} tokens there is memory for"
+                raise ValueError(f"{num_rows} rows of {num_columns} tokens are more than {few}")
             if num_columns > slots.num_columns or not self.fits(num_rows, slots.num_columns):
                 widest = slots.max_tokens // num_rows
-                slots.num_columns = min(widest, max(num_columns, self.expected_length))
+                most = slots.max_tokens // self._max_rows  # wider than that costs rows
+                slots.num_columns = min(widest, max(num_columns, self.expected_length, most))
             slots.num_rows = min(self._max_rows, slots.max_tokens // slots.num_columns)
-        self.layout += 1
+        self._num_moves += slots.max_tokens is None
         try:
-            passing = max(layer.lay_out(self._lengths) for layer in self._row_layers)
+            passing = max(layer.lay_out(self._lengths) for layer in self.row_layers)
         except RuntimeError as error:
             size = slots.num_rows * slots.num_columns * self.bytes_per_token() / 2**30
             told = explained(
@@ -119,8 +119,9 @@ class RaggedKVCache(Cache):
                 f"{size:.2f} GiB of keys and values, {slots.num_rows} rows of {slots.num_columns} tokens: "
                 "lower max_rows or max_tokens, or set Scheduling(max_cache_bytes=...)",
             )
-            for layer in self._row_layers:  # some have grown
+            for layer in self.row_layers:  # some have grown
                 layer.release()
+            self._num_moves += 1
             slots.num_rows = slots.num_columns = 1
             raise told from told.__cause__
         self._note_peak(passing)
@@ -148,7 +149,7 @@ class RaggedKVCache(Cache):
 
     def copy_row(self, source: int, target: int, num_tokens: int) -> None:
         """Overwrite ``target`` with the first ``num_tokens`` tokens of ``source``."""
-        for layer in self._row_layers:
+        for layer in self.row_layers:
             for buffer in layer.buffers:
                 buffer[target, :, :num_tokens] = buffer[source, :, :num_tokens]
         self._lengths[target] = num_tokens
@@ -158,7 +159,7 @@ class RaggedKVCache(Cache):
         if one == other:
             return
         both = max(self._lengths[one], self._lengths[other])
-        for layer in self._row_layers:
+        for layer in self.row_layers:
             for buffer in layer.buffers:
                 kept = buffer[one, :, :both].clone()
                 self._note_peak(kept.nbytes)
@@ -168,7 +169,9 @@ class RaggedKVCache(Cache):
 
     # Forwards ------------------------------------------------------------------------------------
 
-    def begin_forward(self, first_row: int, num_rows: int, num_new_tokens: int) -> int:
+    def begin_forward(
+        self, first_row: int, num_rows: int, num_new_tokens: int, *, by_index: bool = False
+    ) -> int:
         """Make room to append ``num_new_tokens`` to each of ``num_rows`` rows from ``first_row``.
 
         Returns:
@@ -180,11 +183,11 @@ class RaggedKVCache(Cache):
         self._note_peak()
         slots = self._slots
         slots.first_row, slots.width = first_row, width
-        if min(lengths) == max(lengths):
+        if min(lengths) == max(lengths) and not by_index:
             slots.shared_column = lengths[0]
         else:
             # Indices on another device than the buffers would be copied, and waited for, in every layer.
-            device = self._row_layers[0].device if self._row_layers[0].is_initialized else None
+            device = self.row_layers[0].device if self.row_layers[0].is_initialized else None
             columns = torch.tensor(lengths)[:, None] + torch.arange(num_new_tokens)
             self.write_at(torch.arange(num_rows, device=device)[:, None], columns.to(device))
         return width
@@ -192,8 +195,8 @@ class RaggedKVCache(Cache):
     def begin_padded_forward(self, num_rows: int, num_new_tokens: int, column_step: int) -> list[int]:
         """Make room for a forward of the first rows, in a shape that many forwards share.
 
-        Rows are padded to a power of two, and columns to a multiple of ``column_step``. :meth:`write_at` sets
-        where to write. Padding rows are written, too, after their tokens.
+        Rows are padded to a power of two and columns to multiples of ``column_step``, or of larger steps if
+        there are more. :meth:`write_at` sets where to write; padding rows are written after their tokens.
 
         Returns:
             Committed tokens of each row, padding rows included.
@@ -202,7 +205,10 @@ class RaggedKVCache(Cache):
         num_padded = min(1 << (num_rows - 1).bit_length(), self._slots.num_rows)
         lengths = self._lengths[:num_padded]
         lengths += [0] * (num_padded - len(lengths))
-        width = -(-(max(lengths) + num_new_tokens) // column_step) * column_step
+        width = max(lengths) + num_new_tokens
+        step = max(column_step, 1 << max(0, width.bit_length() - 3))  # at most a quarter of padding
+        widest = max(lengths) + self.most_new_tokens(0, len(self._lengths))
+        width = min(-(-width // step) * step, widest)
         self._make_room(len(self._lengths), width)
         self._note_peak()
         self._slots.first_row, self._slots.width = 0, width
@@ -219,9 +225,9 @@ class RaggedKVCache(Cache):
         return self._slots.width
 
     @property
-    def has_limit(self) -> bool:
-        """Whether memory is limited, so that the shape of the buffers follows the rows."""
-        return self._slots.max_tokens is not None
+    def layout(self) -> tuple[int, int, int]:
+        """A number that changes whenever the buffers move, and their rows and columns."""
+        return self._num_moves, self._slots.num_rows, self._slots.num_columns
 
     def assume_length(self, num_tokens: int) -> None:
         """Pretend that every row has ``num_tokens`` cached tokens, to time forwards after them."""
@@ -235,9 +241,9 @@ class RaggedKVCache(Cache):
         """
         length = self._lengths[row]
         if any(column != kept for kept, column in enumerate(new_columns)):
-            source = torch.tensor(new_columns, device=self._row_layers[0].device) + length
+            source = torch.tensor(new_columns, device=self.row_layers[0].device) + length
             end = length + len(new_columns)
-            for layer in self._row_layers:
+            for layer in self.row_layers:
                 for buffer in layer.buffers:
                     buffer[row, :, length:end] = buffer[row, :, source.to(buffer.device)]
         self._lengths[row] = length + len(new_columns)
@@ -250,7 +256,7 @@ class RaggedKVCache(Cache):
 
         def copied() -> LayerTensors:
             return [
-                [buffer[row, :, :length].clone() for buffer in layer.buffers] for layer in self._row_layers
+                [buffer[row, :, :length].clone() for buffer in layer.buffers] for layer in self.row_layers
             ]
 
         self.prefixes.keep(token_ids[:length], self.bytes_per_token(), copied)
@@ -259,7 +265,7 @@ class RaggedKVCache(Cache):
     def load_prefix(self, row: int, prefix: Prefix, num_tokens: int) -> None:
         """Overwrite ``row`` with the first ``num_tokens`` tokens of ``prefix``."""
         self._make_room(len(self._lengths), num_tokens)
-        for layer, kept in zip(self._row_layers, prefix.states, strict=True):
+        for layer, kept in zip(self.row_layers, prefix.states, strict=True):
             for buffer, states in zip(layer.buffers, kept, strict=True):
                 buffer[row, :, :num_tokens] = states[:, :num_tokens]
         self._lengths[row] = num_tokens

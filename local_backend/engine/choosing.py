@@ -102,16 +102,21 @@ def choose_tokens(
         free = [one for one in led if one.row.logits is None and one.row.grammar is None]
         asked = [each for one in free for each in one.below(drafts[one.number])]
         led = [one for one in led if one not in free]
-    if len(asked) + len(led) < len(rows) or logits.shape[1] > 1:
-        likeliest = most_likely(logits).tolist()
-        chosen = [each[: 1 + len(draft)] for each, draft in zip(likeliest, drafts, strict=True)]
-    else:  # every position is asked
-        chosen = [[0] for _ in rows]
     asked += led
+    width = logits.shape[1]
+    is_asked_alone = len(asked) == len(rows) and width == 1
+    likeliest = logits.new_zeros(len(rows), 1, dtype=torch.long) if is_asked_alone else most_likely(logits)
+    found = [likeliest.flatten(), *([_choose(asked, _scores(asked, rows, logits))] if asked else [])]
+    read: list[int] = torch.cat(found).tolist()  # all at once: each reading waits for the device
+    chosen = [read[row * width :][: 1 + len(draft)] for row, draft in enumerate(drafts)]
+    tokens = read[len(rows) * width :]
     while asked:
-        for position, token in zip(asked, _choose(asked, _scores(asked, rows, logits)), strict=True):
-            chosen[position.number][position.node + 1] = token
+        for position, token in zip(asked, tokens, strict=True):
+            chosen[position.number][position.node + 1] = max(0, token)
+            if token < 0 and position.row.error is None:
+                position.row.error = ValueError(_NO_TOKEN)
         asked = led = [one for one in led if one.descend(drafts[one.number], chosen[one.number])]
+        tokens = _choose(asked, _scores(asked, rows, logits)).tolist() if asked else []
     return chosen
 
 
@@ -123,23 +128,21 @@ def _scores(asked: Sequence[_Position], rows: Sequence[Row], logits: Tensor) -> 
     return logits[index[0], index[1]].float()
 
 
-def _choose(asked: Sequence[_Position], scores: Tensor) -> list[int]:
-    """The token at each position; overwrites ``scores``."""
+def _choose(asked: Sequence[_Position], scores: Tensor) -> Tensor:
+    """The token at each position, -1 where none can be drawn; overwrites ``scores``."""
     _process(asked, scores)
     _add_biases(asked, scores)
     _bound(asked, scores)
     drawn = [number for number, one in enumerate(asked) if not one.row.params.is_greedy]
-    tokens = [0] * len(asked) if len(drawn) == len(asked) else most_likely(scores).tolist()
-    if drawn:
-        places = [len(one.row.token_ids) - one.row.num_prompt_tokens + len(one.path) for one in asked]
-        uniforms = [asked[number].row.uniform(places[number]) for number in drawn]
-        some = scores if len(drawn) == len(asked) else scores[torch.tensor(drawn, device=scores.device)]
-        found = sample(some, [asked[number].row.params for number in drawn], uniforms).tolist()
-        for number, token in zip(drawn, found, strict=True):
-            tokens[number] = max(0, token)
-            if token < 0 and asked[number].row.error is None:
-                asked[number].row.error = ValueError(_NO_TOKEN)
-    return tokens
+    if not drawn:
+        return most_likely(scores)
+    places = [len(one.row.token_ids) - one.row.num_prompt_tokens + len(one.path) for one in asked]
+    uniforms = [asked[number].row.uniform(places[number]) for number in drawn]
+    params = [asked[number].row.params for number in drawn]
+    if len(drawn) == len(asked):
+        return sample(scores, params, uniforms)
+    index, tokens = torch.tensor(drawn, device=scores.device), most_likely(scores)
+    return tokens.index_copy(0, index, sample(scores[index], params, uniforms))
 
 
 def _process(asked: Sequence[_Position], scores: Tensor) -> None:

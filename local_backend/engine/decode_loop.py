@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from local_backend.sequences.sequence import Row, notify_safely
 _MAX_IDLE_COLUMNS = 32
 
 _WARM_UP_TOKENS = (16, 1)  # a short prompt, and a decode forward
+_COMMON_ROWS, _COMMON_LENGTHS = (1, 2, 4, 8, 16), (0, 256, 512, 768)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,15 +73,28 @@ class DecodeLoop:
         """Run forwards of no row, on the loop's thread: the first ones of a thread are slow."""
         if self.batch:
             return
-        slot = self.cache.add_row()
         try:
+            self.cache.add_row()
             for num_tokens in _WARM_UP_TOKENS:
                 token_ids = [0] * min(num_tokens, self.architecture.max_positions)
-                logits = self.forward(slot, [token_ids], [EMPTY_DRAFT])
+                logits = self.forward(0, [token_ids], [EMPTY_DRAFT])
                 assert logits is not None
                 most_likely(logits)
+            self._record_common_shapes()
         finally:
-            self.cache.remove_last_row()
+            while self.cache.lengths:
+                self.cache.remove_last_row()
+
+    def _record_common_shapes(self) -> None:
+        """Record the graphs of few rows and short contexts, which most answers need; others on first use."""
+        for num_rows, length in product(_COMMON_ROWS, _COMMON_LENGTHS) if self.forward.has_graphs else ():
+            fits = self.cache.fits(num_rows, length + 1) and length < self.architecture.max_positions
+            if num_rows <= self.batch.max_rows and fits:
+                self.cache.assume_length(0)
+                while len(self.cache.lengths) < num_rows:
+                    self.cache.add_row()
+                self.cache.assume_length(length)
+                self.forward(0, [[0]] * num_rows, [EMPTY_DRAFT] * num_rows)
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -100,7 +115,8 @@ class DecodeLoop:
                 drafts = self._propose(rows)
                 unread = [row.unread for row in rows]
                 kind = (len(rows), decode_width([*map(len, unread)], drafts))
-                logits = self._threads.run(kind, partial(self.forward, 0, unread, drafts))
+                forward = partial(self.forward, 0, unread, drafts, num_shared=self.batch.num_shared)
+                logits = self._threads.run(kind, forward)
                 assert logits is not None
                 outcomes = self._verify(rows, drafts, logits)
                 self._commit(rows, drafts, outcomes)

@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn
 
+import torch
+
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting import Drafter, make_drafter
 from local_backend.drafting.drafter import require_at_least
 from local_backend.engine.decode_loop import DecodeLoop
 from local_backend.engine.worker import LoopMailbox, ThreadMailbox, Worker
-from local_backend.kernels.attention import read_in_place
-from local_backend.kernels.graphs import choose_graphs
+from local_backend.kernels.graphs import Execution
 from local_backend.kernels.openmp import release_workers, run_in_short_lived_thread
 from local_backend.kernels.prepacked import prepack, repack
 from local_backend.models.architecture import Architecture
@@ -58,8 +59,9 @@ class Engine:
         prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards, so that a long
             prompt does not stall decoding rows; by default 1,024, and 8,192 on a GPU.
         max_prefix_bytes: Memory for the prefix cache; 0 disables it.
-        cuda_graphs: Replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; by
-            default where the model is on one GPU. Not used with a memory limit.
+        compiled: Compile the layers of Llama-like models, see :mod:`~local_backend.kernels.llama_forward`,
+            and on a GPU replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; by
+            default where the model is on one GPU.
         prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
             :mod:`~local_backend.kernels.prepacked`; ``None`` does so if the memory for the copies is free,
             ``False`` prepares no layer.
@@ -89,7 +91,7 @@ class Engine:
         max_rows: int = 64,
         prefill_chunk_tokens: int | None = None,
         max_prefix_bytes: int = 256 * 2**20,
-        cuda_graphs: bool | None = None,
+        compiled: bool | None = None,
         prepacked: bool | None = None,
         width_costs: ForwardCost | None = None,
         scheduling: Scheduling | AdmissionPolicy | None = None,
@@ -100,14 +102,12 @@ class Engine:
         self.stats = EngineStats()
         architecture = Architecture.of(model)
         self.max_rows, self.max_positions = max_rows, architecture.max_positions
-        with_graphs = _prepare(model, architecture, cuda_graphs=cuda_graphs, prepacked=prepacked)
-        self._width_costs = cache(
-            lambda: width_costs or forward_cost(model, architecture, with_graphs=with_graphs)
-        )
+        execution = _prepare(model, architecture, compiled=compiled, prepacked=prepacked)
+        self._width_costs = cache(lambda: width_costs or forward_cost(model, architecture, execution))
         if drafter != "autoregressive":  # now, so that no answer waits for it
             run_in_short_lived_thread(self._width_costs)
         scheduling = Scheduling.of(scheduling)
-        memory = MemoryBudget.of(model, architecture, max_rows, max_prefix_bytes, scheduling.max_cache_bytes)
+        memory = MemoryBudget.of(model, architecture, max_rows, max_prefix_bytes, scheduling)
         rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
         self.make_row = RowMaker(
             tokenizer, rules, memory.require, self.max_positions, vocabulary_size=vocabulary_size(model)
@@ -121,7 +121,7 @@ class Engine:
         self._running = RunningBatch(self._cache, max_rows)
         self._scheduler = Scheduler(scheduling, self._running, self._cache, memory, self.stats)
         self._loop = DecodeLoop(
-            forward=ModelRunner(model, self._cache, architecture, with_graphs=with_graphs),
+            forward=ModelRunner(model, self._cache, architecture, execution),
             cache=self._cache,
             batch=self._running,
             scheduler=self._scheduler,
@@ -296,14 +296,20 @@ class Engine:
 
 
 def _prepare(
-    model: PreTrainedModel, architecture: Architecture, *, cuda_graphs: bool | None, prepacked: bool | None
-) -> bool:
-    """Install the kernels, then check that the model decodes as alone with them; whether graphs are used."""
-    with_graphs = choose_graphs(model, cuda_graphs)
-    kernels = "CUDA graphs" if with_graphs else "no CUDA graphs"
-    _log.info("%s runs on %s in %s with %s", type(model).__name__, architecture.device, model.dtype, kernels)
-    read_in_place(model)
+    model: PreTrainedModel, architecture: Architecture, *, compiled: bool | None, prepacked: bool | None
+) -> Execution:
+    """Install the kernels, then check that the model decodes as alone with them."""
+    execution = Execution.of(model, compiled)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new shape, for a hundred milliseconds
     if prepacked is not False:
         run_in_short_lived_thread(lambda: prepack(model, unasked=prepacked is None))
-    run_in_short_lived_thread(partial(verify_compatibility, model, architecture))
-    return with_graphs
+    try:
+        run_in_short_lived_thread(partial(verify_compatibility, model, architecture, execution))
+    except ValueError as error:
+        if compiled or not execution.is_compiled:
+            raise
+        _log.warning("layers are not compiled: %s", error)  # without a C compiler, for example
+        execution = execution._replace(is_compiled=False)
+        run_in_short_lived_thread(partial(verify_compatibility, model, architecture, execution))
+    _log.info("%s runs on %s in %s, %s", type(model).__name__, architecture.device, model.dtype, execution)
+    return execution

@@ -17,72 +17,14 @@ Knows queries, keys, values and masks. Does not know rows, drafts or the cache.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-IN_PLACE = "sdpa_in_place"
-"""Name of the attention implementation in ``transformers``."""
 
 _MAX_FOLDED = 16  # new tokens; with more, one head alone is enough work for the kernel
 _MAX_DRAFTED = 64  # new tokens of a forward that may verify drafts: their kernel does not change here
 _BLOCK = 128  # queries
-# Further arguments of ``sdpa_attention_forward`` that change what is computed.
-_OTHER_COMPUTATION = ("softcap", "position_bias", "cache", "s_aux")
-
-
-def read_in_place(model: PreTrainedModel) -> None:
-    """Use :func:`grouped_attention` in ``model`` if it has grouped heads, uses ``sdpa`` and runs on a CPU.
-
-    ``model.generate`` then uses it, too.
-    """
-    config = model.config.get_text_config(decoder=True)
-    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if (
-        getattr(config, "_attn_implementation", None) == "sdpa"
-        and groups < config.num_attention_heads
-        and model.device.type == "cpu"
-    ):
-        AttentionInterface.register(IN_PLACE, grouped_attention)
-        AttentionMaskInterface.register(IN_PLACE, sdpa_mask)
-        model.set_attn_implementation(IN_PLACE)
-
-
-def grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """An attention function of ``transformers``: :func:`attend`, or ``sdpa_attention_forward`` where needed.
-
-    Returns:
-        ``[rows, new, heads, head size]``, and no weights.
-    """
-    if (
-        attention_mask is None
-        or attention_mask.shape[1] > 1
-        or query.shape[1] == key.shape[1]
-        or query.shape[2] == 1
-        or query.device.type != "cpu"
-        or options.get("dropout")
-        or any(options.get(name) is not None for name in _OTHER_COMPUTATION)
-    ):
-        usual: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, **options
-        )
-        return usual
-    return attend(query, key, value, attention_mask, scale=options.get("scaling")).contiguous(), None
+_WORTH_SHARING = 600  # columns of all rows together: below, merging two results costs what reading once saves
 
 
 def attend(
@@ -132,6 +74,45 @@ def attend(
 def fold_mask(mask: Tensor, heads_per_group: int) -> Tensor:
     """The mask of new tokens with the heads of a group folded into them, if :func:`attend` folds them."""
     return mask.repeat(1, 1, heads_per_group, 1) if 1 < mask.shape[2] <= _MAX_FOLDED else mask
+
+
+def is_worth_sharing(num_rows: int, num_new: int, num_shared: int) -> bool:
+    """Whether :func:`attend_shared` is faster than :func:`attend`; wide forwards are not bound by reading."""
+    return num_new == 1 and num_rows > 1 and num_rows * num_shared >= _WORTH_SHARING
+
+
+def attend_shared(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, num_shared: int
+) -> Tensor:
+    """Attention of one new token in rows whose first columns are the same, which are read once for all rows.
+
+    The two parts are merged by the logarithms of their sums of exponentials, as in cascade inference
+    (https://flashinfer.ai/2024/02/02/cascade-inference.html). For nine rows of 400 shared and 64 own tokens
+    it takes half the time on two cores.
+
+    Args:
+        query: ``[rows, heads, 1, head size]``.
+        keys: ``[rows, groups, columns, head size]``.
+        values: As ``keys``.
+        mask: ``[rows, 1, 1, columns after the shared ones]``, of the dtype of ``query``; ``None`` if all are
+            attended to.
+        num_shared: First columns, equal in all rows; every row has further ones.
+
+    Returns:
+        As :func:`attend`.
+    """
+    num_rows, num_heads, _, size = query.shape
+    num_groups = keys.shape[1]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    by_row = query.reshape(num_rows, num_groups, -1, size)
+    by_group = by_row.transpose(0, 1).reshape(1, num_groups, -1, size)  # all rows are queries of one row
+    first, first_sums = kernel(by_group, keys[:1, :, :num_shared], values[:1, :, :num_shared])
+    own, own_sums = kernel(by_row, keys[:, :, num_shared:], values[:, :, num_shared:], attn_mask=mask)
+    first = first.view(num_groups, num_rows, -1, size).transpose(0, 1)
+    first_sums = first_sums.view(num_groups, num_rows, -1).transpose(0, 1)
+    own_share = torch.sigmoid(own_sums - first_sums).unsqueeze(-1)
+    merged = torch.lerp(first.float(), own.float(), own_share).to(query.dtype)
+    return merged.reshape(num_rows, 1, num_heads, size)
 
 
 def _is_faster_in_blocks(query: Tensor) -> bool:

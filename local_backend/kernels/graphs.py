@@ -2,7 +2,7 @@
 
 A graph is recorded for each shape: rows are padded to a power of two, widths as always, and the columns that
 attention reads to a multiple of 256. Keys and values are written by index, so rows may have any length.
-Graphs are recorded on first use and dropped when the cache's buffers move.
+Graphs are recorded on first use, and for as long as the cache's buffers do not move.
 
 Knows shapes and static inputs. Does not know models, drafts or requests.
 """
@@ -26,21 +26,30 @@ COLUMN_STEP = 256
 _NUM_WARM_UPS = 2  # before recording: libraries allocate their workspaces on first use
 
 
-def choose_graphs(model: PreTrainedModel, wanted: bool | None) -> bool:
-    """Whether forwards are recorded: by default, wherever they can be.
+class Execution(NamedTuple):
+    """How forwards are run.
 
-    Raises:
-        ValueError: They are wanted, but some of the weights are not on a GPU, or on another one.
+    Attributes:
+        with_graphs: Replay decode forwards as CUDA graphs.
+        is_compiled: Compile layers, if :class:`~local_backend.kernels.llama_forward.LlamaForward` knows them.
     """
-    devices = {parameter.device for parameter in model.parameters()}
-    can_be = len(devices) == 1 and next(iter(devices)).type == "cuda"
-    if wanted and not can_be:
-        names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(
-            f"cuda_graphs needs a model on one GPU, but its weights are on {names}: move it, or leave "
-            "cuda_graphs out"
-        )
-    return can_be if wanted is None else wanted
+
+    with_graphs: bool = False
+    is_compiled: bool = False
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, compiled: bool | None) -> Execution:
+        """What is ``compiled`` and recorded: by default both on one GPU, and nothing elsewhere."""
+        devices = {parameter.device for parameter in model.parameters()}
+        is_on_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
+        return cls(is_on_gpu and compiled is not False, is_on_gpu if compiled is None else compiled)
+
+    def __str__(self) -> str:
+        compiled = "compiled" if self.is_compiled else "not compiled"
+        return f"{compiled}, {'with' if self.with_graphs else 'without'} CUDA graphs"
+
+
+AS_THEY_ARE = Execution()
 
 
 class ForwardInputs(NamedTuple):
@@ -64,7 +73,7 @@ class GraphedForwards:
     cache: RaggedKVCache
     device: torch.device
     _recorded: dict[tuple[int, ...], tuple[ForwardInputs, Callable[[], Tensor]]] = field(default_factory=dict)
-    _layout: int = -1
+    _num_moves: int = -1
     _pool: Any = None
 
     def __call__(self, inputs: ForwardInputs) -> Tensor:
@@ -72,11 +81,12 @@ class GraphedForwards:
 
         Inputs are on the CPU, their rows and columns padded as the cache says.
         """
-        if self._layout != self.cache.layout:
+        num_moves, *layout = self.cache.layout
+        if self._num_moves != num_moves:
             self._recorded.clear()
             self._pool = None  # torch frees a pool with its last graph
-            self._layout = self.cache.layout
-        key = (*inputs.input_ids.shape, self.cache.num_attended)
+            self._num_moves = num_moves
+        key = (*inputs.input_ids.shape, self.cache.num_attended, *layout)
         if key in self._recorded:
             static, run = self._recorded[key]
             for old, new in zip(tree_leaves(static), tree_leaves(inputs), strict=True):

@@ -113,7 +113,7 @@ class ChatLocal(EngineChatModel):
         drafter: str | Drafter = "autoregressive",
         dtype: torch.dtype | str = "auto",
         device: str | torch.device | None = "auto",
-        cuda_graphs: bool | None = None,
+        compiled: bool | None = None,
         max_rows: int = 64,
         scheduling: Scheduling | AdmissionPolicy = "longest_first",
         quantization: str | None = None,
@@ -130,7 +130,7 @@ class ChatLocal(EngineChatModel):
                 else float32, in which the answer is exactly what the model writes alone; in bfloat16 rounding
                 depends on the batch, so near-ties may be decided differently.
             device: Where the model runs, e.g. ``"cpu"``; by default a GPU if there is one.
-            cuda_graphs: See :class:`~local_backend.engine.engine.Engine`.
+            compiled: See :class:`~local_backend.engine.engine.Engine`.
             max_rows: Maximum rows in a forward.
             scheduling: Order of admission and memory limit; by default the longest by prediction first.
             quantization: ``"int4"`` rounds the weights, see :mod:`~local_backend.kernels.quantization`.
@@ -152,7 +152,7 @@ class ChatLocal(EngineChatModel):
                 f"the tokenizer of {str(path_or_name)!r} has no chat template: set "
                 "tokenizer.chat_template and pass ChatLocal(engine=Engine(model, tokenizer))"
             )
-        given: dict[str, Any] = {"max_rows": max_rows, "scheduling": scheduling, "cuda_graphs": cuda_graphs}
+        given: dict[str, Any] = {"max_rows": max_rows, "scheduling": scheduling, "compiled": compiled}
         engine = Engine(model, tokenizer, drafter, **given)
         name = Path(MODEL_NAME if path_or_name is None else path_or_name).resolve().name
         chat = cls(engine=engine, **{"model_name": name, **options})

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from local_backend.kernels.attention import IN_PLACE
-
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
-_ATTENTION_IMPLEMENTATIONS = {"eager", "sdpa", IN_PLACE}
+_ATTENTION_IMPLEMENTATIONS = {"eager", "sdpa"}
 _ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values")
 _NO_LIMIT = 2**31
 
@@ -148,7 +146,7 @@ def _windows(config: PretrainedConfig) -> dict[str, int | None]:
 def _mask_dtype(model: PreTrainedModel, config: PretrainedConfig) -> torch.dtype:
     """Additive if all layers compute in one dtype, which saves a conversion in each layer."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if len(dtypes) > 1 and getattr(config, "_attn_implementation", None) in ("sdpa", IN_PLACE):
+    if len(dtypes) > 1 and getattr(config, "_attn_implementation", None) == "sdpa":
         return torch.bool
     return model.dtype
 

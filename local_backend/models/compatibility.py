@@ -15,6 +15,7 @@ from torch import Tensor
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft
+from local_backend.kernels.graphs import Execution
 from local_backend.models.architecture import Architecture
 from local_backend.models.runner import ModelRunner
 
@@ -28,7 +29,7 @@ _PARENTS = (-1, 0, -1, 2, 2)
 _RIGHT_NODES = (2, 3)
 
 
-def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> None:
+def verify_compatibility(model: PreTrainedModel, architecture: Architecture, execution: Execution) -> None:
     """Compare the engine's logits with those of the model, which is in evaluation mode.
 
     Raises:
@@ -42,7 +43,7 @@ def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> 
     with torch.inference_mode():
         own = model(input_ids=torch.tensor([text], device=architecture.device), use_cache=False).logits[0]
     try:
-        difference = _difference(model, architecture, text, own)
+        difference = _difference(model, architecture, execution, text, own)
     except Exception as error:
         raise ValueError(
             f"{name} cannot be called as the engine calls it (rows of different lengths, positions and masks "
@@ -62,7 +63,7 @@ def verify_compatibility(model: PreTrainedModel, architecture: Architecture) -> 
 
 @torch.inference_mode()
 def _difference(
-    model: PreTrainedModel, architecture: Architecture, text: Sequence[int], own: Tensor
+    model: PreTrainedModel, architecture: Architecture, execution: Execution, text: Sequence[int], own: Tensor
 ) -> float:
     """Largest mean difference of logits at one position, in units of their standard deviation.
 
@@ -70,7 +71,7 @@ def _difference(
     """
     wrong = [(token + 1) % own.shape[-1] for token in text]
     cache = RaggedKVCache(architecture.num_layers, max_rows=len(_LENGTHS))
-    forward = ModelRunner(model, cache, architecture)
+    forward = ModelRunner(model, cache, architecture, execution._replace(with_graphs=False))
     rows = [cache.add_row() for _ in _LENGTHS]
     forward(0, [text[:length] for length in _LENGTHS], [EMPTY_DRAFT] * len(rows), with_logits=False)
     for row, length in zip(rows, _LENGTHS, strict=True):

@@ -24,6 +24,7 @@ import torch
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import Draft
+from local_backend.kernels.graphs import AS_THEY_ARE, Execution
 from local_backend.kernels.prepacked import has_prepacked
 from local_backend.models.architecture import Architecture
 from local_backend.models.runner import ModelRunner, padded_width
@@ -142,17 +143,17 @@ def _interpolate(axis: Sequence[int], value: int, at: Callable[[int], float]) ->
 
 
 def forward_cost(
-    model: PreTrainedModel, architecture: Architecture, *, with_graphs: bool = False
+    model: PreTrainedModel, architecture: Architecture, execution: Execution = AS_THEY_ARE
 ) -> ForwardCost:
     """The cost of a model's forwards, measured once for each model in this process. Thread-safe.
 
     The model is in evaluation mode, with its final weights, dtype and device.
     """
-    key = (with_graphs, has_prepacked(model), model.dtype, model.device, torch.get_num_threads())
+    key = (execution, has_prepacked(model), model.dtype, model.device, torch.get_num_threads())
     with _lock:
         costs = _measured.setdefault(model, {})
         if key not in costs:
-            costs[key] = measure_forward_cost(ForwardTimer(model, architecture, with_graphs=with_graphs))
+            costs[key] = measure_forward_cost(ForwardTimer(model, architecture, execution))
         return costs[key]
 
 
@@ -163,14 +164,14 @@ class ForwardTimer:
         self,
         model: PreTrainedModel,
         architecture: Architecture,
+        execution: Execution = AS_THEY_ARE,
         *,
         max_rows: int = _ROWS[-1],
-        with_graphs: bool = False,
     ) -> None:
         self.max_rows, self.max_positions = max_rows, architecture.max_positions
-        self.max_seconds = _MAX_SECONDS_WITH_GRAPHS if with_graphs else _MAX_SECONDS
+        self.max_seconds = _MAX_SECONDS_WITH_GRAPHS if execution.with_graphs else _MAX_SECONDS
         self._cache = RaggedKVCache(architecture.num_layers, max_rows=max_rows, max_prefix_bytes=0)
-        self._forward = ModelRunner(model, self._cache, architecture, with_graphs=with_graphs)
+        self._forward = ModelRunner(model, self._cache, architecture, execution)
         self._device = architecture.device
         for _ in range(max_rows):
             self._cache.add_row()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft
-from local_backend.kernels.graphs import COLUMN_STEP, ForwardInputs, GraphedForwards
+from local_backend.kernels.graphs import AS_THEY_ARE, COLUMN_STEP, Execution, ForwardInputs, GraphedForwards
 from local_backend.kernels.llama_forward import LlamaForward
 from local_backend.kernels.prepacked import prepacked_products
 from local_backend.models.architecture import Architecture
@@ -54,28 +54,32 @@ def decode_width(num_unread: Sequence[int], drafts: Sequence[Draft]) -> int:
 
 
 class ModelRunner:
-    """Runs a model, in evaluation mode, on consecutive rows of its cache.
-
-    ``with_graphs`` replays decode forwards as CUDA graphs.
-    """
+    """Runs a model, in evaluation mode, on consecutive rows of its cache."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         cache: RaggedKVCache,
         architecture: Architecture,
-        *,
-        with_graphs: bool = False,
+        execution: Execution = AS_THEY_ARE,
     ) -> None:
         self._model = model
         self._cache = cache
         self._masks = MaskRules(architecture.windows, architecture.mask_dtype)
         self._device = architecture.device
         self._keeps_logits = architecture.keeps_logits
-        self._fused = LlamaForward.of(model)
+        self._fused = LlamaForward.of(model, is_compiled=execution.is_compiled)
+        self._may_share = architecture.device.type == "cpu" and not (
+            execution.is_compiled or any(architecture.windows.values())
+        )
         self._graphed = None
-        if with_graphs and not cache.has_limit:
+        if execution.with_graphs:
             self._graphed = GraphedForwards(self._forward, cache, architecture.device)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether decode forwards are recorded."""
+        return self._graphed is not None
 
     @torch.inference_mode()
     def __call__(
@@ -85,6 +89,7 @@ class ModelRunner:
         drafts: Sequence[Draft],
         *,
         with_logits: bool = True,
+        num_shared: int = 0,
     ) -> Tensor | None:
         """Run the unread tokens and draft of each row from ``first_row`` on; commits nothing.
 
@@ -93,25 +98,36 @@ class ModelRunner:
             unread: The next tokens of each row, at least one.
             drafts: One for each row, rooted at the last of them.
             with_logits: Whether to compute logits; prefill does not need them.
+            num_shared: First tokens that all these rows have in common.
 
         Returns:
             Logits ``[rows, 1 + longest draft or more, vocabulary]``, at each row's last unread token and at
             every node of its draft; beyond a draft they mean nothing.
         """
-        if self._graphed is not None and with_logits and not first_row and max(map(len, unread)) == 1:
+        fused = self._fused if self._fused is not None and self._fused.is_intact() else None
+        is_decode = with_logits and not first_row and max(map(len, unread)) == 1
+        if self._graphed is not None and is_decode and fused is self._fused:
             return self._replay(self._graphed, unread, drafts)
         num_rows = len(unread)
         num_unread = [len(tokens) for tokens in unread]
         fewest = min(num_unread)
         num_new = decode_width(num_unread, drafts) if with_logits else max(num_unread)
         lengths = self._cache.lengths[first_row : first_row + num_rows]
-        num_columns = self._cache.begin_forward(first_row, num_rows, num_new)
+        is_compiled = fused is not None and fused.is_compiled
+        num_columns = self._cache.begin_forward(first_row, num_rows, num_new, by_index=is_compiled)
         input_ids = _input_ids(unread, drafts, num_new).to(self._device)
         tree = TreeShape.of(lengths, num_unread, drafts, num_new)
         first_logits = fewest - 1 if with_logits else None
-        if self._fused is not None and self._fused.is_intact():
-            masks = None if self._masks.are_needless(tree, lengths) else self._masks.build(tree, num_columns)
-            logits = self._fused(input_ids, tree.positions, masks, self._cache, first_logits=first_logits)
+        if fused is not None:
+            is_causal = self._masks.are_needless(tree, lengths) and not (is_compiled and num_new == 1)
+            logits = fused(
+                input_ids,
+                tree.positions.to(self._device),
+                None if is_causal else self._masks.build(tree, num_columns, self._device),
+                self._cache,
+                first_logits=first_logits,
+                num_shared=num_shared if self._may_share else 0,
+            )
         else:
             logits = self._call_model(input_ids, tree, num_columns, first_logits)
         if logits is None or max(num_unread) == fewest:
@@ -167,7 +183,13 @@ class ModelRunner:
 
     def _forward(self, inputs: ForwardInputs) -> Tensor:
         self._cache.write_at(inputs.row_index, inputs.column_index)
-        logits: Tensor = self._output(self._model, inputs.input_ids, inputs.positions, inputs.masks).logits
+        if self._fused is not None:
+            logits = self._fused(
+                inputs.input_ids, inputs.positions, inputs.masks, self._cache, first_logits=0
+            )
+        else:
+            logits = self._output(self._model, inputs.input_ids, inputs.positions, inputs.masks).logits
+        assert logits is not None
         return logits
 
 

@@ -181,7 +181,9 @@ class Scheduling:
             of every complete answer, and predicts waiting rows again as it learns. ``None`` is
             :class:`~local_backend.scheduling.lengths.ObservedLengths`.
         max_cache_bytes: Memory for the KV cache, prefix cache included; rows that do not fit wait. Allocated
-            in full when first needed. With ``None`` it grows to what ``max_rows`` rows need.
+            in full when first needed. With ``None`` it grows to what ``max_rows`` rows need, and on a GPU is
+            limited by ``gpu_memory_share``.
+        gpu_memory_share: Of the GPU's memory that is free when the engine is made.
         max_overtakes: How many later rows may be admitted before a waiting row.
         length_log: Logs prompts and answer lengths, to train a predictor on, e.g. the ``add`` of a
             ``LengthLog`` of ``benchmarks.trained_lengths``.
@@ -193,6 +195,7 @@ class Scheduling:
     policy: AdmissionPolicy = "first_come"
     predictor: LengthPredictor | None = None
     max_cache_bytes: int | None = None
+    gpu_memory_share: float = 0.85
     max_overtakes: int = DEFAULT_MAX_OVERTAKES
     length_log: LogLength | None = None
 
@@ -201,6 +204,8 @@ class Scheduling:
             raise ValueError(f"no policy is named {self.policy!r}; there are {get_args(AdmissionPolicy)}")
         require_at_least(0, max_overtakes=self.max_overtakes)
         require_at_least(1, max_cache_bytes=self.max_cache_bytes)
+        if not 0 < self.gpu_memory_share <= 1:
+            raise ValueError(f"gpu_memory_share must be above 0 and at most 1, got {self.gpu_memory_share}")
 
     @classmethod
     def of(cls, scheduling: Scheduling | AdmissionPolicy | None) -> Scheduling:

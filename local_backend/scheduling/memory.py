@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.drafting.draft import EMPTY_DRAFT
 from local_backend.kernels.openmp import run_in_short_lived_thread
 from local_backend.models.architecture import Architecture
 from local_backend.models.runner import ModelRunner
+from local_backend.scheduling.lengths import Scheduling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,13 +49,18 @@ class MemoryBudget:
         architecture: Architecture,
         max_rows: int,
         max_prefix_bytes: int,
-        max_bytes: int | None,
+        scheduling: Scheduling,
     ) -> MemoryBudget:
-        """Split a limit, measuring the bytes per token with one forward.
+        """Split the limit of ``scheduling``, measuring the bytes per token with one forward.
+
+        On a GPU there always is one, a share of the free memory, so that the cache never has to grow.
 
         Raises:
             ValueError: The limit is too small for any row.
         """
+        max_bytes = scheduling.max_cache_bytes
+        if max_bytes is None and (free := free_gpu_bytes(architecture.device)) is not None:
+            max_bytes = int(free * scheduling.gpu_memory_share)
         if max_bytes is None:
             return cls(max_prefix_bytes)
         cache = RaggedKVCache(architecture.num_layers, max_rows=1, max_prefix_bytes=0, max_tokens=1)
@@ -84,3 +92,8 @@ class MemoryBudget:
                 f"max_cache_bytes={self.max_bytes} leaves {allowed} for rows: raise it, shorten the prompt "
                 "or lower max_tokens"
             )
+
+
+def free_gpu_bytes(device: torch.device) -> int | None:
+    """Memory of a GPU that is not in use; ``None`` on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None

@@ -22,6 +22,8 @@ class RunningBatch:
         self.max_rows = max_rows
         self._rows: list[Row] = []
         self._num_writing = 0
+        self._compared: list[Row] = []
+        self._num_shared = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -35,6 +37,15 @@ class RunningBatch:
     def writing(self) -> list[Row]:
         """The decoding rows; their slots start at 0."""
         return self._rows[: self._num_writing]
+
+    @property
+    def num_shared(self) -> int:
+        """First tokens that all decoding rows had in common, and cached, when the last of them joined."""
+        if (rows := self.writing) != self._compared:
+            shared = min((num_shared(rows[0].token_ids, row.token_ids) for row in rows[1:]), default=0)
+            self._num_shared = min([shared, *(row.num_cached for row in rows)])
+            self._compared = rows
+        return self._num_shared
 
     @property
     def prefilling(self) -> list[Row]:
@@ -94,6 +105,7 @@ class RunningBatch:
             slot = self._num_writing
         self._move(len(self._rows) - 1, slot)
         self._rows.pop()
+        self._compared = []  # which nothing may keep alive
         self._cache.remove_last_row()
 
     def preempt(self, row: Row) -> None:
@@ -106,7 +118,7 @@ class RunningBatch:
 
     def clear(self) -> list[Row]:
         """Free every slot and empty the prefix cache; returns the rows removed."""
-        rows, self._rows, self._num_writing = self._rows, [], 0
+        rows, self._rows, self._compared, self._num_writing = self._rows, [], [], 0
         self._cache.clear()
         return rows
 

@@ -102,7 +102,8 @@ class Scheduler:
                 f"the engine was made with max_cache_bytes={self.scheduling.max_cache_bytes}, which cannot "
                 f"change, but got {scheduling.max_cache_bytes}: make another engine"
             )
-        self.scheduling = replace(scheduling, max_cache_bytes=self.scheduling.max_cache_bytes)
+        kept = {name: getattr(self.scheduling, name) for name in ("max_cache_bytes", "gpu_memory_share")}
+        self.scheduling = replace(scheduling, **kept)
 
     def clear(self) -> list[Row]:
         """Empty the queue; returns the rows that waited."""

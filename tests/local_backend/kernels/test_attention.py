@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedTokenizerBase
 
-from local_backend import Engine
-from local_backend.kernels.attention import IN_PLACE, block_attention, grouped_attention
-from tests.local_backend.models.architectures import random_model
+from local_backend import Engine, SamplingParams
+from local_backend.kernels import llama_forward
+from local_backend.kernels.attention import attend_shared, block_attention
+from tests.tiny import random_llama, tiny_tokenizer
 
 
 @pytest.mark.parametrize("kind", ["none", "boolean", "added"])
@@ -45,6 +45,53 @@ def test_it_attends_to_what_the_mask_says(
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
 
 
+@given(
+    groups=st.sampled_from([(1, 1), (2, 1), (6, 2), (3, 3)]),
+    sizes=st.tuples(st.integers(2, 5), st.integers(1, 90), st.integers(1, 40)),
+    is_masked=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_shared_beginning_read_once_gives_the_same(
+    groups: tuple[int, int], sizes: tuple[int, int, int], is_masked: bool
+) -> None:
+    num_heads, num_groups = groups
+    num_rows, num_shared, num_own = sizes
+    torch.manual_seed(num_shared)
+    query = torch.randn(num_rows, 1, num_heads, 16).transpose(1, 2)
+    cached = torch.randn(2, num_rows, num_groups, num_shared + num_own + 9, 16)
+    cached[:, 1:, :, :num_shared] = cached[:, :1, :, :num_shared]
+    keys, values = cached[:, :, :, : num_shared + num_own]
+    last = torch.randint(num_shared, num_shared + num_own, (num_rows, 1, 1, 1))
+    seen = torch.arange(num_shared + num_own) <= last if is_masked else None
+    own = None if seen is None else torch.zeros(seen.shape).masked_fill(~seen, -1e30)[..., num_shared:]
+    with torch.inference_mode():
+        found = attend_shared(query, keys, values, own, num_shared).transpose(1, 2)
+        want = scaled_dot_product_attention(
+            query, keys, values, attn_mask=seen, enable_gqa=num_heads != num_groups
+        )
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_with_a_shared_beginning_decode_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows join and leave meanwhile, so that what they share changes."""
+    shared: list[int] = []
+    real = llama_forward.attend_shared
+    monkeypatch.setattr(
+        llama_forward, "attend_shared", lambda *given: shared.append(given[-1]) or real(*given)
+    )
+    monkeypatch.setattr(llama_forward, "is_worth_sharing", lambda rows, new, found: new == 1 and found > 0)
+    beginning = [11, 12, 13, 14, 15] * 6
+    prompts = [[*beginning, 20 + number] for number in range(4)] + [[*beginning[:12], 31, 32]]
+    params = [SamplingParams(max_tokens=count, temperature=0.0) for count in (30, 12, 25, 7, 18)]
+    with Engine(random_llama(), tiny_tokenizer(), max_rows=4) as engine:
+        alone = [engine.generate([prompt], one)[0] for prompt, one in zip(prompts, params, strict=True)]
+        assert not shared
+        engine.forget_prefixes()
+        together = engine.generate(prompts, params)
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert {12, 30} <= set(shared)
+
+
 def test_in_bfloat16_it_is_as_near_to_float32_as_eager_attention() -> None:
     torch.manual_seed(0)
     query, keys, values = torch.randn(3, 1, 4, 400, 64) * torch.tensor([3.0, 1.0, 1.0]).view(3, 1, 1, 1, 1)
@@ -56,25 +103,3 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_eager_attention() -> None:
         scores = scores.masked_fill(torch.ones(400, 400, dtype=torch.bool).triu_(1), float("-inf"))
         eager = scores.softmax(-1) @ rounded[2]
     assert (found.float() - want).square().mean() <= 1.1 * (eager.float() - want).square().mean()
-
-
-@pytest.mark.parametrize("num_new", [1, 5, 16, 17])
-def test_attention_in_place_says_what_attention_with_copies_says(num_new: int) -> None:
-    torch.manual_seed(0)
-    query, key = torch.randn(2, num_new, 6, 8).transpose(1, 2), torch.randn(2, 2, 20, 8)
-    value = torch.randn(2, 2, 20, 8)
-    mask = torch.zeros(2, 1, num_new, 20).masked_fill(torch.rand(2, 1, num_new, 20) < 0.3, -1e9)
-    module = torch.nn.Module()
-    module.num_key_value_groups = 3  # type: ignore[assignment]  # what transformers reads off a layer
-    output, _ = grouped_attention(module, query, key, value, mask, scaling=0.3)
-    copies = [states.repeat_interleave(3, dim=1) for states in (key, value)]
-    want = torch.nn.functional.scaled_dot_product_attention(query, *copies, attn_mask=mask, scale=0.3)
-    torch.testing.assert_close(output, want.transpose(1, 2))
-
-
-def test_only_a_model_with_grouped_heads_is_told_to(tokenizer: PreTrainedTokenizerBase) -> None:
-    grouped, plain = random_model("llama"), random_model("gpt_neox")
-    for model in (grouped, plain):
-        Engine(model, tokenizer).close()
-    assert grouped.config._attn_implementation == IN_PLACE
-    assert plain.config._attn_implementation == "sdpa"

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from local_backend import Engine, SamplingParams
 from local_backend.caching.cache_layer import explained
-from local_backend.kernels.graphs import choose_graphs
+from local_backend.kernels.graphs import Execution
 from local_backend.models.loading import bf16_is_fast, choose_device, load
 from tests.tiny import random_llama, tiny_tokenizer
 
@@ -51,18 +51,17 @@ def test_a_gpu_is_used_where_there_is_one(folder: Path, moves: list[str]) -> Non
     assert moves == ["cuda"]  # the map says where
 
 
-def test_graphs_are_recorded_wherever_they_can_be() -> None:
+def test_layers_are_compiled_and_graphs_recorded_on_one_gpu() -> None:
     def model(*devices: str) -> Any:
         return SimpleNamespace(
             parameters=lambda: [SimpleNamespace(device=torch.device(one)) for one in devices]
         )
 
-    assert choose_graphs(model("cuda:0", "cuda:0"), None)
-    assert not choose_graphs(model("cuda:0", "cuda:0"), False)
+    assert Execution.of(model("cuda:0", "cuda:0"), None) == Execution(with_graphs=True, is_compiled=True)
+    assert Execution.of(model("cuda:0", "cuda:0"), False) == Execution()
     for devices in (["cpu"], ["cuda:0", "cuda:1"], ["mps:0"]):
-        assert not choose_graphs(model(*devices), None)
-        with pytest.raises(ValueError, match="one GPU"):
-            choose_graphs(model(*devices), True)
+        assert Execution.of(model(*devices), None) == Execution()
+        assert Execution.of(model(*devices), True) == Execution(is_compiled=True)
 
 
 def test_apples_gpu_is_used_in_a_format_that_every_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +79,7 @@ def test_without_a_gpu_the_cpu_computes(folder: Path, caplog: pytest.LogCaptureF
     with caplog.at_level("INFO", "local_backend"), Engine(model, tokenizer) as engine:
         engine.generate([[5, 6]], SamplingParams(max_tokens=2))
     said = [record.getMessage() for record in caplog.records if "runs on" in record.getMessage()]
-    assert said == [f"LlamaForCausalLM runs on cpu in {model.dtype} with no CUDA graphs"]
+    assert said == [f"LlamaForCausalLM runs on cpu in {model.dtype}, not compiled, without CUDA graphs"]
 
 
 def test_a_lack_of_memory_says_what_for_and_an_engine_goes_on(model: LlamaForCausalLM) -> None:
@@ -89,14 +88,14 @@ def test_a_lack_of_memory_says_what_for_and_an_engine_goes_on(model: LlamaForCau
         (want,) = engine.generate([[5, 6]], SamplingParams(max_tokens=9))
         fails = iter([torch.OutOfMemoryError("tried to allocate 9 GiB")])
         cache = engine._cache
-        lay_out = cache._row_layers[-1].lay_out
+        lay_out = cache.row_layers[-1].lay_out
 
         def lay_out_or_fail(lengths: Any) -> int:
             for error in fails:
                 raise error
             return lay_out(lengths)
 
-        cache._row_layers[-1].lay_out = lay_out_or_fail  # type: ignore[method-assign]  # some layers have grown
+        cache.row_layers[-1].lay_out = lay_out_or_fail  # type: ignore[method-assign]  # some layers have grown
         with pytest.raises(torch.OutOfMemoryError, match=r"GiB of keys and values, 8 rows .* lower max_rows"):
             engine.generate([[7] * 20] * 5, SamplingParams(max_tokens=40))
         (again,) = engine.generate([[5, 6]], SamplingParams(max_tokens=9))

@@ -12,7 +12,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from local_backend.langchain.length_priority import LengthPriority
+from benchmarks.length_priority import LengthPriority
 from local_backend.scheduling.lengths import ObservedLengths
 
 _USAGE = {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
