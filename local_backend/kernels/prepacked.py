@@ -4,10 +4,9 @@ A forward that verifies drafts multiplies every weight matrix by a handful of co
 usual product spends more time on rearranging the matrix than on multiplying: on two cores of a Zen 3, the
 matrices of a Llama of 108 M parameters take 34 ms for one column and 83 ms for eight in float32. Packed once
 by oneDNN, they take 23 and 34 ms; on a Zen 5, matrices of 135 M take 0.5 to 0.8 of the time in float32 and
-bfloat16, for any number of columns. Without bfloat16 units, the usual product goes column by column, 93 ms
-for eight; here, weights are packed in float32 and products rounded to bfloat16, which takes 34 ms, and only
-single columns are left to the usual product, which reads half the bytes. Layers that read the same inputs
-(queries, keys and values; gate and up projections) are multiplied together: fewer, larger products.
+bfloat16, for any number of columns. In bfloat16 that needs units for it, without which float32 is the format
+to use. Layers that read the same inputs (queries, keys and values; gate and up projections) are multiplied
+together: fewer, larger products.
 
 Only the engine's forwards use prepacked weights: other callers of the model compute as before. Knows linear
 layers and kernels. Does not know rows or drafts.
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 _READ_THE_SAME = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _LEAST_WEIGHTS = 2**14  # of a product; a smaller one costs little more than the call
 _PACKED_FOR = 16  # columns
-_ANY_COLUMNS, _SEVERAL_COLUMNS = range(1, sys.maxsize), range(2, sys.maxsize)
+_ANY_COLUMNS = range(1, sys.maxsize)
 _COLUMNS_IN_4_BITS = range(1, 9)  # for more, the kernel is slower than native bfloat16
 _FREE_MEMORY_SHARE = 0.25  # limit for copies that nobody asked for
 
@@ -172,10 +171,7 @@ class PrepackedProduct:
         if len(grids) == len(self.layers):
             in_4_bits = product_in_4_bits(weight, torch.cat(grids), bias)
         self._multiply = in_4_bits or _packed_product(weight, bias)
-        if is_emulated(weight.dtype):
-            self._columns = _ANY_COLUMNS if in_4_bits else _SEVERAL_COLUMNS
-        else:
-            self._columns = _COLUMNS_IN_4_BITS if in_4_bits else _ANY_COLUMNS
+        self._columns = _COLUMNS_IN_4_BITS if in_4_bits and _has_units(weight.dtype) else _ANY_COLUMNS
         self.sizes, self._dtype = [len(layer.weight) for layer in self.layers], weight.dtype
         self._packed = [
             (layer.parameters, name, None, 0, None)
@@ -220,35 +216,27 @@ def _alone(layer: LayerTensors) -> PrepackedLinear:
 
 def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The product with a matrix that oneDNN has packed."""
-    dtype = _packed_dtype(weight.dtype)
-    bias = None if bias is None else bias.to(dtype)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _PACKED_FOR)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def product(inputs: Tensor) -> Tensor:
         output: Tensor = multiply(inputs, packed, bias, "none", [], "")
         return output
 
-    def in_float32(inputs: Tensor) -> Tensor:
-        return product(inputs.to(torch.float32)).to(inputs.dtype)
-
-    return in_float32 if is_emulated(weight.dtype) else product
+    return product
 
 
 @cache
-def is_emulated(dtype: torch.dtype) -> bool:
-    """Whether this machine computes products of a dtype in float32."""
-    return dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def _packed_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if is_emulated(dtype) else dtype
+def _has_units(dtype: torch.dtype) -> bool:
+    """Whether this machine computes products of a dtype as such, and not in float32."""
+    return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _can_be_packed(layer: LayerTensors) -> bool:
     weight = layer.weight
     return (
         weight.dtype in (torch.float32, torch.bfloat16)
+        and (GRID in layer.buffers or _has_units(weight.dtype))
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
         and not weight.is_inference()  # its changes cannot be detected
@@ -288,7 +276,7 @@ def _prepacked(model: torch.nn.Module) -> Iterator[PrepackedLinear]:
 
 
 def _num_bytes(group: Sequence[torch.nn.Linear]) -> int:
-    return sum(layer.weight.numel() * _packed_dtype(layer.weight.dtype).itemsize for layer in group)
+    return sum(layer.weight.nbytes for layer in group)
 
 
 def _free_bytes() -> int:
