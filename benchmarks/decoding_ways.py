@@ -17,7 +17,7 @@ from local_backend.drafting.draft import Draft, Outcome
 from local_backend.drafting.drafter import PerRow
 from local_backend.engine.worker import ThreadMailbox
 from local_backend.models.forward_cost import ForwardCost
-from local_backend.sequences.outputs import Completion, Trajectory
+from local_backend.sequences.outputs import Completion
 
 WAYS = ("jacobi_plain", "jacobi_tuned", "lookahead_tuned", "combined_tuned")
 BASELINE = "autoregressive"
@@ -227,6 +227,22 @@ def share_the_same(ways: Sequence[Way], baseline: Way) -> float:
         for one, other in zip(way.decoded, baseline.decoded, strict=True)
     ]
     return round(sum(same) / len(same), 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One answer and the Jacobi iterates it was decoded from.
+
+    Attributes:
+        answer_ids: The fixed point, including its end token if it has one.
+        starts: For each iterate, the index of its first token in the answer.
+        iterates: The guesses of each forward, in the order of decoding.
+    """
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    starts: tuple[int, ...] = ()
+    iterates: tuple[tuple[int, ...], ...] = ()
 
 
 def trajectory_counts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +53,18 @@ class LengthErrors:
             float(np.maximum(MAX_QUANTILE * missing, (MAX_QUANTILE - 1) * missing).mean()),
             float((missing <= 0).mean()),
         )
+
+
+def empirical_quantile(values: Collection[float], quantile: float) -> float:
+    """The smallest of ``values`` that at least a share ``quantile`` of them do not exceed.
+
+    It is the constant prediction with the lowest pinball loss on them.
+
+    Raises:
+        ValueError: ``values`` is empty, or the quantile is not between 0 and 1.
+    """
+    if not values or not 0 < quantile < 1:
+        raise ValueError(
+            f"a quantile between 0 and 1 needs at least one value, got {quantile} of {len(values)}"
+        )
+    return float(np.quantile(list(values), quantile, method="inverted_cdf"))

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.length_errors import LengthErrors
+from benchmarks.length_errors import LengthErrors, empirical_quantile
 from benchmarks.length_training import LengthExample, fit_lengths, read_lengths
 from benchmarks.paper_scheduling.perception import PerceptionInAdvance
 from benchmarks.results import save
@@ -39,7 +39,6 @@ from local_backend.scheduling.lengths import (
     MAX_QUANTILE,
     ObservedLengths,
     Prediction,
-    empirical_quantile,
 )
 from local_backend.training import fingerprint
 

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from benchmarks.length_errors import LengthErrors
+from benchmarks.length_errors import LengthErrors, empirical_quantile
 from benchmarks.trained_lengths import QUANTILES, Features, HiddenStates, QuantileNetwork, TrainedLengths
 from local_backend.models.loading import load
 from local_backend.offline.jsonl import read_lines
 from local_backend.offline.prompt_file import read_prompts
-from local_backend.scheduling.lengths import MAX_QUANTILE, LengthPredictor, Prediction, empirical_quantile
+from local_backend.scheduling.lengths import MAX_QUANTILE, LengthPredictor, Prediction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

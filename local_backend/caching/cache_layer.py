@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,9 +103,7 @@ class RowsLayer(CacheLayerMixin):
         if not self.is_initialized:
             empty = like.new_empty(1, shape[0], 0, shape[1])
             self.lazy_initialization(empty, empty)
-        slots = self._slots
-        assert slots.row_index is not None
-        assert slots.column_index is not None
+        slots: Any = self._slots
         rows = slice(slots.first_row, slots.first_row + len(slots.row_index))
         keys, values = (buffer[rows] for buffer in self.buffers)
         indices = (slots.row_index.to(self.device), slots.column_index.to(self.device))

@@ -169,26 +169,24 @@ class RaggedKVCache(Cache):
 
     # Forwards ------------------------------------------------------------------------------------
 
-    def begin_forward(
-        self, first_row: int, num_rows: int, num_new_tokens: int, *, by_index: bool = False
-    ) -> int:
-        """Make room to append ``num_new_tokens`` to each of ``num_rows`` rows from ``first_row``.
+    def begin_forward(self, first_row: int, num_rows: int, num_new: int, *, indexed: bool = False) -> int:
+        """Make room to append ``num_new`` to each of ``num_rows`` rows from ``first_row``.
 
         Returns:
             Columns the forward attends to: the longest row's length plus the new tokens.
         """
         lengths = self._lengths[first_row : first_row + num_rows]
-        width = max(lengths) + num_new_tokens
+        width = max(lengths) + num_new
         self._make_room(len(self._lengths), width)
         self._note_peak()
         slots = self._slots
         slots.first_row, slots.width = first_row, width
-        if min(lengths) == max(lengths) and not by_index:
+        if min(lengths) == max(lengths) and not indexed:
             slots.shared_column = lengths[0]
         else:
             # Indices on another device than the buffers would be copied, and waited for, in every layer.
             device = self.row_layers[0].device if self.row_layers[0].is_initialized else None
-            columns = torch.tensor(lengths)[:, None] + torch.arange(num_new_tokens)
+            columns = torch.tensor(lengths)[:, None] + torch.arange(num_new)
             self.write_at(torch.arange(num_rows, device=device)[:, None], columns.to(device))
         return width
 

@@ -1,16 +1,10 @@
 """Attention on a CPU: keys and values are read in place, and long prompts attend in blocks of queries.
 
-With a mask and more than one new token, ``transformers`` first copies the keys and values of each group of
-heads, once for every head in it. Torch does not need copies: its CPU kernel reads a group's keys and values
-in place. For the few new tokens of a draft it is even faster to fold the heads of a group into further new
-tokens of one head: the keys and values are then read once for all heads, which on two cores with bfloat16
-units takes half the time for 4 or 8 tokens after 1,200.
-
-For many new tokens, torch's kernel is fast in bfloat16 if the processor has matrix units (AMX). With AVX-512
-alone it takes as long as in float32: on two cores of a Zen 5, 10 ms for 9 heads of 1,000 tokens, half of the
-time that reading the prompt takes. Products of plain matrices, a block of queries after another with the
-columns that it may attend to, take half. Scores are rounded to bfloat16, as in the eager attention of
-``transformers``.
+Torch's CPU kernel needs no copy of a group's keys and values for each of its heads. For the few new tokens of
+a draft the heads of a group are folded into further new tokens of one head: keys and values are then read
+once, in half the time for 4 or 8 tokens after 1,200. For many new tokens that kernel is fast in bfloat16 with
+matrix units (AMX) only; with AVX-512 alone, plain products of a block of queries after another take half of
+its time, with scores rounded as in the eager attention of ``transformers``.
 
 Knows queries, keys, values and masks. Does not know rows, drafts or the cache.
 """
@@ -86,20 +80,9 @@ def attend_shared(
 ) -> Tensor:
     """Attention of one new token in rows whose first columns are the same, which are read once for all rows.
 
+    As :func:`attend`, with a ``mask`` of the columns after the ``num_shared`` ones, in the query's dtype.
     The two parts are merged by the logarithms of their sums of exponentials, as in cascade inference
-    (https://flashinfer.ai/2024/02/02/cascade-inference.html). For nine rows of 400 shared and 64 own tokens
-    it takes half the time on two cores.
-
-    Args:
-        query: ``[rows, heads, 1, head size]``.
-        keys: ``[rows, groups, columns, head size]``.
-        values: As ``keys``.
-        mask: ``[rows, 1, 1, columns after the shared ones]``, of the dtype of ``query``; ``None`` if all are
-            attended to.
-        num_shared: First columns, equal in all rows; every row has further ones.
-
-    Returns:
-        As :func:`attend`.
+    (https://flashinfer.ai/2024/02/02/cascade-inference.html): half the time for nine rows of 400 + 64 tokens.
     """
     num_rows, num_heads, _, size = query.shape
     num_groups = keys.shape[1]

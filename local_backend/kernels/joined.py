@@ -16,15 +16,10 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class JoinedWeights:
-    """The weights of linear layers that read the same inputs in one matrix, of which the layers have views.
+    """The weights of linear layers that read the same inputs in one matrix; the layers have views of it."""
 
-    Attributes:
-        weight: ``[out of all layers, in]``.
-        bias: ``[out of all layers]``.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
+    weight: Tensor  # [out of all layers, in]
+    bias: Tensor | None  # [out of all layers]
     _views: list[tuple[dict[str, Any], str, int]]  # parameters of a layer, name and address
 
     @classmethod

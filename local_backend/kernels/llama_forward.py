@@ -1,11 +1,10 @@
 """The forward pass of Llama-like models in few operations.
 
-With ``transformers``, a layer takes some hundred operations and calls a dozen modules. On one core of a Zen 3
-that is 11 ms for one token of a model of 30 layers, whatever it multiplies. Here a layer takes some thirty
-operations and calls no module. On a CPU its products are those of :mod:`~local_backend.kernels.prepacked`;
-elsewhere layers that read the same inputs share one matrix. Compiled, a layer takes at most fifteen kernels:
-one layer is compiled and computes all of them, for any number of rows and tokens. The results are those of
-the modules up to rounding.
+With ``transformers``, a layer takes some hundred operations and calls a dozen modules: 11 ms on one core of a
+Zen 3 for one token of 30 layers, whatever it multiplies. Here a layer takes some thirty operations and calls
+no module. On a CPU its products are those of :mod:`~local_backend.kernels.prepacked`; compiled, layers that
+read the same inputs share one matrix, and one compiled layer of at most fifteen kernels computes all of them,
+for any number of rows and tokens. The results are those of the modules up to rounding.
 
 Only models are taken whose modules are exactly those that are known, without hooks. This is checked at every
 forward, since adapters and hooks may be added later; the model is then called as usual.
@@ -55,12 +54,8 @@ class LlamaForward:
         self._norm = _Norm.of(body.norm)
         self._head = _Linears.of(model.lm_head)
         self.is_compiled = is_compiled
-        self._joined = [
-            one.joined
-            for layer in self._layers
-            for one in (layer.qkv, layer.output, layer.gate_up, layer.down)
-            if one.joined is not None
-        ]
+        products = [(each.qkv, each.output, each.gate_up, each.down) for each in self._layers]
+        self._joined = [one.joined for of_layer in products for one in of_layer if one.joined is not None]
         modules = list(model.modules())
         self._owners = [owner for module in modules for owner in (module._modules, vars(module))]
         self._parts = [_parts(owner) for owner in self._owners]
@@ -161,10 +156,8 @@ def _is_known(model: PreTrainedModel) -> bool:
     )
 
 
-_DTYPES = {
-    "cpu": (torch.float32, torch.bfloat16),
-    "cuda": (torch.float32, torch.bfloat16, torch.float16),
-}
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = {"cpu": _FLOATS[:2], "cuda": _FLOATS}
 _MODULES = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _PLAIN_MODULES = (torch.nn.Linear, torch.nn.Embedding, torch.nn.ModuleList, torch.nn.SiLU, SiLUActivation)
 

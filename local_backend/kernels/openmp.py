@@ -1,10 +1,9 @@
 """A thread releases its OpenMP workers when it stops computing.
 
-Torch computes with OpenMP, which gives each thread that has computed in parallel workers of its own; they
-wait for its next parallel loop. If there are no more workers than cores, GNU's OpenMP lets them spin for a
-moment between two operations. If there are more, it puts them to sleep at once, and waking them up takes
-longer than a small product: on two cores a model of 135 M parameters then decodes 40 instead of 75 tokens a
-second, although all but two of the threads do nothing.
+Torch computes with OpenMP, which gives each thread that has computed in parallel workers of its own, which
+wait for its next parallel loop. Up to one a core they spin for a moment; if there are more, GNU's OpenMP puts
+them to sleep at once, and waking them up takes longer than a small product: on two cores a model of 135 M
+parameters then decodes 40 instead of 75 tokens a second.
 
 Knows threads. Does not know what they compute.
 """

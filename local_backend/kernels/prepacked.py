@@ -1,12 +1,11 @@
 """Matrix products on a CPU with prepacked weights, in the layout of the kernel for a few columns.
 
-A forward that verifies drafts multiplies every weight matrix by a handful of columns. For so few, torch's
-usual product spends more time on rearranging the matrix than on multiplying: on two cores of a Zen 3, the
-matrices of a Llama of 108 M parameters take 34 ms for one column and 83 ms for eight in float32. Packed once
-by oneDNN, they take 23 and 34 ms; on a Zen 5, matrices of 135 M take 0.5 to 0.8 of the time in float32 and
-bfloat16, for any number of columns. In bfloat16 that needs units for it, without which float32 is the format
-to use. Layers that read the same inputs (queries, keys and values; gate and up projections) are multiplied
-together: fewer, larger products.
+A forward that verifies drafts multiplies every weight matrix by a handful of columns, for which torch's usual
+product spends more time on rearranging the matrix than on multiplying: the matrices of a Llama of 108 M
+parameters take 34 ms for one column and 83 ms for eight (float32, two cores of a Zen 3). Packed once by
+oneDNN, they take 23 and 34 ms; on a Zen 5, 0.5 to 0.8 of the time in float32 and bfloat16, for any number of
+columns. Layers that read the same inputs (queries, keys and values; gate and up projections) are multiplied
+together.
 
 Only the engine's forwards use prepacked weights: other callers of the model compute as before. Knows linear
 layers and kernels. Does not know rows or drafts.

@@ -1,12 +1,11 @@
 """Weights in 4 bits: linear layers rounded to a grid, and torch's kernel that multiplies them.
 
 One token reads every weight, so its forward takes as long as the weights are wide. Each 32 weights of a row
-share a grid of 16 steps: a scale and a zero point in bfloat16, as in the blocks of a GGUF's Q4_1, which come
-through unchanged but for the rounding of the two. The layers keep their weights, rounded to the grid, in
-bfloat16: products of many columns, for which reading weights is not what takes long, ``model.generate`` and
-training use them. Both compute the same up to rounding. On one thread SmolLM2-135M then decodes single
-answers 1.5 times as fast as in bfloat16. The weights of ``torchao``'s prototype for a CPU reach 0.83 of that,
-and 0.55 end to end for answers that copy from a prompt of 586 tokens.
+share a grid of 16 steps: a scale and a zero point in bfloat16, as in the blocks of a GGUF's Q4_1. The layers
+keep their weights, rounded to the grid, in bfloat16, for products of many columns, ``model.generate`` and
+training; both compute the same up to rounding. On one thread SmolLM2-135M decodes single answers 1.5 times as
+fast as in bfloat16. The weights of ``torchao``'s prototype for a CPU reach 0.83 of that, and 0.55 end to end
+for answers that copy from a prompt of 586 tokens.
 
 Knows linear layers. Does not know when the kernel is used: :mod:`~local_backend.kernels.prepacked` does.
 """

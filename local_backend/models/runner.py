@@ -114,7 +114,7 @@ class ModelRunner:
         num_new = decode_width(num_unread, drafts) if with_logits else max(num_unread)
         lengths = self._cache.lengths[first_row : first_row + num_rows]
         is_compiled = fused is not None and fused.is_compiled
-        num_columns = self._cache.begin_forward(first_row, num_rows, num_new, by_index=is_compiled)
+        num_columns = self._cache.begin_forward(first_row, num_rows, num_new, indexed=is_compiled)
         input_ids = _input_ids(unread, drafts, num_new).to(self._device)
         tree = TreeShape.of(lengths, num_unread, drafts, num_new)
         first_logits = fewest - 1 if with_logits else None

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from local_backend.langchain.chat_format import chat_prompt
 from local_backend.langchain.turns import make_turns
 from local_backend.offline.jsonl import read_lines
-from local_backend.sequences.outputs import Trajectory
 from local_backend.sequences.request import check_prompt
 from local_backend.sequences.tokenizing import encode
 
@@ -104,11 +103,11 @@ def read_examples(
     *,
     max_positions: int,
     vocabulary_size: int | None = None,
-) -> list[Trajectory]:
+) -> list[tuple[list[int], list[int]]]:
     """As :func:`read_prompts`, of records with ``answer`` (text) or ``answer_ids``, too, which end there."""
     end = check_tokenizer(tokenizer)
 
-    def parse(record: Mapping[str, Any]) -> Trajectory:
+    def parse(record: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         prompt_ids, _ = record_prompt(record, tokenizer)
         if record.get("answer_ids") is not None:
             answer_ids = _token_ids(record, "answer_ids")
@@ -121,7 +120,7 @@ def read_examples(
         limits = (max_positions, vocabulary_size or len(tokenizer))
         check_prompt(prompt_ids, len(answer_ids), *limits)
         check_prompt([*prompt_ids, *answer_ids], 0, *limits)
-        return Trajectory(tuple(prompt_ids), tuple(answer_ids))
+        return prompt_ids, answer_ids
 
     return _parse_records(source, None, parse)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -78,21 +78,6 @@ LogLength = Callable[[Sequence[int], int, SamplingParams], object]
 """Called from any thread with a prompt, the tokens of its complete answer, and how it was sampled."""
 
 
-def empirical_quantile(values: Collection[float], quantile: float) -> float:
-    """The smallest of ``values`` that at least a share ``quantile`` of them do not exceed.
-
-    It is the constant prediction with the lowest pinball loss on them.
-
-    Raises:
-        ValueError: ``values`` is empty, or the quantile is not between 0 and 1.
-    """
-    if not values or not 0 < quantile < 1:
-        raise ValueError(
-            f"a quantile between 0 and 1 needs at least one value, got {quantile} of {len(values)}"
-        )
-    return float(np.quantile(list(values), quantile, method="inverted_cdf"))
-
-
 # Prompts are compared by prefixes of these lengths; those with the same prefix share a template.
 _BEGINNINGS = (8, 16, 32, 64, 128, 256)
 _KEPT_LENGTHS = 256  # most recent answers kept for each template
@@ -150,9 +135,8 @@ class ObservedLengths:
         if deepest is None:
             return None
         if deepest.prediction is None:
-            deepest.prediction = Prediction(
-                empirical_quantile(deepest.lengths, 0.5), empirical_quantile(deepest.lengths, MAX_QUANTILE)
-            )
+            quantiles = np.quantile(deepest.lengths, (0.5, MAX_QUANTILE), method="inverted_cdf")
+            deepest.prediction = Prediction(*map(float, quantiles))
         return deepest.prediction
 
     @staticmethod

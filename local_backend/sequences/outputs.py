@@ -192,24 +192,3 @@ class Update:
     def is_last(self) -> bool:
         """Whether this is the row's last update."""
         return self.completion is not None or self.error is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """One answer and the Jacobi iterates it was decoded from.
-
-    Attributes:
-        answer_ids: The fixed point, including its end token if it has one.
-        starts: For each iterate, the index of its first token in the answer.
-        iterates: The guesses of each forward, in the order of decoding.
-    """
-
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    starts: tuple[int, ...] = ()
-    iterates: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of prompt and answer."""
-        return len(self.prompt_ids) + len(self.answer_ids)

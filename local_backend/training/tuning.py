@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from local_backend.offline.prompt_file import read_examples, read_prompts
-from local_backend.sequences.outputs import Trajectory
 from local_backend.training.answers import KEPT, Accept, collect_answers, stored_answers
 from local_backend.training.checkpoints import claim, digest, fingerprint, write_model, write_whole
 from local_backend.training.evaluation import Evaluation, Exam, Likeness, MakeQuality, describe
@@ -152,7 +151,7 @@ def _tune(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     learned: Prompts,
-    right: Sequence[Trajectory],
+    right: Sequence[Text],
     exam: Exam,
     options: TuneOptions,
     accept: Accept | None,
@@ -172,8 +171,7 @@ def _tune(
     tell(f"{counts[KEPT]} answers kept, left out: {', '.join(left_out) or 'none'}")
     stored = stored_answers(folder, model, tokenizer)
     kept = [one for one in stored if one.has_ended or options.learns_unfinished]
-    texts = [(one.prompt_ids, one.answer_ids) for one in kept]
-    texts += [(one.prompt_ids, one.answer_ids) for one in right]
+    texts = [*((one.prompt_ids, one.answer_ids) for one in kept), *right]
     trained, training = prepare(model, texts, options, work, tell=tell)
     is_complete = training.run(
         work, exam.measure, deadline=deadline, fastest=before.tokens_per_forward, tell=tell

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_backend.scheduling.lengths import (
-    Prediction,
-    empirical_quantile,
-)
+from benchmarks.length_errors import empirical_quantile
+from local_backend.scheduling.lengths import Prediction
 
 
 @given(

@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.decoding_ways import num_stationary
+from benchmarks.decoding_ways import Trajectory, num_stationary
 from benchmarks.jacobi_prompts import rouge_l
 from local_backend import Completion, Engine, Jacobi, SamplingParams
-from local_backend.sequences.outputs import Trajectory
 from local_backend.training import evaluate, perplexity
 from local_backend.training.evaluation import likeness
 
