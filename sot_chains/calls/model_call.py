@@ -22,7 +22,7 @@ from sot_chains.calls.prefix_cache import Plan, PrefixCache, Shared
 from sot_chains.calls.rate_limits import log_wait
 from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
-from sot_chains.calls.usage import count_tokens, num_message_tokens
+from sot_chains.calls.usage import NO_TOKENS, count_tokens, num_message_tokens
 from sot_chains.filters.reasoning import ReasoningFilter
 from sot_chains.outline.skeleton import Point
 from sot_chains.prompts.conversation import Conversation
@@ -122,6 +122,8 @@ class Caller:
         self._cache: PrefixCache | None = None
         if self._known and options.caching.mode != "off":
             self._cache = PrefixCache(self._known, options.caching, self._own)
+        tiers = {**(provider.tier_fields if isinstance(provider, VendorProvider) else {}), **self._own}
+        self._tier = tiers.get("speed") or tiers.get("service_tier")
         self._is_heard = not nobody_listens(call_options.config)
 
     def now(self) -> float:
@@ -145,10 +147,8 @@ class Caller:
                 read, is_continued=prefill, is_open=not is_begun and self._options.opens_reasoning
             )
             try:
-                async with (
-                    plan.turn() if plan.prefixes else _AT_ONCE,
-                    self._admitted(call, request, plan) if self.is_limited else _AT_ONCE,
-                ):
+                waits = self.is_limited or plan.prefixes
+                async with self._admitted(call, request, plan) if waits else _AT_ONCE:
                     await self._send(call, request, plan, reply, take)
                 return
             except Exception as error:  # whether it is worth another attempt is decided below
@@ -212,13 +212,12 @@ class Caller:
 
     def _arguments(self, call: Call, request: Request, plan: Plan) -> dict[str, Any]:
         config, provider = self._call_options.config, self._options.provider
-        parameters = {**plan.fields, **request.parameters, **self._call_options.parameters}
+        parameters = {**(plan.fields or {}), **request.parameters, **self._call_options.parameters}
         if self._known and not self._known.sampling:
             for name in _SAMPLING & parameters.keys():
                 warn_once(f"{provider.model_name} takes no {name}: it is left out")
                 del parameters[name]
-        tiers = provider.tier_fields if isinstance(provider, VendorProvider) else self._own
-        call.tier = next(filter(None, map((tiers | parameters).get, ("speed", "service_tier"))), None)
+        call.tier = self._tier
         if self._is_heard:
             config = cast("RunnableConfig", {**config, "run_name": call.name})
         bounds = request.bounds
@@ -236,7 +235,7 @@ class Caller:
 
     @asynccontextmanager
     async def _admitted(self, call: Call, request: Request, plan: Plan) -> AsyncIterator[None]:
-        async with self._call_options.limit or _AT_ONCE:
+        async with plan.turn(), self._call_options.limit or _AT_ONCE:
             if self._limiter is None:
                 yield
                 return
@@ -258,7 +257,7 @@ class Caller:
         expected = self._options.expectations.output_tokens(call.stage)
         if request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
-        num_read = 0 if self._counts_reads else plan.expected["cached_tokens"]
+        num_read = plan.expected["cached_tokens"] if plan.expected and not self._counts_reads else 0
         return num_message_tokens(plan.messages) - num_read, most if isinstance(most, int) else expected
 
     def _learn(self, call: Call, reply: ReplyReader) -> None:
@@ -297,7 +296,7 @@ class Caller:
     @staticmethod
     def _count(call: Call, plan: Plan) -> None:
         if call.usage is None or call.finish_reason is None:
-            call.cut({**plan.expected, "input_tokens": num_message_tokens(plan.messages)})
+            call.cut({**(plan.expected or NO_TOKENS), "input_tokens": num_message_tokens(plan.messages)})
 
 
 def _find_refused(error: Exception, request: Request, plan: Plan) -> Dispensable | None:

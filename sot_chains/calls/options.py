@@ -84,6 +84,8 @@ class AnswerOptions:
             if (value := getattr(self, name)) not in values and not callable(value):
                 raise ValueError(f"{name} must be one of {values}, got {value!r}")
         known, provider = self.caching.find(self.provider), self.provider
+        if known and not known.prefill and self.profile.prefill is None:
+            self.expectations.refused |= {"prefill"}
         tiers = provider.tier_fields if isinstance(provider, VendorProvider) else {}
         if "fast" in tiers.values() and known and not known.fast:
             raise ValueError(f"{provider.model_name!r} has no fast tier, got {tiers}; omit it")
@@ -94,9 +96,7 @@ class AnswerOptions:
         known = isinstance(self.provider, VendorProvider) and self.provider.has_refused_prefill
         if known or "prefill" in self.expectations.refused:  # what the user says holds until then
             return False
-        prefill, model = self.profile.prefill, find_known(self.provider)
-        if prefill is None and model is not None and not model.prefill:
-            return False
+        prefill = self.profile.prefill
         return self.provider.supports_prefill if prefill is None else prefill
 
     @property

@@ -15,7 +15,7 @@ import tomllib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -144,11 +144,11 @@ class Plan:
     """What one attempt sends, and which prefixes it shares, the shortest first."""
 
     messages: Sequence[BaseMessage]
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] | None = None
     prefixes: Sequence[_Prefix] = ()
     marks_for: str | None = None  # the lifetime of its marks; None if it has none
-    expected: Tokens = field(default_factory=NO_TOKENS.copy)  # to be read and written, once it is its turn
-    _written: list[_Prefix] = field(default_factory=list)
+    expected: Tokens | None = None  # to be read and written, once it is its turn
+    _written: tuple[_Prefix, ...] = ()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -156,11 +156,11 @@ class Plan:
         try:
             for prefix in self.prefixes:
                 if await prefix.wait():
-                    self._written.append(prefix)
+                    self._written += (prefix,)
             if self.marks_for:
                 read = max((prefix.tokens for prefix in self.prefixes if prefix.is_readable), default=0)
                 written = self.prefixes[-1].tokens - read
-                self.expected |= {"cached_tokens": read, "cache_write_tokens": written}
+                self.expected = {**NO_TOKENS, "cached_tokens": read, "cache_write_tokens": written}
                 self.expected["cache_write_1h_tokens"] = written if self.marks_for == "1h" else 0
             yield
         finally:
@@ -168,8 +168,9 @@ class Plan:
 
     def end(self, *, is_readable: bool) -> None:
         """The response has begun, or has failed to: others need not wait for it any longer."""
-        while self._written:
-            self._written.pop().end(is_readable=is_readable)
+        for prefix in self._written:
+            prefix.end(is_readable=is_readable)
+        self._written = ()
 
 
 class PrefixCache:

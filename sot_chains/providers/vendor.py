@@ -175,7 +175,7 @@ class VendorProvider:
         **kwargs: Any,
     ) -> AsyncGenerator[Delta, None]:
         """Sends one request and yields the completion of ``messages`` as it arrives."""
-        deltas = self._deltas(messages, {**self.tier_fields, **kwargs})
+        deltas = self._deltas(messages, self.tier_fields | kwargs if self.tier_fields else kwargs)
         if nobody_listens(config):
             return deltas
         return reported(deltas, config, messages, model=self._model, parameters=kwargs)
