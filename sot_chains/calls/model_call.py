@@ -176,9 +176,8 @@ class Caller:
         return self._cache.plan(messages, request.shared, asked, num_examples)
 
     async def _send(self, call: Call, request: Request, plan: Plan, reply: ReplyReader, take: Take) -> None:
-        arguments = self._arguments(call, request, plan)
         call.begin(self.now())
-        deltas = self._options.provider.stream(plan.messages, **arguments)
+        deltas = self._options.provider.stream(plan.messages, **self._arguments(call, request, plan))
         self._options.expectations.num_calls += 1
         try:
             async for delta in deltas:
